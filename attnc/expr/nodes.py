@@ -1,0 +1,248 @@
+"""The typed expression tree: what a mask, a score or a tile bound *is*, once every name is resolved.
+
+A tree has no names left to look up and no sugar: `let`s and `def`s are inlined, chained comparisons are conjunctions, params are
+constants after `model.variants`. Every node knows its type and the span of spec text it came from; spans never take part in
+equality, so two spellings of one formula compare equal.
+
+Semantics, in one place (`evaluate.py` implements them, every target must agree):
+
+* ``int`` is a 64-bit integer, ``float`` is a real number (targets compute it in float32), ``bool`` is true or false;
+* ``//`` and ``%`` are floor division and its non-negative-for-positive-divisor remainder, as in Python;
+* ``and``, ``or`` and ``where`` evaluate all operands; no operand can fail;
+* a load whose index lies outside its tensor reads 0 (false), so every expression is total;
+* an ``int`` operand of a float operation is converted; ``/`` always gives a float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from attnc.source import Span
+
+Type: TypeAlias = Literal["bool", "int", "float"]
+BinaryOp: TypeAlias = Literal["+", "-", "*", "/", "//", "%"]
+CompareOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
+
+#: Logical coordinates of one score. `q_pos` is q_idx + N - M: the bottom-right aligned position of the query.
+INDICES = ("b", "h", "q_idx", "q_pos", "kv_idx")
+#: Intrinsics and their arity. Everything else is a `def` of the prelude.
+FUNCTIONS = {"abs": 1, "min": 2, "max": 2, "exp": 1, "log": 1, "tanh": 1, "sqrt": 1, "where": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Common to all nodes: where in the spec it was written (None for nodes that the compiler made)."""
+
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Node):
+    value: bool | int | float
+
+    @property
+    def type(self) -> Type:
+        match self.value:
+            case bool():
+                return "bool"
+            case int():
+                return "int"
+            case _:
+                return "float"
+
+
+@dataclass(frozen=True, slots=True)
+class Index(Node):
+    """A coordinate of the score (`INDICES`), or a scalar that bounds one over a tile: `q_lo`, `q_hi`, `kv_lo`, `kv_hi` (inclusive)."""
+
+    name: str
+    type: Literal["int"] = "int"
+
+
+@dataclass(frozen=True, slots=True)
+class Dim(Node):
+    """A size known at run time: B, M, N, H, Hkv, G, or any other name used in a shape.
+
+    M and N are the lengths of the *sequence at hand*: with ragged or paged storage they depend on b.
+    """
+
+    name: str
+    type: Literal["int"] = "int"
+
+
+@dataclass(frozen=True, slots=True)
+class Param(Node):
+    """A compile-time parameter of the spec, before `model.variants` replaces it by a constant."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Dot(Node):
+    """dot(q, k): the inner product of query row q_idx and key row kv_idx of head h, accumulated in float32."""
+
+    type: Literal["float"] = "float"
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Node):
+    """`tensor[indices]`; 0 outside the tensor. `extents` are its sizes, for bounds checks; `is_sorted`: ascending along the last axis."""
+
+    tensor: str
+    indices: tuple[Expr, ...]
+    extents: tuple[Expr, ...]
+    type: Type
+    is_sorted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Neg(Node):
+    operand: Expr
+
+    @property
+    def type(self) -> Type:
+        return self.operand.type
+
+
+@dataclass(frozen=True, slots=True)
+class Binary(Node):
+    op: BinaryOp
+    left: Expr
+    right: Expr
+
+    @property
+    def type(self) -> Type:
+        return "float" if self.op == "/" or "float" in (self.left.type, self.right.type) else "int"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare(Node):
+    op: CompareOp
+    left: Expr
+    right: Expr
+    type: Literal["bool"] = "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class And(Node):
+    operands: tuple[Expr, ...]
+    type: Literal["bool"] = "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Or(Node):
+    operands: tuple[Expr, ...]
+    type: Literal["bool"] = "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Node):
+    operand: Expr
+    type: Literal["bool"] = "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Node):
+    """An intrinsic of `FUNCTIONS`. min/max of two ints is an int; `where` takes the type of its branches; the rest are float."""
+
+    function: str
+    args: tuple[Expr, ...]
+
+    @property
+    def type(self) -> Type:
+        match self.function:
+            case "abs":
+                return self.args[0].type
+            case "min" | "max":
+                return "float" if "float" in (self.args[0].type, self.args[1].type) else "int"
+            case "where":
+                branches = (self.args[1].type, self.args[2].type)
+                return "float" if "float" in branches else branches[0]
+            case _:
+                return "float"
+
+
+@dataclass(frozen=True, slots=True)
+class Search(Node):
+    """Binary search in the last axis of a sorted tensor: the first position whose value is >= (`lower`) or > (`upper`) `value`.
+
+    Lies in 0..extent. Appears only in tile bounds, where it turns `doc[b, kv_idx] == x` into a range of kv_idx.
+    """
+
+    side: Literal["lower", "upper"]
+    tensor: str
+    prefix: tuple[Expr, ...]
+    extents: tuple[Expr, ...]
+    value: Expr
+    type: Literal["int"] = "int"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref(Node):
+    """A value that the kernel text has given a name, e.g. a load hoisted out of the loop. `axes` is a subset of ("q", "kv")."""
+
+    name: str
+    type: Type
+    axes: tuple[str, ...] = ()
+
+
+Expr: TypeAlias = (
+    Const | Index | Dim | Param | Dot | Load | Neg | Binary | Compare | And | Or | Not | Call | Search | Ref
+)
+
+TRUE = Const(True)
+FALSE = Const(False)
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The direct operands of a node, in source order."""
+    match expr:
+        case Load(indices=indices):
+            return indices
+        case Search(prefix=prefix, value=value):
+            return (*prefix, value)
+        case Neg(operand=operand) | Not(operand=operand):
+            return (operand,)
+        case Binary(left=left, right=right) | Compare(left=left, right=right):
+            return (left, right)
+        case And(operands=operands) | Or(operands=operands) | Call(args=operands):
+            return operands
+        case _:
+            return ()
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Every node of the tree, parents first."""
+    yield expr
+    for child in children(expr):
+        yield from walk(child)
+
+
+def rebuild(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
+    """The same node over other operands (as many as `children` gave)."""
+    match expr:
+        case Load():
+            return replace(expr, indices=operands)
+        case Search():
+            return replace(expr, prefix=operands[:-1], value=operands[-1])
+        case Neg() | Not():
+            return replace(expr, operand=operands[0])
+        case Binary() | Compare():
+            return replace(expr, left=operands[0], right=operands[1])
+        case And() | Or():
+            return replace(expr, operands=operands)
+        case Call():
+            return replace(expr, args=operands)
+        case _:
+            return expr
+
+
+def uses(expr: Expr) -> frozenset[str]:
+    """Names of the indices that the value depends on, with q_pos counted as q_idx."""
+    names = {node.name for node in walk(expr) if isinstance(node, Index)}
+    return frozenset("q_idx" if name == "q_pos" else name for name in names)
+
+

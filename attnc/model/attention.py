@@ -1,0 +1,118 @@
+"""An attention: the mathematical result and the call signature, with every name resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from attnc.expr.nodes import Expr
+from attnc.model.schedule import Schedule
+from attnc.model.tensors import DType, Tensor
+from attnc.source import Source, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """`param NAME in {choices}`: the first choice is the default. `is_default` marks the D or Dv that the spec left open."""
+
+    name: str
+    choices: tuple[DType | bool | int | float, ...]
+    is_default: bool = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Softmax:
+    """`normalize = softmax(...)`.
+
+    sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64 `seed`; keep-mask of
+    (seed, b, h, q_idx, kv_idx), see `reference.keep`.
+    """
+
+    sink: Expr | None = None
+    dropout: Expr | None = None
+    seed: Expr | None = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """One `attention` block.
+
+    score: float Expr of Dot, indices and loads; mask: bool Expr, TRUE when absent (true = keep);
+    lengths: per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b;
+    grads: names of inputs that the spec wants gradients of;
+    batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims; group = heads_q // heads_kv).
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    lengths: Mapping[str, Expr]
+    score: Expr
+    mask: Expr
+    softmax: Softmax
+    grads: tuple[str, ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    def tensor(self, name: str) -> Tensor:
+        """The input or output of this name; KeyError if there is none."""
+        for tensor in (*self.inputs, *self.outputs):
+            if tensor.name == name:
+                return tensor
+        raise KeyError(name)
+
+    @property
+    def q(self) -> Tensor:
+        return self.tensor("q")
+
+    @property
+    def k(self) -> Tensor:
+        return self.tensor("k")
+
+    @property
+    def v(self) -> Tensor:
+        return self.tensor("v")
+
+    @property
+    def o(self) -> Tensor:
+        return self.tensor("o")
+
+    @property
+    def lse(self) -> Tensor | None:
+        return next((t for t in self.outputs if t.name == "lse"), None)
+
+    @property
+    def extras(self) -> tuple[Tensor, ...]:
+        """Inputs besides q, k, v, in declaration order."""
+        return tuple(t for t in self.inputs if t.name not in ("q", "k", "v"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A resolved spec file."""
+
+    source: Source
+    attentions: tuple[Attention, ...]
+    schedules: tuple[Schedule, ...]
+
+    def attention(self, name: str) -> Attention:
+        """The attention block of this name; KeyError if there is none."""
+        for attention in self.attentions:
+            if attention.name == name:
+                return attention
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """An attention at one point of its params: no Param node and no dtype name is left in it.
+
+    `name` is the module name in generated/, e.g. "bf16_d128", or "default" when the spec has no params.
+    """
+
+    source: Source
+    attention: Attention
+    params: Mapping[str, DType | bool | int | float]
+    name: str

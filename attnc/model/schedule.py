@@ -1,0 +1,67 @@
+"""A schedule: how, as the spec says it, with every key checked and every set of choices expanded to values.
+
+Whether a target can honour it is the planner's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from attnc.source import Span
+from attnc.syntax import ast
+
+Phase: TypeAlias = Literal["forward", "backward", "combine"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "combine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A value with arguments, e.g. `online(rescale = lazy(8))` or `unified_max(phi = 0, bounds = [-60, 60])`."""
+
+    name: str
+    args: Mapping[str, Value]
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(sorted((k, repr(v)) for k, v in self.args.items()))))
+
+
+Value: TypeAlias = int | float | bool | str | Choice | tuple["Value", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """`key = value` (one choice) or `key in {a, b}`; the first choice is the default."""
+
+    key: str
+    choices: tuple[Value, ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One `schedule NAME for TARGET` block.
+
+    `knobs[phase][key]`: keys written outside a phase block belong to "forward". `where`: pruning conditions per phase, kept
+    as syntax and evaluated over a config's knobs and the variant's params.
+    """
+
+    attention: str
+    target: str
+    knobs: Mapping[Phase, Mapping[str, Knob]]
+    where: Mapping[Phase, tuple[ast.Expr, ...]]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One point of a schedule's knobs: a value for every key that applies, defaults filled in."""
+
+    values: Mapping[str, Value]
+
+    def __getitem__(self, key: str) -> Value:
+        return self.values[key]
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted((k, repr(v)) for k, v in self.values.items())))

@@ -1,0 +1,103 @@
+"""Tensors of an attention: element types, shapes by role, storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from attnc.expr.nodes import Expr
+from attnc.source import Span
+
+
+class DType(StrEnum):
+    """Element types of the language; the value is its spelling in a spec."""
+
+    F16 = "f16"
+    BF16 = "bf16"
+    F32 = "f32"
+    I32 = "i32"
+    I64 = "i64"
+    BOOL = "bool"
+
+    @property
+    def is_float(self) -> bool:
+        return self in (DType.F16, DType.BF16, DType.F32)
+
+    @property
+    def bytes(self) -> int:
+        return {DType.BOOL: 1, DType.F16: 2, DType.BF16: 2, DType.F32: 4, DType.I32: 4, DType.I64: 8}[self]
+
+    @property
+    def unit_roundoff(self) -> float:
+        """u = half the distance from 1 to the next number; floats only."""
+        return {DType.F16: 2.0**-11, DType.BF16: 2.0**-8, DType.F32: 2.0**-24}[self]
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return {DType.F16: 2.0**-24, DType.BF16: 2.0**-133, DType.F32: 2.0**-149}[self]
+
+
+class Role(StrEnum):
+    """What an axis of q, k, v or an output counts."""
+
+    BATCH = "batch"
+    HEAD = "head"
+    QUERY = "query"
+    KEY = "key"
+    FEATURE = "feature"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """An ordinary strided tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paged:
+    """K/V rows in pages of `page` rows, found through `block_table[b, kv_idx // page]`."""
+
+    block_table: str
+    page: int
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ragged:
+    """Sequences packed end to end; rows of sequence b are `cu_seqlens[b] .. cu_seqlens[b + 1]`."""
+
+    cu_seqlens: str
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """The first columns of another input: no memory of its own."""
+
+    of: str
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+Storage: TypeAlias = Dense | Paged | Ragged | Prefix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A named input or output.
+
+    `shape` is one integer Expr per axis (Dims, Params, constants). For q, k, v, o and lse `roles` names each axis; a batch axis may
+    be missing (ragged). Other inputs have no roles: they are addressed by the expressions that load them. `dtype` is the name of
+    a param until `variants` fixes it.
+    """
+
+    name: str
+    dtype: DType | str
+    shape: tuple[Expr, ...]
+    roles: tuple[Role, ...] = ()
+    storage: Storage = Dense()
+    is_sorted: bool = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    def axis(self, role: Role) -> int | None:
+        """Position of the axis with this role, or None."""
+        return self.roles.index(role) if role in self.roles else None
