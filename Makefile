@@ -1,0 +1,52 @@
+# Everything installs into .venv at the versions in constraints.txt; `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTEST_WORKERS ?= 2
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint check-generated fmt generated bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 18
+
+install: $(INSTALLED)  ## create .venv, or bring it up to date
+
+# torch goes first, at its exact pin, so that no later requirement can pull another build of it.
+$(INSTALLED): pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("attnc needs Python 3.11 or newer; try make PYTHON=...") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt setuptools wheel torch
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## compile specs/causal_gqa.attn for Triton and verify it on this machine
+	$(BIN)/attnc demo
+
+test: lint check-generated  ## everything CI checks: lint, types, generated/ up to date, tests
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --durations=15
+
+lint: $(INSTALLED)  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy attnc tests
+
+check-generated: $(INSTALLED)
+	@if [ -f attnc/cli.py ]; then set -x; $(BIN)/python -m attnc compile --check; fi
+
+fmt: $(INSTALLED)  ## format the Python code and fix what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generated: $(INSTALLED)  ## write generated/ again from specs/
+	$(BIN)/python -m attnc compile
+
+bench: $(INSTALLED)  ## time the kernels against PyTorch (needs a GPU)
+	$(BIN)/attnc bench
+
+clean:  ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find attnc tests generated -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

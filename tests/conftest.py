@@ -1,0 +1,45 @@
+"""Hypothesis profiles, thread limits and test order, for every test.
+
+Profiles (choose with `--hypothesis-profile NAME` or `HYPOTHESIS_PROFILE=NAME`):
+
+pr       the default: the same examples on every run, so that a red run is red for everybody
+nightly  many fresh examples; failures are kept in `.hypothesis/`
+repro    replays the failures kept there, printing every example
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+
+# One thread per worker: two xdist workers that each use every core only slow each other down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_SLOW = (HealthCheck.too_slow,)
+
+settings.register_profile(
+    "pr", derandomize=True, database=None, deadline=None, print_blob=True, suppress_health_check=_SLOW
+)
+settings.register_profile(
+    "nightly",
+    derandomize=False,
+    deadline=None,
+    max_examples=2000,
+    print_blob=True,
+    suppress_health_check=_SLOW,
+)
+settings.register_profile(
+    "repro",
+    derandomize=False,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse),
+    print_blob=True,
+    suppress_health_check=_SLOW,
+    verbosity=Verbosity.verbose,
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pr"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves slow tests to the end, keeping the order within each half."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
