@@ -1,0 +1,25 @@
+"""What the compiler tells its user: one structured error type, one registry of codes, one renderer.
+
+Up to `plan`, everything that is wrong with a spec is a `Diagnostic` with a place in the text; anything else that is
+raised is a bug in the compiler.
+"""
+
+from attnc.diagnostics.codes import CODES, CodeInfo
+from attnc.diagnostics.diagnostic import Diagnostic, DiagnosticError, Label, Severity, error, warning
+from attnc.diagnostics.render import render, to_json
+from attnc.diagnostics.suggest import did_you_mean, suggest
+
+__all__ = [
+    "CODES",
+    "CodeInfo",
+    "Diagnostic",
+    "DiagnosticError",
+    "Label",
+    "Severity",
+    "did_you_mean",
+    "error",
+    "render",
+    "suggest",
+    "to_json",
+    "warning",
+]

@@ -1,0 +1,72 @@
+"""Every code that a diagnostic may carry. A golden test in tests/golden/diagnostics shows each one.
+
+E01xx syntax · E02xx names · E03xx types, shapes, roles · E04xx schedules · E05xx limits · E06xx resources, targets ·
+W07xx masks · W08xx schedules. A code is never reused for another meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class CodeInfo:
+    """`title` is a line; `explanation` says what the rule is, why it is there and what to write instead."""
+
+    title: str
+    explanation: str
+
+
+_SYNTAX = {
+    "E0101": CodeInfo(
+        "character that the language does not use",
+        "A spec is written with letters, digits, '_' and the characters + - * / % < > = ! ( ) [ ] { } , : . and '#' "
+        "for comments. There are no strings and no escapes.",
+    ),
+    "E0102": CodeInfo(
+        "unexpected text",
+        "The statement is not formed as the grammar asks; the label says what could stand there instead.",
+    ),
+    "E0103": CodeInfo(
+        "bracket that is never closed",
+        "Every '(', '[' and '{' needs its partner. Newlines are ignored inside '(' and '[' but end a statement "
+        "inside '{'.",
+    ),
+    "E0104": CodeInfo(
+        "closing bracket without an opening one",
+        "A ')', ']' or '}' closes the bracket that was opened last, and that one must be of the same kind.",
+    ),
+    "E0105": CodeInfo(
+        "file that is not UTF-8 text",
+        "Specs are UTF-8. The place is the first byte that does not decode.",
+    ),
+    "E0106": CodeInfo(
+        "operator of another language",
+        "Masks are combined with 'and', 'or', 'not'; comparisons are == != < <= > >= and may be chained; arithmetic "
+        "is + - * / // %. '=' defines and '==' compares.",
+    ),
+    "E0107": CodeInfo(
+        "text outside of a definition",
+        "At the top level a file holds 'attention', 'schedule' and 'def', each at the start of a line.",
+    ),
+    "E0108": CodeInfo(
+        "positional argument after a named one",
+        "Arguments given by position come first, as in softmax(0, sink = sink[h]).",
+    ),
+}
+
+_LIMITS = {
+    "E0501": CodeInfo("file that is too large", "A spec file has at most 256 KiB."),
+    "E0502": CodeInfo(
+        "expression or block that is nested too deeply",
+        "At most 64 levels. Each bracket, sign, 'not' and arithmetic operator of a chain counts as one; name a part "
+        "of the expression with 'let' or 'def'.",
+    ),
+    "E0503": CodeInfo("number with too many digits", "A number has at most 32 digits."),
+    "E0504": CodeInfo("name that is too long", "A name has at most 64 characters."),
+    "E0505": CodeInfo("number that is too large", "A number must fit a float64, that is, be at most about 1.8e308."),
+}
+
+CODES: Mapping[str, CodeInfo] = MappingProxyType(_SYNTAX | _LIMITS)
