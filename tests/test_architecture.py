@@ -1,0 +1,218 @@
+"""The shape of the source tree: import order, who may use which library, file sizes, leftovers.
+
+Everything is read with `ast`, nothing is imported. `LAYERS` is the one list to extend for a new module: put
+it to the right of everything it needs.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# A module of attnc may import from layers to the left of its own, and from its own.
+LAYERS = (
+    "source", "diagnostics", "resources", "expr", "syntax", "model", "reference", "plan", "target", "build",
+    "runtime", "verify", "tune", "cli", "__main__", "__init__",
+)  # fmt: skip
+
+# Libraries that only some layers may import, wherever in the file the import stands.
+OWNERS = {
+    "torch": {"reference", "runtime", "verify"},
+    "triton": {"runtime", "verify"},
+    "cupy": {"runtime", "verify"},
+    "numpy": {"reference", "runtime", "verify", "tune"},
+    "hypothesis": {"verify"},
+    "jinja2": {"target"},
+    "lark": {"syntax"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "platformdirs": {"runtime", "tune", "cli"},
+    "matplotlib": {"cli"},
+}
+
+# The layers that need torch. What runs in `attnc compile` must not need them.
+NUMERIC = {"reference", "runtime", "verify", "tune"}
+
+# What judges a kernel shares no reasoning with what makes it, or both would be wrong together.
+INDEPENDENT = {
+    "attnc.reference": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
+    "attnc.expr.evaluate": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
+}
+
+GENERATED_MAY_IMPORT = {"torch", "triton", "cupy", "numpy"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.glob("attnc/**/*.py"))}
+GENERATED = sorted(ROOT.glob("generated/**/*.py"))
+
+
+def layer_of(module: str) -> str:
+    """The name right below `attnc`: `attnc.expr.nodes` is in `expr`; `attnc` itself is in `__init__`."""
+    return [*module.split("."), "__init__"][1]
+
+
+def imports(path: Path, *, module_level: bool = False) -> Iterator[tuple[str, int]]:
+    """Yields (module, line) for each import; `from a import b` gives `a.b` where that is a module.
+
+    With `module_level`, only what runs when the module is imported: nothing inside a function or under
+    `if TYPE_CHECKING`.
+    """
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), str(path))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield (inner if inner in MODULES else base), node.lineno
+        elif not (module_level and runs_later(node)):
+            nodes.extend(ast.iter_child_nodes(node))
+
+
+def runs_later(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.unparse(node.test)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def is_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def attnc_imports(*, module_level: bool = False) -> Iterator[tuple[str, str, int]]:
+    for module, path in MODULES.items():
+        for target, line in imports(path, module_level=module_level):
+            if is_in(target, "attnc") and target != module:
+                yield module, target, line
+
+
+def test_every_module_has_a_layer() -> None:
+    unknown = {module for module in MODULES if layer_of(module) not in LAYERS}
+    assert not unknown, "add them to LAYERS, to the right of all they import"
+
+
+def test_imports_go_from_right_to_left() -> None:
+    wrong = [
+        f"{where(MODULES[module], line)}: {layer_of(module)} must not import {target}"
+        for module, target, line in attnc_imports()
+        if target != "attnc" and LAYERS.index(layer_of(target)) > LAYERS.index(layer_of(module))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_are_no_import_cycles() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for module, target, _ in attnc_imports(module_level=True):
+        graph[module].add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_libraries_stay_with_their_owners() -> None:
+    wrong = []
+    for module, path in MODULES.items():
+        for target, line in imports(path):
+            owners = OWNERS.get(target.partition(".")[0])
+            if owners is not None and layer_of(module) not in owners:
+                wrong.append(f"{where(path, line)}: {target} belongs to {', '.join(sorted(owners))}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_compiler_does_not_need_the_numeric_layers() -> None:
+    wrong = [
+        f"{where(MODULES[module], line)}: {target}; only cli may import it, and only inside a function"
+        for module, target, line in attnc_imports(module_level=True)
+        if layer_of(target) in NUMERIC and layer_of(module) not in NUMERIC
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("judge", sorted(INDEPENDENT))
+def test_what_judges_is_independent_of_what_makes(judge: str) -> None:
+    wrong = [
+        f"{where(MODULES[module], line)}: {target}"
+        for module, target, line in attnc_imports()
+        if is_in(module, judge) and any(is_in(target, banned) for banned in INDEPENDENT[judge])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_generated_modules_stand_alone() -> None:
+    allowed = GENERATED_MAY_IMPORT | set(sys.stdlib_module_names)
+    wrong = [
+        f"{where(path, line)}: {target}"
+        for path in GENERATED
+        for target, line in imports(path)
+        if target.partition(".")[0] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# Files that people write. Patterns below are spelled so that they do not match themselves.
+WRITTEN = sorted(
+    path
+    for top in ("attnc", "tests", "templates", "grammar", "specs")
+    for path in ROOT.glob(f"{top}/**/*")
+    if path.is_file() and "__pycache__" not in path.parts
+)
+VAGUE_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
+MAX_LINES = 400
+LEFTOVERS = re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X)\b|Not[I]mplementedError")
+FOREIGN = re.compile(r"/(wor[k]|hom[e]|Use[r]s|roo[t]|op[t])/\w|\bthis sessio[n]\b|sub[a]gent|\bissue #?\d")
+UNEXPLAINED = re.compile(r"#\s*(type:\s*ignore|noqa)(\[[\w-]+\]|: ?[A-Z0-9, ]+)?\s*$")
+
+
+def lines_matching(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
+    return [
+        f"{where(path, number)}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_file_names_say_what_is_inside() -> None:
+    assert [path for path in WRITTEN if path.stem in VAGUE_NAMES] == []
+
+
+def test_files_are_short() -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in WRITTEN
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > MAX_LINES
+    }
+    assert long == {}
+
+
+def test_nothing_is_left_for_later() -> None:
+    assert lines_matching(LEFTOVERS, WRITTEN) == []
+
+
+def test_no_word_belongs_to_one_machine() -> None:
+    documents = [
+        path for pattern in ("*.md", "*.toml", "*.txt", "Makefile", ".ci/*") for path in ROOT.glob(pattern)
+    ]
+    assert lines_matching(FOREIGN, WRITTEN + GENERATED + documents) == []
+
+
+def test_switched_off_checks_say_why() -> None:
+    assert lines_matching(UNEXPLAINED, WRITTEN) == []
