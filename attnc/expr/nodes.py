@@ -7,7 +7,7 @@ equality, so two spellings of one formula compare equal.
 Semantics, in one place (`evaluate.py` implements them, every target must agree):
 
 * ``int`` is a 64-bit integer, ``float`` is a real number (targets compute it in float32), ``bool`` is true or false;
-* ``//`` and ``%`` are floor division and its non-negative-for-positive-divisor remainder, as in Python;
+* ``//`` and ``%`` are floor division and its non-negative-for-positive-divisor remainder, as in Python; by 0 both give 0;
 * ``and``, ``or`` and ``where`` evaluate all operands; no operand can fail;
 * a load whose index lies outside its tensor reads 0 (false), so every expression is total;
 * an ``int`` operand of a float operation is converted; ``/`` always gives a float.
@@ -51,6 +51,13 @@ class Const(Node):
                 return "int"
             case _:
                 return "float"
+
+    # Python has True == 1 == 1.0; here they are different constants.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and (self.type, self.value) == (other.type, other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,7 @@ class Call(Node):
 class Search(Node):
     """Binary search in the last axis of a sorted tensor: the first position whose value is >= (`lower`) or > (`upper`) `value`.
 
-    Lies in 0..extent. Appears only in tile bounds, where it turns `doc[b, kv_idx] == x` into a range of kv_idx.
+    Lies in 0..extent; reads outside the tensor give 0, as in a Load. Appears only in tile bounds, where it turns `doc[b, kv_idx] == x` into a range of kv_idx.
     """
 
     side: Literal["lower", "upper"]

@@ -1,0 +1,69 @@
+"""Corners of the element-by-element semantics."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Dim, Search
+from tests.expr.spell import spell
+
+ENV = Env(
+    indices={"b": 0, "h": 0, "q_idx": np.arange(4)[:, None], "kv_idx": np.arange(3)},
+    dims={"B": 1, "H": 1, "M": 4, "N": 3},
+    tensors={
+        "doc": np.array([[3, 5, 5]]),
+        "keep": np.array([[True, False, True]]),
+        "slope": np.array([0.5]),
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("q_pos", [[-1], [0], [1], [2]]),
+        ("(kv_idx - 1) // 2", [-1, 0, 0]),
+        ("(kv_idx - 1) % 2", [1, 0, 1]),
+        ("kv_idx // 0 + kv_idx % 0", [0, 0, 0]),
+        ("kv_idx / 2", [0.0, 0.5, 1.0]),
+        ("doc[b, q_pos]", [[0], [3], [5], [5]]),
+        ("doc[b, kv_idx + 1]", [5, 5, 0]),
+        ("doc[b - 1, kv_idx]", [0, 0, 0]),
+        ("not keep[b, kv_idx]", [False, True, False]),
+        ("where(kv_idx < 1, slope[h], kv_idx)", [0.5, 1.0, 2.0]),
+        ("kv_idx == q_pos and true or false", np.eye(4, 3, -1, dtype=bool)),
+    ],
+)
+def test_values(text: str, values: object) -> None:
+    result = evaluate(spell(text), ENV)
+    np.testing.assert_array_equal(result, np.asarray(values), strict=True)
+
+
+def test_dot_and_float_functions() -> None:
+    env = Env(dot=np.array([0.25, 4.0]))
+    expr = spell("tanh(dot(q, k)) + sqrt(dot(q, k)) * exp(log(dot(q, k))) + max(dot(q, k), 1)")
+    dot = np.array([0.25, 4.0])
+    np.testing.assert_allclose(evaluate(expr, env), np.tanh(dot) + dot**1.5 + np.maximum(dot, 1))
+    with pytest.raises(KeyError, match="dot"):
+        evaluate(expr, Env())
+
+
+def test_search_is_searchsorted_and_counts_zeros_outside() -> None:
+    def search(side: Literal["lower", "upper"], value: str, batch: str = "b") -> int:
+        node = Search(side, "doc", (spell(batch),), (Dim("B"), Dim("N")), spell(value))
+        return int(evaluate(node, ENV))
+
+    for value in range(2, 7):
+        assert search("lower", str(value)) == np.searchsorted([3, 5, 5], value, "left")
+        assert search("upper", str(value)) == np.searchsorted([3, 5, 5], value, "right")
+    assert search("lower", "1", "b + 1") == 3
+    assert search("lower", "0", "b + 1") == 0
+
+
+def test_an_empty_tensor_reads_zero() -> None:
+    env = Env(
+        indices={"b": 0, "kv_idx": np.arange(2)}, dims={"B": 1, "N": 0}, tensors={"doc": np.zeros((1, 0))}
+    )
+    np.testing.assert_array_equal(evaluate(spell("doc[b, kv_idx]"), env), [0, 0])

@@ -1,0 +1,34 @@
+"""Spec text of expressions: what is written comes back, with no parenthesis that does nothing."""
+
+import pytest
+
+from attnc.expr.nodes import Dim, Index, Search
+from attnc.expr.show import show
+from tests.expr.spell import spell
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "q_pos - 4 <= kv_idx <= q_pos",
+        "a < b < c and c >= d",
+        "q_pos // 16 * 16 + 16",
+        "q_pos // (16 * kv_idx)",
+        "a - (b - c) - -d",
+        "-(a + b) * c",
+        "(a < b or c < d) and not (e < f and flag[b])",
+        "a < b or c < d and e < f",
+        "not a < b",
+        "50 * tanh(dot(q, k) / 50.0)",
+        "where(true, abs(kv_idx), min(q_pos, 3))",
+        "doc[b, q_pos] == doc[b, kv_idx]",
+        "a % (b % c) / (d / e)",
+    ],
+)
+def test_round_trip(text: str) -> None:
+    assert show(spell(text)) == text
+
+
+def test_search() -> None:
+    search = Search("lower", "doc", (Index("b"),), (Dim("B"), Dim("N")), spell("q_lo + N"))
+    assert show(search) == "first(doc[b, :] >= q_lo + N)"
