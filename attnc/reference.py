@@ -1,0 +1,301 @@
+"""The meaning of an attention: a float64 evaluation on the exact low-precision inputs.
+
+    s_ij   = score(q_i . k_j, indices, loads)            for the keys j that row i may see, else -inf
+    lse_i  = log(sum_j exp(s_ij) + exp(sink))            no sink term when the spec has none
+    o_id   = sum_j keep_ij / (1 - p) * exp(s_ij - lse_i) * v_jd
+
+This module shares nothing with the planner, the interval analysis or the templates, so that it cannot be
+wrong together with them.
+
+Where a formula leaves room, these are the decisions:
+
+* A score of -inf is the same as a masked key. A row that sees no key has o = 0 and, without a sink,
+  lse = -inf; with a sink its lse is the sink. Rows and keys beyond a `length` do not exist: such rows of the
+  outputs are o = 0, lse = -inf.
+* A masked key has no influence, even if it is NaN. A NaN or +inf among the visible scores makes o and lse of
+  the row NaN.
+* The sink joins the denominator and the lse (as in gpt-oss), never the output.
+* Dropout keeps a probability where `keep` is true and scales it by 1/(1 - p); the lse is without dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Dim, Expr, walk
+from attnc.model.attention import Attention
+from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+Array: TypeAlias = npt.NDArray[np.generic]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Integers: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Input: TypeAlias = "Array | torch.Tensor | bool | int | float"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """One query head of one sequence: q [M, D], k [N, D], v [N, Dv] in float64, and what the scores read."""
+
+    attention: Attention
+    b: int
+    h: int
+    q: Floats
+    k: Floats
+    v: Floats
+    dims: Mapping[str, int]
+    arrays: Mapping[str, Array]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, N) of this sequence."""
+        return len(self.q), len(self.k)
+
+    @property
+    def indices(self) -> dict[str, Integers]:
+        """The coordinates of the scores, broadcasting to [M, N]."""
+        m, n = self.shape
+        q_idx, kv_idx = np.arange(m)[:, None], np.arange(n)[None, :]
+        coordinates = {"b": self.b, "h": self.h, "q_idx": q_idx, "q_pos": q_idx + n - m, "kv_idx": kv_idx}
+        return {name: np.asarray(value, dtype=np.int64) for name, value in coordinates.items()}
+
+    def value(self, expr: Expr, dot: Floats | None = None) -> Array:
+        """The expression as an array that broadcasts to [M, N]; `dot` is [M, N]."""
+        return evaluate(expr, Env(indices=self.indices, dims=self.dims, tensors=self.arrays, dot=dot))
+
+    def visible(self) -> Bools:
+        """[M, N]: which keys each row may see."""
+        return np.broadcast_to(self.value(self.attention.mask).astype(np.bool_), self.shape)
+
+    def scores(self) -> Floats:
+        """[M, N]: s_ij, -inf where row i may not see key j."""
+        with np.errstate(all="ignore"):
+            score = self.value(self.attention.score, self.q @ self.k.T).astype(np.float64)
+        return np.where(self.visible(), score, -np.inf)
+
+    def sink(self) -> float:
+        """The sink of this head, -inf where the spec has none."""
+        sink = self.attention.softmax.sink
+        return -np.inf if sink is None else float(self.value(sink).item())
+
+    def dropout(self) -> tuple[float, Bools]:
+        """(p, keep [M, N]); (0, all true) without dropout."""
+        softmax = self.attention.softmax
+        if softmax.dropout is None or softmax.seed is None:
+            return 0.0, np.ones(self.shape, dtype=np.bool_)
+        p, seed = np.float32(self.value(softmax.dropout).item()), int(self.value(softmax.seed).item())
+        at = self.indices
+        return float(p), keep(seed, self.b, self.h, at["q_idx"], at["kv_idx"], float(p))
+
+
+def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, Floats]:
+    """The outputs of a variant's attention (no Param left in it), by name, float64, in the declared layout.
+
+    `tensors` has every input: an array, a torch tensor, or a number where the input is a scalar.
+    ValueError if shapes disagree.
+    """
+    arrays = to_arrays(attention, tensors)
+    outputs = empty_outputs(attention, arrays)
+    for head in heads(attention, arrays):
+        o, lse = softmax(head)
+        rows(attention.o, {**arrays, **outputs}, head.b)[: len(o), head.h, :] = o
+        if attention.lse is not None:
+            rows(attention.lse, {**arrays, **outputs}, head.b)[: len(o), head.h, 0] = lse
+    return outputs
+
+
+def softmax(head: Head) -> tuple[Floats, Floats]:
+    """(o [M, Dv], lse [M]) of one head."""
+    scores, sink, (p, kept) = head.scores(), head.sink(), head.dropout()
+    with np.errstate(all="ignore"):
+        m = np.fmax(scores.max(axis=1, initial=-np.inf), sink)
+        shift = np.where(np.isneginf(m), 0.0, m)
+        weights = np.exp(scores - shift[:, None])
+        total = weights.sum(axis=1) + np.exp(sink - shift)
+        lse = np.log(total) + shift
+        probabilities = weights / np.where(total == 0, 1.0, total)[:, None]
+        probabilities = np.where(kept, probabilities / (1 - p), 0.0)
+        finite = np.isfinite(head.v)
+        o = probabilities @ np.where(finite, head.v, 0.0)
+        for j in np.flatnonzero(~finite.all(axis=1)):  # 0 * inf is NaN, unless the key is masked
+            special = np.where(finite[j], 0.0, head.v[j])
+            o += np.where(np.isneginf(scores[:, j, None]), 0.0, probabilities[:, j, None] * special)
+    return o, lse
+
+
+def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
+    """Every query head of every sequence, with its slices of q, k and v."""
+    shape = bind(attention, arrays)
+    for b in range(shape["B"]):
+        q = rows(attention.q, arrays, b).astype(np.float64)
+        k = rows(attention.k, arrays, b).astype(np.float64)
+        match attention.v.storage:
+            case Prefix():
+                v = k[..., : shape["Dv"]]
+            case _:
+                v = rows(attention.v, arrays, b).astype(np.float64)
+        dims = {**shape, "M": len(q), "N": len(k)}
+        for name, length in attention.lengths.items():
+            at_b = {"b": np.asarray(b, dtype=np.int64)}
+            given = int(evaluate(length, Env(indices=at_b, dims=dims, tensors=arrays)).item())
+            dims[name] = min(max(given, 0), dims[name])
+        group = max(q.shape[1] // max(k.shape[1], 1), 1)
+        for h in range(q.shape[1]):
+            keys, values = k[: dims["N"], h // group], v[: dims["N"], h // group]
+            queries = q[: dims["M"], h]
+            yield Head(attention=attention, b=b, h=h, q=queries, k=keys, v=values, dims=dims, arrays=arrays)
+
+
+def rows(tensor: Tensor, arrays: Mapping[str, Array], b: int) -> Array:
+    """Sequence b of q, k, v or an output as [rows, heads, features]: a view, except of pages.
+
+    An axis that the tensor lacks has size 1.
+    """
+    array, roles = arrays[tensor.name], list(tensor.roles)
+    match tensor.storage:
+        case Paged(block_table=table, page=page):
+            pages = np.moveaxis(array, roles.index(Role.BATCH), 0)[arrays[table][b].astype(np.int64)]
+            roles.remove(Role.BATCH)
+            at = roles.index(Role.KEY)
+            array = np.moveaxis(pages, 0, at)
+            array = array.reshape(*array.shape[:at], len(pages) * page, *array.shape[at + 2 :])
+        case Ragged(cu_seqlens=ends):
+            at = next(axis for axis, role in enumerate(roles) if role in (Role.QUERY, Role.KEY))
+            start, stop = (int(end) for end in arrays[ends][b : b + 2])
+            array = array[(slice(None),) * at + (slice(start, stop),)]
+        case _:
+            if Role.BATCH in roles:
+                array = array[(slice(None),) * roles.index(Role.BATCH) + (b,)]
+                roles.remove(Role.BATCH)
+    wanted = (Role.KEY if Role.KEY in roles else Role.QUERY, Role.HEAD, Role.FEATURE)
+    present = array.transpose([roles.index(role) for role in wanted if role in roles])
+    return np.expand_dims(present, tuple(axis for axis, role in enumerate(wanted) if role not in roles))
+
+
+def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, Array]:
+    """Every input as a NumPy array: floats exactly in float64, the rest as they are.
+
+    Numbers are rounded to the declared type first.
+    """
+    arrays: dict[str, Array] = {}
+    for tensor in attention.inputs:
+        if isinstance(tensor.storage, Prefix):
+            continue
+        value = tensors[tensor.name]
+        if isinstance(value, bool | int | float):
+            numpy_type = {DType.F32: np.float32, DType.F16: np.float16, DType.BOOL: np.bool_}
+            value = np.asarray(value, dtype=numpy_type.get(DType(tensor.dtype), np.int64))
+        elif not isinstance(value, np.ndarray):
+            value = value.detach().cpu()
+            value = value.double().numpy() if value.is_floating_point() else value.numpy()
+        if value.ndim != len(tensor.shape):
+            raise ValueError(f"'{tensor.name}' has {value.ndim} axes, the spec declares {len(tensor.shape)}")
+        arrays[tensor.name] = value.astype(np.float64) if value.dtype.kind == "f" else value
+    return arrays
+
+
+def empty_outputs(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, Floats]:
+    """The outputs as if no row saw anything: 0, and -inf for lse."""
+    dims = bind(attention, arrays)
+    return {
+        t.name: np.full([_size(e, dims) for e in t.shape], -np.inf if t.name == "lse" else 0.0)
+        for t in attention.outputs
+    }
+
+
+def bind(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, int]:
+    """The value of every dimension, solved from the shapes; ValueError where two shapes disagree.
+
+    A size that nothing determines (G when Hkv is 0) is 1. B, M, N, H and Dv are always there.
+    """
+    equations = []
+    for tensor in attention.inputs:
+        if tensor.name not in arrays:
+            continue
+        paged = isinstance(tensor.storage, Paged)
+        roles = tensor.roles or (None,) * len(tensor.shape)
+        for expr, size, role in zip(tensor.shape, arrays[tensor.name].shape, roles, strict=True):
+            if not (paged and role in (Role.BATCH, Role.KEY)):
+                equations.append((expr, size, tensor.name))
+    dims: dict[str, int] = {}
+    progress = True
+    while progress:
+        progress = False
+        for expr, size, name in equations:
+            unknown = {node.name for node in walk(expr) if isinstance(node, Dim)} - dims.keys()
+            if len(unknown) == 1 and (value := _solve(expr, dims, unknown.copy().pop(), size)) is not None:
+                dims[unknown.pop()] = value
+                progress = True
+            elif not unknown and _size(expr, dims) != size:
+                raise ValueError(f"'{name}' has an axis of {size}; other inputs make it {_size(expr, dims)}")
+    for name in {node.name for expr, _, _ in equations for node in walk(expr) if isinstance(node, Dim)}:
+        dims.setdefault(name, 1)
+    for name, tensor, role in (
+        ("B", attention.q, Role.BATCH),
+        ("M", attention.q, Role.QUERY),
+        ("N", attention.k, Role.KEY),
+        ("H", attention.q, Role.HEAD),
+        ("Hkv", attention.k, Role.HEAD),
+        ("Dv", attention.o, Role.FEATURE),
+    ):
+        axis = tensor.axis(role)
+        if name not in dims:
+            dims[name] = 1 if axis is None else _size(tensor.shape[axis], dims)
+    return dims
+
+
+def _size(expr: Expr, dims: Mapping[str, int]) -> int:
+    return int(evaluate(expr, Env(dims=dims)).item())
+
+
+def _solve(expr: Expr, dims: Mapping[str, int], name: str, size: int) -> int | None:
+    """The value of the one unknown of a shape, which is affine in it; None if every value fits."""
+    at_zero, at_one = (_size(expr, {**dims, name: value}) for value in (0, 1))
+    if at_one == at_zero:
+        return None
+    value, rest = divmod(size - at_zero, at_one - at_zero)
+    if rest:
+        raise ValueError(f"no {name} makes an axis of size {size}")
+    return value
+
+
+def keep(seed: int, b: int, h: int, q_idx: Integers, kv_idx: Integers, p: float) -> Bools:
+    """The dropout keep-mask: word kv_idx % 4 of philox(seed, (kv_idx // 4, q_idx, h, b)) as a fraction >= p.
+
+    The fraction has 24 bits, (word >> 8) * 2^-24, so that it is exact in float32; p is compared in float32.
+    """
+    q_idx, kv_idx = np.broadcast_arrays(q_idx, kv_idx)
+    counter = (kv_idx // 4, q_idx, np.full_like(q_idx, h), np.full_like(q_idx, b))
+    words = np.stack(philox((seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF), counter), axis=-1)
+    word = np.take_along_axis(words, (kv_idx % 4)[..., None], axis=-1)[..., 0]
+    return np.asarray((word >> np.uint64(8)).astype(np.float64) * 2.0**-24 >= np.float32(p))
+
+
+def philox(key: tuple[int, int], counter: tuple[Array, Array, Array, Array]) -> tuple[Words, ...]:
+    """Philox-4x32-10: four 32-bit words (in uint64) from a 64-bit key and a 128-bit counter, low words first.
+
+    Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
+    """
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c0, c1, c2, c3 = (np.asarray(word).astype(np.uint64) & low for word in counter)
+    k0, k1 = (int(word) for word in key)
+    for _ in range(10):
+        product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (
+            (product1 >> half) ^ c1 ^ np.uint64(k0),
+            product1 & low,
+            (product0 >> half) ^ c3 ^ np.uint64(k1),
+            product0 & low,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0, c1, c2, c3
