@@ -54,7 +54,8 @@ class Source:
 class Span:
     """The half-open range [start, end) of a source; empty spans mark a place between characters.
 
-    Every tree node carries one in a field declared with `compare=False`: trees are equal when they say the same.
+    Every tree node carries one in a field declared with `compare=False`: trees are equal when they say the
+    same.
     """
 
     source: Source

@@ -1,7 +1,7 @@
 """What the compiler tells its user: one structured error type, one registry of codes, one renderer.
 
-Up to `plan`, everything that is wrong with a spec is a `Diagnostic` with a place in the text; anything else that is
-raised is a bug in the compiler.
+Up to `plan`, everything that is wrong with a spec is a `Diagnostic` with a place in the text; anything else
+that is raised is a bug in the compiler.
 """
 
 from attnc.diagnostics.codes import CODES, CodeInfo

@@ -1,7 +1,7 @@
 """Every code that a diagnostic may carry. A golden test in tests/golden/diagnostics shows each one.
 
-E01xx syntax · E02xx names · E03xx types, shapes, roles · E04xx schedules · E05xx limits · E06xx resources, targets ·
-W07xx masks · W08xx schedules. A code is never reused for another meaning.
+E01xx syntax · E02xx names · E03xx types, shapes, roles · E04xx schedules · E05xx limits · E06xx resources,
+targets · W07xx masks · W08xx schedules. A code is never reused for another meaning.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class CodeInfo:
 _SYNTAX = {
     "E0101": CodeInfo(
         "character that the language does not use",
-        "A spec is written with letters, digits, '_' and the characters + - * / % < > = ! ( ) [ ] { } , : . and '#' "
-        "for comments. There are no strings and no escapes.",
+        "A spec is written with letters, digits, '_' and the characters + - * / % < > = ! ( ) [ ] { } , : . "
+        "and '#' for comments. There are no strings and no escapes.",
     ),
     "E0102": CodeInfo(
         "unexpected text",
@@ -31,8 +31,8 @@ _SYNTAX = {
     ),
     "E0103": CodeInfo(
         "bracket that is never closed",
-        "Every '(', '[' and '{' needs its partner. Newlines are ignored inside '(' and '[' but end a statement "
-        "inside '{'.",
+        "Every '(', '[' and '{' needs its partner. Newlines are ignored inside '(' and '[' but end a "
+        "statement inside '{'.",
     ),
     "E0104": CodeInfo(
         "closing bracket without an opening one",
@@ -44,8 +44,8 @@ _SYNTAX = {
     ),
     "E0106": CodeInfo(
         "operator of another language",
-        "Masks are combined with 'and', 'or', 'not'; comparisons are == != < <= > >= and may be chained; arithmetic "
-        "is + - * / // %. '=' defines and '==' compares.",
+        "Masks are combined with 'and', 'or', 'not'; comparisons are == != < <= > >= and may be chained; "
+        "arithmetic is + - * / // %. '=' defines and '==' compares.",
     ),
     "E0107": CodeInfo(
         "text outside of a definition",
@@ -61,12 +61,14 @@ _LIMITS = {
     "E0501": CodeInfo("file that is too large", "A spec file has at most 256 KiB."),
     "E0502": CodeInfo(
         "expression or block that is nested too deeply",
-        "At most 64 levels. Each bracket, sign, 'not' and arithmetic operator of a chain counts as one; name a part "
-        "of the expression with 'let' or 'def'.",
+        "At most 64 levels. Each bracket, sign, 'not' and arithmetic operator of a chain counts as one; name "
+        "a part of the expression with 'let' or 'def'.",
     ),
     "E0503": CodeInfo("number with too many digits", "A number has at most 32 digits."),
     "E0504": CodeInfo("name that is too long", "A name has at most 64 characters."),
-    "E0505": CodeInfo("number that is too large", "A number must fit a float64, that is, be at most about 1.8e308."),
+    "E0505": CodeInfo(
+        "number that is too large", "A number must fit a float64, that is, be at most about 1.8e308."
+    ),
 }
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType(_SYNTAX | _LIMITS)

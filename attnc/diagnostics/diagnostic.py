@@ -24,8 +24,9 @@ class Label:
 class Diagnostic:
     """One thing to tell the user.
 
-    `message` is a line without a full stop, `primary` the place to look at, `related` other places that explain it,
-    `notes` facts, `hints` what to write instead. Raises KeyError for a code that is not in `CODES`.
+    `message` is a line without a full stop, `primary` the place to look at, `related` other places that
+    explain it, `notes` facts, `hints` what to write instead. Raises KeyError for a code that is not in
+    `CODES`.
     """
 
     code: str
@@ -44,7 +45,7 @@ class Diagnostic:
 
 
 class DiagnosticError(Exception):
-    """The spec is wrong. Carries every diagnostic of the pass that raised it, in source order; at least one."""
+    """The spec is wrong. Carries the diagnostics of the pass that raised it, in order; at least one."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)

@@ -1,7 +1,8 @@
 """Diagnostics as text for people and as JSON for programs.
 
-The text quotes the spec as an editor shows it: tabs stop every four columns, wide characters take two, and characters
-that could steer a terminal (controls, direction marks) are replaced, because a spec may come from anywhere.
+The text quotes the spec as an editor shows it: tabs stop every four columns, wide characters take two, and
+characters that could steer a terminal (controls, direction marks) are replaced, because a spec may come from
+anywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COLORS = {"error": "1;31", "warning": "1;33", "note": "1;36", "gutter": "34", "
 
 
 def render(diagnostics: Iterable[Diagnostic], color: bool = False) -> str:
-    """The text of the diagnostics, one below the other, each ending with a newline; `color` adds ANSI sequences."""
+    """The diagnostics as text, one below the other, each line ended; `color` adds ANSI sequences."""
     return "".join(f"{line.rstrip()}\n" for d in diagnostics for line in _Renderer(d, color).lines())
 
 
@@ -88,33 +89,47 @@ class _Renderer:
             yield from self.snippet(source, own)
         for kind, texts in (("note", d.notes), ("help", d.hints)):
             for text in texts:
-                yield self.paint(f"{'':{self.width}} = ", "gutter") + self.paint(f"{kind}:", "bold") + f" {_plain(text)}"
+                yield (
+                    self.paint(f"{'':{self.width}} = ", "gutter")
+                    + self.paint(f"{kind}:", "bold")
+                    + f" {_plain(text)}"
+                )
 
     def snippet(self, source: Source, marks: list[_Mark]) -> Iterator[str]:
         place = marks[0]
         arrow = "-->" if source is self.diagnostic.primary.span.source else ":::"
-        yield self.paint(f"{'':{self.width}}{arrow} ", "gutter") + _plain(f"{source.path}:{place.line}:{place.start + 1}")
+        yield self.paint(f"{'':{self.width}}{arrow} ", "gutter") + _plain(
+            f"{source.path}:{place.line}:{place.start + 1}"
+        )
         last = None
         for line in sorted({mark.line for mark in marks}):
             if last is not None and line > last + 1:
                 yield self.paint("...", "gutter")
             last = line
-            yield from self.quote(source, line, sorted((m for m in marks if m.line == line), key=lambda m: m.start))
+            yield from self.quote(
+                source, line, sorted((m for m in marks if m.line == line), key=lambda m: m.start)
+            )
 
     def quote(self, source: Source, line: int, marks: list[_Mark]) -> Iterator[str]:
         text, offsets = _display(source.line_text(line))
-        lo, hi = _crop(len(offsets) and offsets[-1], [offsets[m.start] for m in marks], [offsets[m.end] for m in marks])
+        lo, hi = _crop(
+            len(offsets) and offsets[-1], [offsets[m.start] for m in marks], [offsets[m.end] for m in marks]
+        )
         before, after = "…" * (lo > 0), "…" * (hi < offsets[-1])
         yield self.paint(f"{line:>{self.width}} |", "gutter") + f" {before}{_columns(text, lo, hi)}{after}"
         for mark in marks:
             start, end = (min(max(offsets[i], lo), hi) - lo + len(before) for i in (mark.start, mark.end))
             style = self.diagnostic.severity if mark.sign == "^" else "gutter"
             underline = mark.sign * max(1, end - start) + (f" {_plain(mark.text)}" if mark.text else "")
-            yield self.paint(f"{'':{self.width}} |", "gutter") + " " * (start + 1) + self.paint(underline, style)
+            yield (
+                self.paint(f"{'':{self.width}} |", "gutter")
+                + " " * (start + 1)
+                + self.paint(underline, style)
+            )
 
 
 def _marks(label: Label, sign: str) -> list[_Mark]:
-    """One underline for a span on one line; for a longer one, below its first and last line, the text at the last."""
+    """An underline for a span on one line; for a longer one two, below its first and its last line."""
     span = label.span
     source, first, last = span.source, span.line, span.end_line
     start = span.start - source.line_start(first)

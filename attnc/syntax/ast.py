@@ -1,8 +1,8 @@
 """The tree of a spec file: what was written, not what it means.
 
-Every node says where it was written in `span`, which equality ignores: two trees are equal when they say the same.
-A file is a tuple of items, an attention or a schedule a tuple of statements, in the order in which they were written;
-several statements on one line (`tile.q = 64, stages = 2`) are several statements.
+Every node says where it was written in `span`, which equality ignores: two trees are equal when they say the
+same. A file is a tuple of items, an attention or a schedule a tuple of statements, in the order in which they
+were written; several statements on one line (`tile.q = 64, stages = 2`) are several statements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Node:
     span: Span = field(compare=False, repr=False)
 
 
-# --- expressions -----------------------------------------------------------------------------------------------------
+# --- expressions --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +51,17 @@ class UnaryOp(Node):
     operand: Expr
 
 
+ArithmeticOp: TypeAlias = Literal["+", "-", "*", "/", "//", "%"]
+CompareOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinaryOp(Node):
     """`a + b`; chains lean left: `a - b - c` is `(a - b) - c`"""
 
-    op: Literal["+", "-", "*", "/", "//", "%"]
+    op: ArithmeticOp
     left: Expr
     right: Expr
-
-
-CompareOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +119,12 @@ class ListValue(Node):
     items: tuple[Expr, ...]
 
 
-Expr: TypeAlias = Name | Number | Bool | UnaryOp | BinaryOp | Compare | BoolOp | Not | Call | Subscript | ListValue
+Expr: TypeAlias = (
+    Name | Number | Bool | UnaryOp | BinaryOp | Compare | BoolOp | Not | Call | Subscript | ListValue
+)
 
 
-# --- attention: what is computed --------------------------------------------------------------------------------------
+# --- attention: what is computed ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +210,12 @@ class Attention(Node):
     items: tuple[AttentionItem, ...]
 
 
-# --- schedule: how it is computed --------------------------------------------------------------------------------------
+# --- schedule: how it is computed ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Node):
-    """`stages = 2` pins (one value, `is_set` false); `stages in {2, 3}` opens a set, the first being the default"""
+    """`stages = 2` pins: one value; `stages in {2, 3}` opens a set (`is_set`), the first being the default"""
 
     key: Name
     values: tuple[Expr, ...]
@@ -246,12 +249,12 @@ class Schedule(Node):
     entries: tuple[ScheduleEntry, ...]
 
 
-# --- file ---------------------------------------------------------------------------------------------------------------
+# --- file ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Def(Node):
-    """`def window(left, right) = q_pos - left <= kv_idx <= q_pos + right`; without parameters, `def causal = ...`"""
+    """`def causal = kv_idx <= q_pos`, `def softcap(s, cap) = cap * tanh(s / cap)`"""
 
     name: Name
     params: tuple[Name, ...]
@@ -270,7 +273,7 @@ Item: TypeAlias = Def | Attention | Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File(Node):
-    """A whole file. Comments are kept beside the tree, in order; the formatter puts them back by their spans."""
+    """A whole file. Comments stand beside the tree, in order; the formatter puts them back by their spans."""
 
     items: tuple[Item, ...]
     comments: tuple[Comment, ...] = ()

@@ -1,0 +1,230 @@
+"""What to say about a syntax error: from the place where the parser stopped to one precise diagnostic.
+
+The causes are tried from the most to the least specific: a bracket, a slip from another language, a misplaced
+or misspelt word, and otherwise what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from lark import Token
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+from attnc.diagnostics import Diagnostic, Label, did_you_mean, error
+from attnc.source import Source, Span
+from attnc.syntax.slips import find_slip, foreign_character
+
+_PARTNER = {"(": ")", "[": "]", "{": "}"}
+_PARTNER_TYPE = {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}
+_ITEMS = ("attention", "schedule", "def")
+_STATEMENTS = ("param", "input", "output", "let", "length", "score", "mask", "normalize", "grad")
+
+_EXPRESSION = {"NAME", "NUMBER", "LPAR", "NOT", "MINUS", "TRUE", "FALSE"}
+_OPERATORS = {"PLUS", "MINUS", "PRODUCT", "COMPARISON", "AND", "OR", "LPAR", "LSQB", "DOT"}
+_WORDS = {
+    "NAME": "a name",
+    "EQUAL": "'='",
+    "IN": "'in'",
+    "COLON": "':'",
+    "FOR": "'for'",
+    "VIA": "'via'",
+    "IS": "'is'",
+    "LBRACE": "'{'",
+    "LPAR": "'('",
+    "LSQB": "'['",
+    "DOT": "'.'",
+    "COMMA": "','",
+    "RPAR": "')'",
+    "RSQB": "']'",
+    "RBRACE": "'}'",
+    "_NL": "the end of the line",
+    "$END": "the end of the file",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where the parser stopped: what it could not take, what it had taken, and what it would have taken."""
+
+    source: Source
+    kind: str
+    span: Span
+    taken: Sequence[Token]
+    accepts: Collection[str]
+    end: int
+
+    @property
+    def touches_last(self) -> bool:
+        """No blank parts the token from the one before it."""
+        return bool(self.taken) and _end(self.taken[-1]) == self.span.start
+
+    @property
+    def starts_line(self) -> bool:
+        line, column = self.source.position(self.span.start)
+        return not self.source.line_text(line)[: column - 1].strip()
+
+
+def explain(
+    source: Source, taken: Sequence[Token], failure: UnexpectedInput, accepts: Collection[str], end: int
+) -> Diagnostic:
+    """The diagnostic for a parse of the text up to `end` that took some tokens and then failed."""
+    if isinstance(failure, UnexpectedCharacters):
+        at = cast(int, failure.pos_in_stream)
+        stop = Stop(source, "", source.span(at, at + 1), taken, accepts, end)
+        return _slip(stop) or foreign_character(stop.span)
+    assert isinstance(failure, UnexpectedToken)
+    token = failure.token
+    if token.type in ("_NL", "$END"):  # blame the end of the last word, before any comment
+        at = _end(taken[-1]) if taken else end
+        span = source.span(at, at)
+    else:
+        span = source.span(_start(token), _end(token))
+    stop = Stop(source, token.type, span, taken, accepts, end)
+    return _bracket(stop) or _slip(stop) or _word(stop) or _expectation(stop)
+
+
+def _bracket(stop: Stop) -> Diagnostic | None:
+    """E0103 and E0104: a bracket without its partner."""
+    opened = _open_brackets(stop.taken)
+    closing = stop.span.text if stop.kind in _PARTNER_TYPE.values() else ""
+    if closing and (not opened or (opened[-1] == "{" and closing != "}")):
+        return error("E0104", f"unmatched '{closing}'", stop.span, "closes nothing")
+    if not opened:
+        return None
+    innermost = opened[-1]
+    place = stop.source.span(_start(innermost), _end(innermost))
+    partner = _PARTNER[innermost]
+    message = f"'{innermost}' is never closed"
+    if stop.kind == "$END":
+        return error("E0103", message, place, "opened here", hints=[_where_to_close(stop, partner)])
+    # Where newlines do not count, a word that starts a line after a complete operand is a new statement.
+    broken_off = stop.starts_line and place.line < stop.span.line and _PARTNER_TYPE[innermost] in stop.accepts
+    if (closing and closing != partner) or (broken_off and not _is_block(innermost, stop.taken)):
+        related = [Label(stop.span, f"expected '{partner}' before this")]
+        return error("E0103", message, place, "opened here", related=related)
+    return None
+
+
+def _open_brackets(tokens: Sequence[Token]) -> list[Token]:
+    opened: list[Token] = []
+    for token in tokens:
+        if token in _PARTNER:
+            opened.append(token)
+        elif token in _PARTNER.values():
+            opened.pop()
+    return opened
+
+
+def _is_block(bracket: Token, tokens: Sequence[Token]) -> bool:
+    """Whether a bracket is the brace of a block, not of a set."""
+    before = [token for token in tokens if _end(token) <= _start(bracket)]
+    return bracket == "{" and before[-1].type != "IN"
+
+
+def _where_to_close(stop: Stop, partner: str) -> str:
+    text = stop.source.text
+    if stop.end == len(text):
+        return f"add '{partner}' at the end of the file"
+    following = text[stop.end :].split(maxsplit=1)[0]
+    if text[stop.end].isspace() and following == "def":
+        return "'def' starts a new item; inside a block write 'let'"
+    line = stop.source.position(stop.end)[0]
+    return f"add '{partner}' before line {line}, where '{following}' starts a new item"
+
+
+def _slip(stop: Stop) -> Diagnostic | None:
+    """E0106: something that other languages write differently."""
+    source, start = stop.source, stop.span.start
+    text = stop.span.text
+    if text == "=" and "COMPARISON" in stop.accepts and not source.text.startswith(("=<", "=>"), start):
+        return error("E0106", "'=' does not compare", stop.span, "write '=='")
+    if text == "==" and "EQUAL" in stop.accepts:
+        return error("E0106", "'==' does not define", stop.span, "write '='")
+    # An operator such as '**' is cut in two: the first half was taken as an operator of ours.
+    if (
+        stop.taken
+        and _end(stop.taken[-1]) == start
+        and (slip := find_slip(source, _start(stop.taken[-1]), start))
+    ):
+        return slip
+    return find_slip(source, start, start)
+
+
+def _word(stop: Stop) -> Diagnostic | None:
+    """E0107 and E0102: a word where an item or a statement starts, or one that starts with digits."""
+    text, span = stop.span.text, stop.span
+    if "ATTENTION" in stop.accepts:
+        label = "expected 'attention', 'schedule' or 'def'"
+        return error("E0107", f"unexpected {_found(stop)}", span, label, hints=did_you_mean(text, _ITEMS))
+    if "SCORE" in stop.accepts and stop.kind == "NAME":
+        label = f"expected {_any_of(_STATEMENTS)}"
+        return error(
+            "E0102", f"unknown statement '{text}'", span, label, hints=did_you_mean(text, _STATEMENTS)
+        )
+    if stop.kind == "NAME" and stop.taken and stop.taken[-1].type == "NUMBER" and stop.touches_last:
+        span = stop.source.span(_start(stop.taken[-1]), span.end)
+        label = "names do not start with a digit"
+        return error("E0102", f"'{span.text}' is neither a number nor a name", span, label)
+    return None
+
+
+def _expectation(stop: Stop) -> Diagnostic:
+    """E0102: what was found, and what could have stood there."""
+    label = f"expected {_expected(stop.accepts)}"
+    return error("E0102", f"unexpected {_found(stop)}", stop.span, label, hints=_advice(stop))
+
+
+def _advice(stop: Stop) -> list[str]:
+    text, last = stop.source.text, stop.taken[-1].type if stop.taken else ""
+    if (
+        stop.kind == "_NL"
+        and "LBRACE" in stop.accepts
+        and text[stop.span.end : stop.end].lstrip().startswith("{")
+    ):
+        return ["'{' stands on the line that it belongs to"]
+    if (stop.kind == "_NL" and last in _OPERATORS) or (stop.kind in _OPERATORS and stop.starts_line):
+        return ["put an expression that takes several lines in parentheses"]
+    if stop.kind == "COLON" and _open_brackets(stop.taken)[-1:] == ["["]:
+        return ["there are no slices"]
+    if stop.kind == "DOT" and (last == "NUMBER" or text[stop.span.end : stop.span.end + 1].isdigit()):
+        return ["a decimal number has digits on both sides of the point: 0.5, 2.0"]
+    if stop.kind == "PLUS":
+        return ["there is no sign '+'"]
+    return []
+
+
+def _found(stop: Stop) -> str:
+    return {"_NL": "end of line", "$END": "end of file"}.get(stop.kind, f"'{stop.span.text}'")
+
+
+def _expected(accepts: Collection[str]) -> str:
+    rest, words = set(accepts), []
+    if rest >= {"NAME", "NUMBER", "LPAR"}:
+        words.append("a value" if "LSQB" in rest else "an expression")
+        rest -= _EXPRESSION | {"LSQB"}
+    elif {"PLUS", "PRODUCT"} <= rest:
+        words.append("an operator")
+        rest -= _OPERATORS
+    if "_NL" in rest:
+        rest -= {"$END", "RBRACE"}
+    words += [word for kind, word in _WORDS.items() if kind in rest]
+    words += [statement for statement in _STATEMENTS if statement.upper() in rest]
+    words += [word for word in ("where",) if word.upper() in rest]
+    return _any_of(words)
+
+
+def _any_of(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _start(token: Token) -> int:
+    assert token.start_pos is not None
+    return token.start_pos
+
+
+def _end(token: Token) -> int:
+    assert token.end_pos is not None
+    return token.end_pos
