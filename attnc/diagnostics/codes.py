@@ -71,4 +71,17 @@ _LIMITS = {
     ),
 }
 
-CODES: Mapping[str, CodeInfo] = MappingProxyType(_SYNTAX | _LIMITS)
+_RESOURCES = {
+    "E0601": CodeInfo(
+        "schedule of which no config fits",
+        "Every config needs more shared memory or registers than one block can have on any GPU that the "
+        "target covers. Smaller tiles, fewer stages or more warps need less.",
+    ),
+    "E0602": CodeInfo(
+        "file of tuned choices that cannot be read",
+        "specs/tuned/<spec>.json is written by 'attnc tune' and holds the fastest config per device and "
+        "length. Without the file the first config that fits is used.",
+    ),
+}
+
+CODES: Mapping[str, CodeInfo] = MappingProxyType(_SYNTAX | _LIMITS | _RESOURCES)

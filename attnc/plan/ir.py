@@ -193,11 +193,26 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """Measured choices for one device, by its name: (largest N, position in the first kernel's `configs`), ascending.
+
+    The last bucket is open (None).
+    """
+
+    device: str
+    buckets: tuple[tuple[int | None, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """One file of generated/: a variant, for a target, with its kernels and its callable's signature."""
+    """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
+
+    tuned: choices to embed; `build` fills it in from the files of `attnc tune`.
+    """
 
     variant: Variant
     target: str
     args: tuple[Arg, ...]
     outputs: tuple[Arg, ...]
     kernels: tuple[Kernel, ...]
+    tuned: tuple[Tuned, ...] = ()

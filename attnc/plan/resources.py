@@ -1,0 +1,241 @@
+"""What a config of a Triton forward kernel takes from a multiprocessor, estimated without a compiler, and
+which configs therefore go.
+
+Shared memory: the pipeliner gives K and V one buffer for each stage, and one more tile each where a load is
+in flight while wgmma still reads the last one; operands of the tensor cores that do not come from registers
+lie there too. Registers: the accumulator, the scores and the probabilities live through every step. Both are
+lower bounds that ptxas may exceed (spills show in `attnc explain`), so a config is rejected only when it
+cannot work. Non-goal: ranking the configs that fit; that is measured (`attnc tune`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from attnc.diagnostics import Diagnostic, DiagnosticError, error
+from attnc.expr.nodes import Const
+from attnc.model.attention import Variant
+from attnc.model.schedule import Config, Schedule
+from attnc.model.tensors import DType, Role, Tensor
+from attnc.plan.device import DEVICES, Device
+
+_THREADS_PER_WARP = 32
+#: Addresses, loop counters, row statistics: what every kernel needs besides its tiles.
+_BASE_REGISTERS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A piece of shared memory: `shape` is for the reader, e.g. "2 x 64x128"."""
+
+    name: str
+    shape: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one block of a config needs on one device: shared memory by buffer, registers of a thread by
+    value.
+    """
+
+    buffers: tuple[Buffer, ...]
+    registers: Mapping[str, int]
+
+    @property
+    def shared(self) -> int:
+        return sum(buffer.bytes for buffer in self.buffers)
+
+    @property
+    def registers_per_thread(self) -> int:
+        return sum(self.registers.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A config that cannot run on a device: it needs `needs` of what the device has `limit` of."""
+
+    config: Config
+    what: str
+    needs: int
+    limit: int
+    unit: str
+
+    @property
+    def excess(self) -> float:
+        return self.needs / self.limit
+
+    def __str__(self) -> str:
+        return f"needs {self.needs} {self.unit} of {self.what}; the limit is {self.limit} {self.unit}"
+
+
+def estimate(config: Config, variant: Variant, device: Device) -> Estimate:
+    """The needs of a forward kernel of this variant on the device."""
+    tile_q, tile_kv = _integer(config, "tile.q", 64), _integer(config, "tile.kv", 64)
+    stages, warps = _integer(config, "stages", 2), _integer(config, "warps", 4)
+    d, dv = features(variant.attention.q), features(variant.attention.v)
+    size = _dtype(variant.attention.q).bytes
+    threads = warps * _THREADS_PER_WARP
+    q = Buffer(name="q", shape=f"{tile_q}x{d}", bytes=tile_q * d * size)
+    buffers = [
+        # A single stage still passes through shared memory, since the operands change layout on the way.
+        Buffer(
+            name="k", shape=f"{max(1, stages)} x {tile_kv}x{d}", bytes=max(1, stages) * tile_kv * d * size
+        ),
+        Buffer(
+            name="v", shape=f"{max(1, stages)} x {tile_kv}x{dv}", bytes=max(1, stages) * tile_kv * dv * size
+        ),
+    ]
+    registers = {
+        "acc": tile_q * dv // threads,
+        "s": tile_q * tile_kv // threads,
+        "p": tile_q * tile_kv * size // 4 // threads,
+        "other": _BASE_REGISTERS,
+    }
+    if device.has_wgmma:
+        buffers.insert(0, q)  # wgmma reads its operands from shared memory
+    else:
+        registers["q"] = tile_q * d * size // 4 // threads
+    return Estimate(buffers=tuple(buffers), registers=registers)
+
+
+def misfit(config: Config, variant: Variant, device: Device) -> Rejection | None:
+    """Why the config cannot run on the device; None if it can."""
+    needs = estimate(config, variant, device)
+    if needs.shared > device.shared_per_block:
+        return Rejection(
+            config=config, what="shared memory", needs=needs.shared, limit=device.shared_per_block, unit="B"
+        )
+    live = needs.registers["acc"] + needs.registers["s"]
+    if live > device.registers_per_thread:
+        return Rejection(
+            config=config,
+            what="a thread's registers for acc and s",
+            needs=live,
+            limit=device.registers_per_thread,
+            unit="words",
+        )
+    return None
+
+
+def prune(
+    configs: Iterable[Config], variant: Variant, device: Device
+) -> tuple[tuple[Config, ...], tuple[Rejection, ...]]:
+    """The configs that can run on the device, in their order, and the others with reasons."""
+    kept: list[Config] = []
+    rejected: list[Rejection] = []
+    for config in configs:
+        rejection = misfit(config, variant, device)
+        if rejection is None:
+            kept.append(config)
+        else:
+            rejected.append(rejection)
+    return tuple(kept), tuple(rejected)
+
+
+def portable(
+    configs: Iterable[Config], variant: Variant, schedule: Schedule, devices: Iterable[Device] | None = None
+) -> tuple[Config, ...]:
+    """The configs that run on at least one of the devices (default: all that are supported), in their order.
+
+    Raises DiagnosticError (E0601) when there is none.
+    """
+    candidates = tuple(configs)
+    targets = tuple(DEVICES.values() if devices is None else devices)
+    kept = tuple(
+        config for config in candidates if any(misfit(config, variant, device) is None for device in targets)
+    )
+    if not kept:
+        largest = max(targets, key=lambda device: device.shared_per_block)
+        raise DiagnosticError([_nothing_fits(candidates, variant, schedule, largest)])
+    return kept
+
+
+def shared_memory(config: Config, variant: Variant) -> int:
+    """Bytes of shared memory of one block, the largest over the supported devices: what a launcher compares
+    with its device's limit.
+    """
+    return max(estimate(config, variant, device).shared for device in DEVICES.values())
+
+
+def features(tensor: Tensor) -> int:
+    """The head dimension of q, k or v, a constant in every variant."""
+    axis = tensor.axis(Role.FEATURE)
+    size = tensor.shape[axis] if axis is not None else None
+    if not isinstance(size, Const):
+        raise ValueError(f"the head dimension of {tensor.name} is not a constant")
+    return int(size.value)
+
+
+def _nothing_fits(
+    configs: tuple[Config, ...], variant: Variant, schedule: Schedule, device: Device
+) -> Diagnostic:
+    rejections = [r for config in configs if (r := misfit(config, variant, device)) is not None]
+    best = min(rejections, key=lambda rejection: rejection.excess)
+    needs = estimate(best.config, variant, device)
+    parts = " + ".join(f"{buffer.name} {buffer.shape}" for buffer in needs.buffers)
+    knobs = schedule.knobs["forward"]
+    spans = [span for key in _KNOBS if key in knobs and (span := knobs[key].span) is not None]
+    if not spans and schedule.span is not None:
+        spans = [schedule.span]
+    span = spans[0].to(spans[-1]) if spans[0].line == spans[-1].line else spans[0]
+    where = "any GPU" if schedule.target == "triton" else device.arch
+    return error(
+        "E0601",
+        f"no config of schedule '{schedule.attention}' fits {where}",
+        span,
+        str(best),
+        notes=[f"{parts}, {_dtype(variant.attention.q)}, {variant.name}"],
+        hints=_nearest(best.config, variant, device),
+    )
+
+
+_KNOBS = ("tile.q", "tile.kv", "stages", "warps")
+
+
+def _nearest(config: Config, variant: Variant, device: Device) -> list[str]:
+    """The change of one knob, else of several, that makes the config fit, with what it then needs."""
+    fitting = []
+    for key, values in _CHANGES.items():
+        for value in values:
+            if key not in config.values or not _is_smaller(key, value, config):
+                continue
+            changed = Config(values={**config.values, key: value})
+            if misfit(changed, variant, device) is None:
+                fitting.append((key, value, changed))
+                break
+    if not fitting:
+        small = Config(values={**config.values, "tile.q": 16, "tile.kv": 16, "stages": 1})
+        return (
+            ["'tile.q = 16, tile.kv = 16, stages = 1' fits"] if misfit(small, variant, device) is None else []
+        )
+    key, value, changed = max(fitting, key=lambda entry: estimate(entry[2], variant, device).shared)
+    needs = estimate(changed, variant, device)
+    return [f"'{key} = {value}' needs {needs.shared} B and {needs.registers_per_thread} registers a thread"]
+
+
+#: Tried in this order, the smallest change of each knob first.
+_CHANGES: Mapping[str, tuple[int, ...]] = {
+    "tile.kv": (128, 64, 32, 16),
+    "stages": (4, 3, 2, 1),
+    "tile.q": (128, 64, 32, 16),
+    "warps": (8, 16),
+}
+
+
+def _is_smaller(key: str, value: int, config: Config) -> bool:
+    """Whether the change lowers the needs: more warps, less of everything else."""
+    now = _integer(config, key, 1)
+    return value > now if key == "warps" else value < now
+
+
+def _integer(config: Config, key: str, default: int) -> int:
+    value = config.values.get(key, default)
+    if not isinstance(value, int):
+        raise ValueError(f"{key} = {value!r} is not a number")
+    return value
+
+
+def _dtype(tensor: Tensor) -> DType:
+    return DType(tensor.dtype)

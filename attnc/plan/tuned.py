@@ -1,0 +1,153 @@
+"""Tuned choices: which config of a schedule is fastest on which device, as measured once and kept beside the
+specs.
+
+`specs/tuned/<spec>.json` is written by `attnc tune` and committed. The compiler embeds the choices in the
+generated module, so that importing or calling a kernel never benchmarks. A choice names its config by its
+knobs; it is dropped when the spec no longer offers them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnc.diagnostics import DiagnosticError, error
+from attnc.model.schedule import Config, Value
+from attnc.plan import ir
+from attnc.source import Source
+
+FORMAT = 1
+#: Key lengths up to which a choice holds; None: any.
+BUCKETS: tuple[int | None, ...] = (1024, 4096, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The fastest config of one variant on one device for key lengths up to `kv_len` (None: any longer one).
+
+    toolchain: e.g. "triton 3.6.0"; config: the knobs as `as_knobs` spells them; microseconds: median of one
+    launch at the bucket's shape.
+    """
+
+    target: str
+    attention: str
+    variant: str
+    device: str
+    toolchain: str
+    kv_len: int | None
+    config: Mapping[str, str]
+    microseconds: float
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str, float]:
+        """What a newer measurement replaces; also the order in the file."""
+        length = float("inf") if self.kv_len is None else float(self.kv_len)
+        return (self.attention, self.target, self.variant, self.device, self.toolchain, length)
+
+
+def as_knobs(config: Config) -> dict[str, str]:
+    """A config as JSON can hold it: every value by its text."""
+    return {key: _text(value) for key, value in sorted(config.values.items())}
+
+
+def load_tuned(source: Source) -> tuple[Choice, ...]:
+    """The choices of a file. Raises DiagnosticError (E0602) when it is not such a file."""
+    try:
+        data = json.loads(source.text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']} is not {FORMAT}")
+        return tuple(_choice(entry) for entry in data["choices"])
+    except (ValueError, KeyError, TypeError, RecursionError) as failure:
+        line = failure.lineno if isinstance(failure, json.JSONDecodeError) else 1
+        start = source.line_start(line)
+        span = source.span(start, start + len(source.line_text(line)))
+        detail = f"no {failure}" if isinstance(failure, KeyError) else str(failure)
+        raise DiagnosticError(
+            [
+                error(
+                    "E0602",
+                    "file of tuned choices that cannot be read",
+                    span,
+                    detail,
+                    hints=("delete it, or write it again with 'attnc tune'",),
+                )
+            ]
+        ) from None
+
+
+def dump_tuned(choices: Iterable[Choice]) -> str:
+    """The text of a file with these choices, in a fixed order; of two with the same key, the later one
+    stays.
+    """
+    newest = {choice.key: choice for choice in choices}
+    entries = [
+        {
+            "attention": choice.attention,
+            "target": choice.target,
+            "variant": choice.variant,
+            "device": choice.device,
+            "toolchain": choice.toolchain,
+            "kv_len": choice.kv_len,
+            "config": dict(sorted(choice.config.items())),
+            "microseconds": round(choice.microseconds, 2),
+        }
+        for _, choice in sorted(newest.items())
+    ]
+    return json.dumps({"format": FORMAT, "choices": entries}, indent=2) + "\n"
+
+
+def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> tuple[ir.Tuned, ...]:
+    """What the module embeds: for each device, its buckets with positions in the configs of the first kernel.
+
+    Of several toolchains the newest one speaks.
+    """
+    configs = {json.dumps(as_knobs(config)): i for i, config in enumerate(module.kernels[0].configs)}
+    found: dict[str, dict[str, dict[int | None, int]]] = {}
+    for choice in choices:
+        position = configs.get(json.dumps(dict(sorted(choice.config.items()))))
+        mine = (module.variant.attention.name, module.target, module.variant.name)
+        if position is not None and mine == (choice.attention, choice.target, choice.variant):
+            found.setdefault(choice.device, {}).setdefault(choice.toolchain, {})[choice.kv_len] = position
+    return tuple(
+        ir.Tuned(device=device, buckets=_buckets(by_toolchain[max(by_toolchain, key=_version)]))
+        for device, by_toolchain in sorted(found.items())
+    )
+
+
+def _buckets(measured: Mapping[int | None, int]) -> tuple[tuple[int | None, int], ...]:
+    """Ascending, the last one open: lengths beyond what was measured take the longest bucket's choice."""
+    ascending = sorted(measured.items(), key=lambda item: float("inf") if item[0] is None else item[0])
+    return (*ascending[:-1], (None, ascending[-1][1]))
+
+
+def _version(toolchain: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in toolchain.replace(".", " ").split() if part.isdecimal())
+
+
+def _choice(entry: Mapping[str, Any]) -> Choice:
+    length = entry["kv_len"]
+    if not (length is None or (isinstance(length, int) and length > 0)):
+        raise ValueError(f"kv_len {length!r} is not a length")
+    return Choice(
+        target=str(entry["target"]),
+        attention=str(entry["attention"]),
+        variant=str(entry["variant"]),
+        device=str(entry["device"]),
+        toolchain=str(entry["toolchain"]),
+        kv_len=length,
+        config={str(key): str(value) for key, value in dict(entry["config"]).items()},
+        microseconds=float(entry["microseconds"]),
+    )
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str):
+        return str(value)
+    args = ", ".join(f"{name} = {_text(arg)}" for name, arg in value.args.items())
+    return f"{value.name}({args})" if args else value.name

@@ -1,0 +1,129 @@
+"""Shared memory and registers: estimates by hand, pruning, and the message when nothing fits."""
+
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnc.diagnostics import DiagnosticError, render
+from attnc.expr.nodes import TRUE, Const, Dim, Dot
+from attnc.model.attention import Attention, Softmax, Variant
+from attnc.model.schedule import Config, Knob, Schedule
+from attnc.model.tensors import DType, Role, Tensor
+from attnc.plan.device import DEVICES
+from attnc.plan.resources import estimate, misfit, portable, prune, shared_memory
+from attnc.source import Source
+
+SPEC = Source("specs/huge.attn", "schedule huge for triton {\n  tile.q = 128, tile.kv = 256, stages = 4\n}\n")
+HEAD = (Role.BATCH, Role.HEAD)
+
+
+def variant(d: int, dv: int | None = None, dtype: DType = DType.BF16) -> Variant:
+    def tensor(name: str, role: Role, length: str, width: int) -> Tensor:
+        shape = (Dim("B"), Dim("H"), Dim(length), Const(width))
+        return Tensor(name=name, dtype=dtype, shape=shape, roles=(*HEAD, role, Role.FEATURE))
+
+    attention = Attention(
+        name="huge",
+        params=(),
+        inputs=(
+            tensor("q", Role.QUERY, "M", d),
+            tensor("k", Role.KEY, "N", d),
+            tensor("v", Role.KEY, "N", dv or d),
+        ),
+        outputs=(tensor("o", Role.QUERY, "M", dv or d),),
+        lengths=MappingProxyType({}),
+        score=Dot(),
+        mask=TRUE,
+        softmax=Softmax(),
+        grads=(),
+    )
+    return Variant(source=SPEC, attention=attention, params=MappingProxyType({}), name="default")
+
+
+def config(q: int, kv: int, stages: int, warps: int = 4) -> Config:
+    return Config(values={"tile.q": q, "tile.kv": kv, "stages": stages, "warps": warps})
+
+
+def schedule() -> Schedule:
+    def knob(text: str, key: str) -> Knob:
+        start = SPEC.text.index(text)
+        return Knob(key=key, choices=(0,), span=SPEC.span(start, start + len(text)))
+
+    texts = (("tile.q", "tile.q = 128"), ("tile.kv", "tile.kv = 256"), ("stages", "stages = 4"))
+    knobs = {key: knob(text, key) for key, text in texts}
+    whole = SPEC.span(0, len(SPEC.text))
+    return Schedule(attention="huge", target="triton", knobs={"forward": knobs}, where={}, span=whole)
+
+
+def test_hopper_keeps_q_beside_the_stages_of_k_and_v() -> None:
+    needs = estimate(config(128, 64, 2), variant(128), DEVICES["sm_90"])
+    assert [(b.name, b.shape, b.bytes) for b in needs.buffers] == [
+        ("q", "128x128", 32768),
+        ("k", "2 x 64x128", 32768),
+        ("v", "2 x 64x128", 32768),
+    ]
+    assert needs.shared == 98304
+    assert needs.registers["acc"] == 128
+    assert needs.registers["s"] == 64
+
+
+def test_ampere_keeps_q_in_registers() -> None:
+    needs = estimate(config(128, 64, 2), variant(128), DEVICES["sm_80"])
+    assert needs.shared == 65536
+    assert needs.registers["q"] == 64
+
+
+def test_k_and_v_may_differ_in_width() -> None:
+    needs = estimate(config(64, 32, 2), variant(192, 128), DEVICES["sm_90"])
+    assert {b.name: b.bytes for b in needs.buffers} == {"q": 24576, "k": 24576, "v": 16384}
+
+
+def test_a_config_is_rejected_with_numbers() -> None:
+    kept, rejected = prune([config(64, 64, 2), config(128, 128, 4)], variant(128), DEVICES["sm_86"])
+    assert kept == (config(64, 64, 2),)
+    assert [str(r) for r in rejected] == ["needs 262144 B of shared memory; the limit is 101376 B"]
+
+
+def test_too_large_an_accumulator_is_rejected() -> None:
+    rejection = misfit(config(128, 64, 1, warps=4), variant(256), DEVICES["sm_80"])
+    assert rejection is not None
+    assert str(rejection) == "needs 320 words of a thread's registers for acc and s; the limit is 255 words"
+
+
+def test_portable_keeps_what_runs_on_some_device() -> None:
+    only_large = config(64, 128, 2)
+    configs = [only_large, config(64, 32, 2), config(128, 256, 4)]
+    assert portable(configs, variant(128), schedule()) == tuple(configs[:2])
+    assert misfit(only_large, variant(128), DEVICES["sm_86"]) is not None
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        portable([config(128, 256, 4)], variant(128), schedule())
+    assert render(caught.value.diagnostics) == (
+        "error[E0601]: no config of schedule 'huge' fits any GPU\n"
+        "  --> specs/huge.attn:2:3\n"
+        " 2 |   tile.q = 128, tile.kv = 256, stages = 4\n"
+        "   |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"
+        " needs 557056 B of shared memory; the limit is 232448 B\n"
+        "   = note: q 128x128 + k 4 x 256x128 + v 4 x 256x128, bf16, default\n"
+        "   = help: 'tile.kv = 64' needs 163840 B and 264 registers a thread\n"
+    )
+
+
+def test_shared_memory_is_that_of_the_neediest_device() -> None:
+    assert shared_memory(config(128, 64, 2), variant(128)) == 98304
+
+
+TILES = st.sampled_from([16, 32, 64, 128])
+
+
+@given(TILES, TILES, st.integers(1, 4), st.sampled_from([4, 8]), st.sampled_from([16, 64, 80, 128, 256]))
+def test_smaller_tiles_never_need_more(q: int, kv: int, stages: int, warps: int, d: int) -> None:
+    for device in DEVICES.values():
+        larger = estimate(config(q, kv, stages, warps), variant(d), device)
+        smaller = estimate(config(q, kv // 2, stages, warps), variant(d), device)
+        assert smaller.shared <= larger.shared
+        assert smaller.registers_per_thread <= larger.registers_per_thread
