@@ -1,0 +1,204 @@
+"""AST -> canonical text.
+
+One statement a line, except those that were written on one line with commas; two spaces of indentation;
+single blank lines are kept; a long statement is broken at its loosest operator; comments stay where they
+were, before a statement or after it, those after one aligned. Formatting twice changes nothing, and the text
+parses to the same tree.
+
+Non-goals: sorting, and rewording what was written (numbers keep their digits, comments their text).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from attnc.syntax import ast
+from attnc.syntax.print import print_arguments, print_expr, print_list, print_parts
+
+_WIDTH = 100
+_INDENT = "  "
+_COMMENT_COLUMN = 40
+_COMMENT_GAP = "   "
+
+_Statement = TypeVar("_Statement", bound=ast.Node)
+
+
+def format_file(file: ast.File) -> str:
+    """The canonical text of a parsed file; empty, or ending with a newline."""
+    writer = _Writer(file)
+    end = len(file.span.source.text) + 1
+    for item in file.items:
+        match item:
+            case ast.Def():
+                head = f"def {item.name.id}" + (f"({_names(item.params)})" if item.params else "")
+                writer.statement(_define(head, item.value), 0, item.span.start, item.span.end, end)
+            case ast.Attention():
+                writer.block(f"attention {item.name.id}", item, item.name, item.items, 0, end)
+            case ast.Schedule():
+                head = f"schedule {item.attention.id} for {item.target.id}"
+                writer.block(head, item, item.target, item.entries, 0, end)
+    writer.comments_before(end, 0)
+    return "".join(f"{line}\n" for line in _align(writer.rows))
+
+
+@dataclass(slots=True)
+class _Row:
+    text: str
+    depth: int
+    comment: str = ""
+    after_blank: bool = False
+
+    @property
+    def code(self) -> str:
+        return _INDENT * self.depth + self.text
+
+
+class _Writer:
+    """Writes rows in the order of the text, taking each comment as it comes by."""
+
+    def __init__(self, file: ast.File) -> None:
+        self.source = file.span.source
+        self.comments = list(reversed(file.comments))
+        self.rows: list[_Row] = []
+        self.line = 0  # the last line of the text that is written; 0 where a block starts or ends
+
+    def write(self, texts: Sequence[str], depth: int, start: int, end: int) -> None:
+        """The rows for what stands in [start, end) of the text."""
+        after_blank = bool(self.line) and self.source.position(start)[0] > self.line + 1
+        self.rows += [_Row(text, depth, after_blank=after_blank and i == 0) for i, text in enumerate(texts)]
+        self.line = self.source.position(end)[0]
+
+    def comments_before(self, offset: int, depth: int, at: int | None = None) -> None:
+        """The comments before an offset, on lines of their own, as if they had stood at the offset `at`."""
+        while self.comments and self.comments[-1].span.start < offset:
+            comment = self.comments.pop()
+            place = comment.span.start if at is None else at
+            self.write([comment.text], depth, place, place)
+
+    def trailing_comment(self, limit: int) -> None:
+        """A comment on the line that was written last, if it stands before the offset `limit`."""
+        if self.comments:
+            start = self.comments[-1].span.start
+            if start < limit and self.source.position(start)[0] == self.line:
+                self.rows[-1].comment = self.comments.pop().text
+
+    def statement(self, texts: Sequence[str], depth: int, start: int, end: int, limit: int) -> None:
+        """A statement with its comments; those within it are moved before it."""
+        self.comments_before(start, depth)
+        self.comments_before(end, depth, at=start)
+        self.write(texts, depth, start, end)
+        self.trailing_comment(limit)
+
+    def block(
+        self, head: str, node: ast.Node, head_end: ast.Node, body: Sequence[ast.Node], depth: int, limit: int
+    ) -> None:
+        """`HEAD {`, the body, `}`. `head_end` is the last node before the brace."""
+        brace = node.span.end - 1
+        self.comments_before(node.span.start, depth)
+        self.write([f"{head} {{"], depth, node.span.start, head_end.span.end)
+        self.trailing_comment(body[0].span.start if body else brace)
+        self.line = 0
+        for group in _lines(body):
+            match group:
+                case [ast.Phase() as phase]:
+                    self.block(phase.name.id, phase, phase.name, phase.entries, depth + 1, brace)
+                case _:
+                    texts = _statement_texts(group)
+                    self.statement(texts, depth + 1, group[0].span.start, group[-1].span.end, brace)
+        self.comments_before(brace, depth + 1)
+        self.line = 0
+        self.write(["}"], depth, brace, node.span.end)
+        self.trailing_comment(limit)
+
+
+def _lines(statements: Iterable[_Statement]) -> Iterator[list[_Statement]]:
+    """The statements that were written on one line, joined by commas, together."""
+    group: list[_Statement] = []
+    for statement in statements:
+        if group and "\n" in statement.span.source.text[group[-1].span.end : statement.span.start]:
+            yield group
+            group = []
+        group.append(statement)
+    if group:
+        yield group
+
+
+def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
+    """The lines of some statements that share a line."""
+    match group[0]:
+        case ast.Param():
+            params = cast("Sequence[ast.Param]", group)
+            return ["param " + ", ".join(f"{p.name.id} in {{{print_list(p.choices)}}}" for p in params)]
+        case ast.Setting():
+            return [", ".join(_setting(setting) for setting in cast("Sequence[ast.Setting]", group))]
+        case ast.Input() as tensor:
+            via = f" via {print_expr(tensor.storage)}" if tensor.storage else ""
+            facts = f" is {_names(tensor.facts)}" if tensor.facts else ""
+            shape = f"{tensor.dtype.id}[{print_list(tensor.shape)}]"
+            return [f"input {_names(tensor.names)}: {shape}{via}{facts}"]
+        case ast.Output() as tensor:
+            return [f"output {tensor.name.id}: {tensor.dtype.id}[{print_list(tensor.shape)}]"]
+        case ast.Let(name=name, value=value):
+            return _define(f"let {name.id}", value)
+        case ast.Length(name=name, value=value):
+            return _define(f"length {name.id}", value)
+        case ast.Score(value=value):
+            return _define("score", value)
+        case ast.Mask(value=value):
+            return _define("mask", value)
+        case ast.Normalize(value=value):
+            return _define("normalize", value)
+        case ast.Grad(names=names):
+            return [f"grad {_names(names)}"]
+        case ast.Where(condition=condition):
+            return _break("where ", condition)
+        case node:
+            raise AssertionError(f"no statement is a {type(node).__name__}")
+
+
+def _setting(setting: ast.Setting) -> str:
+    values = print_list(setting.values)
+    return f"{setting.key.id} in {{{values}}}" if setting.is_set else f"{setting.key.id} = {values}"
+
+
+def _names(names: Iterable[ast.Name]) -> str:
+    return ", ".join(name.id for name in names)
+
+
+def _define(head: str, value: ast.Expr) -> list[str]:
+    return _break(f"{head} = ", value)
+
+
+def _break(head: str, value: ast.Expr) -> list[str]:
+    """On one line if it fits, else a line for each part, in brackets."""
+    text = head + print_expr(value)
+    if len(_INDENT) + len(text) <= _WIDTH:
+        return [text]
+    if isinstance(value, ast.Call):
+        arguments = ",\n".join(_INDENT + argument for argument in print_arguments(value)).split("\n")
+        return [f"{head}{value.function.id}(", *arguments, ")"]
+    parts = print_parts(value)
+    return [f"{head}(", *(_INDENT + part for part in parts), ")"] if len(parts) > 1 else [text]
+
+
+def _align(rows: Sequence[_Row]) -> Iterator[str]:
+    """The lines, a blank line where there was one, trailing comments aligned within each paragraph."""
+    paragraph: list[_Row] = []
+    for row in rows:
+        if paragraph and (row.after_blank or row.depth != paragraph[-1].depth):
+            yield from _align_paragraph(paragraph)
+            paragraph = []
+        if row.after_blank:
+            yield ""
+        paragraph.append(row)
+    yield from _align_paragraph(paragraph)
+
+
+def _align_paragraph(rows: Sequence[_Row]) -> Iterator[str]:
+    """Comments start at column 40, or after the longest line that has one and is not long itself."""
+    widths = [len(row.code) + len(_COMMENT_GAP) for row in rows if row.comment]
+    column = max([_COMMENT_COLUMN, *(width for width in widths if width <= 3 * _WIDTH // 4)])
+    for row in rows:
+        yield f"{row.code + _COMMENT_GAP:{column}}{row.comment}" if row.comment else row.code

@@ -1,0 +1,136 @@
+"""Tree -> text: canonical, stable, and nothing is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from attnc.resources import resource
+from attnc.source import Source
+from attnc.syntax.format import format_file
+from attnc.syntax.parser import load, parse
+
+EXAMPLES = sorted((Path(__file__).parent / "examples").glob("*.attn"))
+
+
+def format_text(text: str) -> str:
+    """Formats, and checks that the result means the same and is stable."""
+    file = parse(Source("test.attn", text))
+    formatted = format_file(file)
+    again = parse(Source("formatted.attn", formatted))
+    assert again == file
+    assert format_file(again) == formatted
+    return formatted
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, resource("grammar", "prelude.attn")], ids=lambda path: path.stem)
+def test_examples_are_formatted(path: Path) -> None:
+    text = load(path).text
+    assert format_text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "formatted"),
+    [
+        ("a+b*-c", "a + b * -c"),
+        ("((a+b))+(c+d)", "a + b + (c + d)"),
+        ("a-(b-c)*(d/e)//f", "a - (b - c) * (d / e) // f"),
+        ("a*(b/c)", "a * (b / c)"),
+        ("--a", "-(-a)"),
+        ("-(a+b)", "-(a + b)"),
+        ("not not(a==b)", "not not a == b"),
+        ("not(a and b)", "not (a and b)"),
+        ("a or b and c", "a or (b and c)"),
+        ("(a or b)and c", "(a or b) and c"),
+        ("(a and b)and c", "(a and b) and c"),
+        ("(a<b)<c", "(a < b) < c"),
+        ("(not a)==b", "(not a) == b"),
+        ("a<=b<c+1", "a <= b < c + 1"),
+        ("f ( x , y=[1,[2]] , z = g ( ) )", "f(x, y = [1, [2]], z = g())"),
+        ("doc [b,q_pos]*p[ ]", "doc[b, q_pos] * p[]"),
+        ("1e-06+0.50", "1e-06 + 0.50"),
+        ("tile . q", "tile.q"),
+    ],
+)
+def test_expressions(text: str, formatted: str) -> None:
+    assert format_text(f"def f={text}") == f"def f = {formatted}\n"
+
+
+def test_statements_and_comments() -> None:
+    text = """\
+#head
+
+
+# second
+attention   a{   # after the brace
+
+ # own line
+   param T in{f16,bf16},D in {64,
+     128}# choices
+
+
+   input k,v:T[B,N] via paged( table,page=16 )is sorted
+   mask=(a # inner
+
+     and # deep
+     b)   # after
+   # last
+
+}   # end
+schedule a for cuda . sm_90a{tile.q=64,stages in{2,3}
+  backward{warps=4 # four
+  } # backward ends
+  combine {}
+  where tile.q<=64}
+#tail"""
+    assert (
+        format_text(text)
+        == """\
+#head
+
+# second
+attention a {                           # after the brace
+  # own line
+  param T in {f16, bf16}, D in {64, 128}   # choices
+
+  input k, v: T[B, N] via paged(table, page = 16) is sorted
+  # inner
+  # deep
+  mask = a and b                        # after
+  # last
+}                                       # end
+schedule a for cuda.sm_90a {
+  tile.q = 64, stages in {2, 3}
+  backward {
+    warps = 4                           # four
+  }                                     # backward ends
+  combine {
+  }
+  where tile.q <= 64
+}
+#tail
+"""
+    )
+
+
+def test_long_statements_are_broken_at_the_loosest_operator() -> None:
+    a, b, c = "a" * 40, "b" * 40, "c" * 40
+    assert format_text(f"def f = {a} and ({b} or {c})") == f"def f = (\n  {a}\n  and ({b} or {c})\n)\n"
+    assert format_text(f"def f = {a} + {b} * 2 - {c}") == f"def f = (\n  {a}\n  + {b} * 2\n  - {c}\n)\n"
+    assert format_text(f"def f = {a} < {b} <= {c}") == f"def f = (\n  {a}\n  < {b}\n  <= {c}\n)\n"
+    assert format_text(f"def f = g({a}, {b}, x = {c})") == f"def f = g(\n  {a},\n  {b},\n  x = {c}\n)\n"
+    assert format_text(f"schedule a for t {{ where {a} < {b} + {c} }}").splitlines()[1] == "  where ("
+
+
+def test_empty_file() -> None:
+    assert format_text("\n \n") == ""
+    assert format_text("# c") == "# c\n"
+
+
+def test_comments_align_within_a_paragraph() -> None:
+    text = "def f = 1 # a\ndef gggggggggggggggggggggggggggggggg = 1234 # b\n\ndef h = 1 # c\n"
+    assert format_text(text).splitlines() == [
+        "def f = 1                                     # a",
+        "def gggggggggggggggggggggggggggggggg = 1234   # b",
+        "",
+        "def h = 1                               # c",
+    ]
