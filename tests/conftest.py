@@ -12,6 +12,10 @@ import os
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
+from tests.golden_files import golden, pytest_addoption
+
+__all__ = ["golden", "pytest_addoption", "pytest_collection_modifyitems"]
+
 # One thread per worker: two xdist workers that each use every core only slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -187,6 +187,10 @@ def _advice(stop: Stop) -> list[str]:
         return ["'{' stands on the line that it belongs to"]
     if (stop.kind == "_NL" and last in _OPERATORS) or (stop.kind in _OPERATORS and stop.starts_line):
         return ["put an expression that takes several lines in parentheses"]
+    if stop.kind == "LBRACE" and last == "EQUAL":
+        return ["'=' takes one value; a set of choices follows 'in'"]
+    if "LBRACE" in stop.accepts and last == "IN":
+        return ["choices stand in braces, even a single one"]
     if stop.kind == "COLON" and _open_brackets(stop.taken)[-1:] == ["["]:
         return ["there are no slices"]
     if stop.kind == "DOT" and (last == "NUMBER" or text[stop.span.end : stop.span.end + 1].isdigit()):

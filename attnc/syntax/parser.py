@@ -67,8 +67,8 @@ def parse(source: Source) -> ast.File:
             items += _parse_items(source, start, end)
         except DiagnosticError as failure:
             [found] = failure.diagnostics
-            # The '}' that an unclosed block lacked may have gone to the next item.
-            if not (errors and errors[-1].code == "E0103" and found.code == "E0104"):
+            # The rest of an unclosed block may stand behind the item that cut it off.
+            if not (errors and errors[-1].code == "E0103" and found.code in ("E0104", "E0107")):
                 errors.append(found)
             if len(errors) == MAX_ERRORS:
                 break

@@ -1,0 +1,99 @@
+"""No input makes the front end fail in any other way than by telling its user what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.lark import from_lark
+from lark import Lark
+
+from attnc.diagnostics import Diagnostic, DiagnosticError, render, to_json
+from attnc.resources import resource
+from attnc.source import Source
+from attnc.syntax import ast
+from attnc.syntax.format import format_file
+from attnc.syntax.parser import MAX_ERRORS, parse
+
+EXAMPLES = [path.read_text(encoding="utf-8") for path in (Path(__file__).parent / "examples").glob("*.attn")]
+GRAMMAR = Lark(resource("grammar", "attn.lark").read_text(encoding="utf-8"), start="file", parser="lalr")
+
+WORDS = (
+    "attention schedule def param input output let length score mask normalize grad via is in for where "
+    "and or not true false softmax causal q_pos kv_idx tile.q 64 0.5 1e9 1e999 ( ) [ ] { } , : . = == < + "
+    "- * / // % #"
+)
+SLIPS = ("&", "|", "!", "**", "if", "?", "'", "@", ";", "\0", "\x1b", "\u2028", "é", "漢")
+PIECES = st.sampled_from([*WORDS.split(), *SLIPS, " ", "\t", "\n", "\r\n"])
+
+
+def check(text: str) -> None:
+    """Either a tree that survives formatting, or diagnostics that can be shown."""
+    file: ast.File | None = None
+    errors: tuple[Diagnostic, ...] = ()
+    try:
+        file = parse(Source("fuzz.attn", text))
+    except DiagnosticError as failure:
+        errors = failure.diagnostics
+    if file:
+        formatted = format_file(file)
+        again = parse(Source("formatted.attn", formatted))
+        assert again == file
+        assert format_file(again) == formatted
+    assert len(errors) <= MAX_ERRORS
+    for diagnostic in errors:
+        assert 0 <= diagnostic.primary.span.start <= diagnostic.primary.span.end <= len(text)
+    assert all(char.isprintable() or char == "\n" for char in render(errors))
+    assert len(json.loads(to_json(errors))) == len(errors)
+
+
+HOSTILE = {
+    "brackets": "(" * 20_000,
+    "closing brackets": "def a = 1" + ")" * 20_000,
+    "nots": "def a = " + "not " * 20_000 + "b",
+    "signs": "def a = " + "-" * 20_000 + "1",
+    "sum": "def a = 1" + " + 1" * 20_000,
+    "conjunction": "def a = 1" + " and 1" * 20_000,
+    "comparison": "def a = 1" + " < 1" * 20_000,
+    "deep sums": "def a = " + "(1+" * 60 + "1" + ")" * 60,
+    "calls": "def a = " + "f(" * 62 + "1" + ")" * 62,
+    "phases": "schedule a for t {" + "b {" * 70,
+    "errors": "def\n" * 20_000,
+    "comments": "#\n" * 50_000,
+    "blank lines": "attention a {" + "\n" * 100_000 + "}",
+    "long line": "def a = " + " " * 100_000 + "$",
+    "digits": "def a = " + "9" * 100_000,
+    "name": "def " + "a" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_texts(name: str) -> None:
+    check(HOSTILE[name])
+
+
+# Generating sentences takes far longer than parsing them.
+@settings(max_examples=settings().max_examples // 4)
+@given(from_lark(GRAMMAR, alphabet=st.characters(codec="ascii")))
+def test_sentences_of_the_grammar(text: str) -> None:
+    check(text)
+
+
+@given(st.lists(PIECES | st.text(max_size=3), max_size=40), st.sampled_from(["", " "]))
+def test_pieces(pieces: list[str], glue: str) -> None:
+    check(glue.join(pieces))
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_mutated_examples(text: str, data: st.DataObject) -> None:
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = min(len(text), start + data.draw(st.integers(0, 12)))
+        text = text[:start] + data.draw(PIECES | st.just("") | st.just(text[start:end] * 2)) + text[end:]
+    check(text)
+
+
+@given(st.text())
+def test_any_text(text: str) -> None:
+    check(text)
