@@ -27,8 +27,11 @@ from tests.front_end import CODE_RANGES, diagnose
 
 GOLDEN = Path(__file__).parent / "golden" / "diagnostics"
 
-# Specs that are too large to be kept.
-GENERATED = {"E0501_large_file": "# padding\n" * 27_000}
+# Specs that are no text, or too large to be kept.
+GENERATED = {
+    "E0105_not_utf8": b"attention a {\n  mask = causal   # caf\xe9\n}\n",
+    "E0501_large_file": b"# padding\n" * 27_000,
+}
 
 NAMES = sorted({path.stem for path in GOLDEN.glob("*.attn")} | GENERATED.keys())
 
@@ -38,7 +41,7 @@ def test_golden(
     name: str, golden: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if name in GENERATED:
-        (tmp_path / f"{name}.attn").write_text(GENERATED[name], encoding="utf-8")
+        (tmp_path / f"{name}.attn").write_bytes(GENERATED[name])
         monkeypatch.chdir(tmp_path)
     else:
         monkeypatch.chdir(GOLDEN)
