@@ -1,0 +1,300 @@
+"""May / must: what a mask says about a whole tile (compare Halide's `Bounds.h`).
+
+For a tile, the box q_lo..q_hi x kv_lo..kv_hi, `classify` computes two scalar conditions: `may` is true if the
+mask may keep some element of the tile, `must` only if it keeps all. Not `may`: skip the tile; `must`: no mask
+code; else partial.
+
+Every integer comparison is a sum of atoms compared with 0 (`affine`), hence exact over the box when the atoms
+are indices; other atoms have intervals of their own. Sound by construction: each rule gives an interval that
+holds the value of every element, and what has no rule has no bounds. Float bounds use the operations of the
+float expression itself, which round monotonically; products fused with sums may differ from them in the last
+bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TypeAlias
+
+from attnc.expr.affine import Affine, affine, normalize
+from attnc.expr.facts import TILE, at_least, larger, relate, smaller
+from attnc.expr.nodes import (
+    FALSE,
+    TRUE,
+    And,
+    Binary,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Dim,
+    Dot,
+    Expr,
+    Index,
+    Load,
+    Neg,
+    Not,
+    Or,
+    Ref,
+    walk,
+)
+from attnc.expr.simplify import (
+    MIRRORED,
+    ZERO,
+    add,
+    compare,
+    conj,
+    disj,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    neg,
+    nnf,
+    number,
+    sub,
+    where,
+)
+
+Join: TypeAlias = Callable[[Expr, Expr], Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Scalar bounds, inclusive, that hold for every element of a tile; None: no bound known."""
+
+    lo: Expr | None
+    hi: Expr | None
+
+
+UNKNOWN = Interval(None, None)
+
+
+def is_scalar(expr: Expr) -> bool:
+    """Whether the value is the same for every element of a tile."""
+    return not any(
+        (isinstance(node, Index) and node.name in ("q_idx", "q_pos", "kv_idx"))
+        or isinstance(node, Dot)
+        or (isinstance(node, Ref) and node.axes)
+        for node in walk(expr)
+    )
+
+
+def classify(mask: Expr) -> tuple[Expr, Expr]:
+    """(may, must) of a mask over the tile (q_lo, q_hi, kv_lo, kv_hi), which obeys `facts`. Neither uses q_idx
+    or kv_idx."""
+    return _classify(nnf(mask))
+
+
+def _classify(mask: Expr) -> tuple[Expr, Expr]:
+    match mask:
+        case And(operands=operands):
+            pairs = [_classify(operand) for operand in operands]
+            return conj(*(may for may, _ in pairs)), conj(*(must for _, must in pairs))
+        case Or(operands=operands):
+            pairs = [_classify(operand) for operand in operands]
+            return disj(*(may for may, _ in pairs)), disj(*(must for _, must in pairs))
+        case Compare(op="!=", left=left, right=right):
+            may, must = _classify(compare("==", left, right))
+            return nnf(Not(must)), nnf(Not(may))
+        case Compare(op=op, left=left, right=right) if "float" in (left.type, right.type):
+            return _classify_float(op, bounds(left), bounds(right))
+        case Compare(op="==", left=left, right=right):
+            return _classify_equal(affine(left) - affine(right))
+        case Compare(op=op, left=left, right=right):
+            interval = bounds_of_sum(affine(left) - affine(right))
+            low, high = (interval.lo, interval.hi) if op in ("<", "<=") else (interval.hi, interval.lo)
+            return _relate(op, low, ZERO, unknown=TRUE), _relate(op, high, ZERO, unknown=FALSE)
+        case _ if is_scalar(mask):
+            return normalize(mask), normalize(mask)
+        case _:
+            return TRUE, FALSE
+
+
+def _relate(op: CompareOp, left: Expr | None, right: Expr | None, *, unknown: Expr) -> Expr:
+    if left is None or right is None:
+        return unknown
+    return relate(op, left, right) if left.type == right.type == "int" else compare(op, left, right)
+
+
+def _classify_equal(difference: Affine) -> tuple[Expr, Expr]:
+    interval = bounds_of_sum(difference)
+    lo, hi = interval.lo, interval.hi
+    if lo is not None and lo == hi:
+        same = relate("==", lo, ZERO)
+        return same, same
+    if (exact := _classify_remainder(difference)) is not None:
+        return exact
+    may = conj(_relate("<=", lo, ZERO, unknown=TRUE), _relate(">=", hi, ZERO, unknown=TRUE))
+    must = conj(_relate(">=", lo, ZERO, unknown=FALSE), _relate("<=", hi, ZERO, unknown=FALSE))
+    return may, must
+
+
+def _classify_remainder(difference: Affine) -> tuple[Expr, Expr] | None:
+    """x % s == r with scalar r in 0..s-1: whether the last number up to x.hi that leaves r is within x.lo ..
+    x.hi."""
+    match [(atom, c) for atom, c in difference.terms if not is_scalar(atom)]:
+        case [(Binary(op="%", left=left, right=Const(value=int(size))) as atom, 1 | -1 as c)] if size > 1:
+            x = bounds(left)
+            if x.lo is None or x.hi is None:
+                return None
+            r = affine(atom) - difference * c
+            valid = conj(relate(">=", r.expr, ZERO), relate("<", r.expr, Const(size)))
+            steps = affine(floordiv((affine(x.hi) - r).expr, Const(size)))
+            may = relate(">=", (steps * size + r).expr, x.lo)
+            return conj(valid, may), conj(valid, may, relate("==", x.lo, x.hi))
+        case _:
+            return None
+
+
+def _classify_float(op: CompareOp, left: Interval, right: Interval) -> tuple[Expr, Expr]:
+    if op in (">", ">="):
+        return _classify_float(MIRRORED[op], right, left)
+    if op == "==":
+        pairs = [_classify_float("<=", left, right), _classify_float("<=", right, left)]
+        return conj(*(may for may, _ in pairs)), conj(*(must for _, must in pairs))
+    may = _relate(op, left.lo, right.hi, unknown=TRUE)
+    return may, _relate(op, left.hi, right.lo, unknown=FALSE)
+
+
+def bounds_of_sum(total: Affine) -> Interval:
+    """Exact if the bounds of every atom are, since each atom occurs once."""
+    low, high = Affine((), total.const), Affine((), total.const)
+    has_low = has_high = True
+    for atom, c in total.terms:
+        interval = bounds_of_atom(atom)
+        lo, hi = (interval.lo, interval.hi) if c > 0 else (interval.hi, interval.lo)
+        has_low, has_high = has_low and lo is not None, has_high and hi is not None
+        low = low + affine(lo or ZERO) * c
+        high = high + affine(hi or ZERO) * c
+    return Interval(low.expr if has_low else None, high.expr if has_high else None)
+
+
+def bounds(expr: Expr) -> Interval:
+    """Bounds of an int or float expression over the tile."""
+    if expr.type == "int":
+        return bounds_of_sum(affine(expr))
+    return bounds_of_atom(expr)
+
+
+def bounds_of_atom(expr: Expr) -> Interval:
+    if is_scalar(expr):
+        return Interval(normalize(expr), normalize(expr))
+    match expr:
+        case Index(name="q_idx" | "kv_idx" as name):
+            low, high, _ = TILE[name]
+            return Interval(low, high)
+        case Load(is_sorted=True):
+            return _bounds_of_sorted(expr)
+        case Neg(operand=operand):
+            a = bounds(operand)
+            return Interval(a.hi and neg(a.hi), a.lo and neg(a.lo))
+        case Binary(op="+", left=left, right=right):
+            a, b = bounds(left), bounds(right)
+            return Interval(_both(add, a.lo, b.lo), _both(add, a.hi, b.hi))
+        case Binary(op="-", left=left, right=right):
+            a, b = bounds(left), bounds(right)
+            return Interval(_both(sub, a.lo, b.hi), _both(sub, a.hi, b.lo))
+        case Binary(op="*", left=left, right=right):
+            return _bounds_of_product(bounds(left), bounds(right))
+        case Binary(op="//", left=left, right=right) if _is_positive(right):
+            a = bounds(left)
+            return Interval(
+                a.lo and normalize(floordiv(a.lo, right)), a.hi and normalize(floordiv(a.hi, right))
+            )
+        case Binary(op="%", left=left, right=right) if _is_positive(right):
+            return _bounds_of_remainder(bounds(left), right)
+        case Call(function="abs", args=(operand,)):
+            a = bounds(operand)
+            if a.lo is None or a.hi is None:
+                return Interval(Const(0 if expr.type == "int" else 0.0), None)
+            nearest = _larger(a.lo, neg(a.hi))
+            return Interval(
+                _larger(nearest, Const(0 if expr.type == "int" else 0.0)), _larger(neg(a.lo), a.hi)
+            )
+        case Call(function="min", args=(left, right)):
+            a, b = bounds(left), bounds(right)
+            return Interval(_both(_smaller, a.lo, b.lo), _any(_smaller, a.hi, b.hi))
+        case Call(function="max", args=(left, right)):
+            a, b = bounds(left), bounds(right)
+            return Interval(_any(_larger, a.lo, b.lo), _both(_larger, a.hi, b.hi))
+        case Call(function="where", args=(condition, left, right)):
+            may, must = classify(condition)
+            a, b = bounds(left), bounds(right)
+            return Interval(_chosen(may, must, _smaller, a.lo, b.lo), _chosen(may, must, _larger, a.hi, b.hi))
+        case _:
+            return UNKNOWN
+
+
+def _bounds_of_sorted(load: Load) -> Interval:
+    """T[i], ascending in its last index i: between the elements at the ends of i's range.
+
+    An index outside the tensor reads 0. So an end that may lie outside is read both as it is, which gives
+    that 0, and clipped.
+    """
+    *prefix, last = load.indices
+    index = bounds(last)
+    if index.lo is None or index.hi is None or not all(map(is_scalar, prefix)):
+        return UNKNOWN
+
+    def at(position: Expr) -> Expr:
+        return normalize(replace(load, indices=(*prefix, position)))
+
+    end = (affine(load.extents[-1]) - 1).expr
+    lows, highs = [at(index.lo)], [at(index.hi)]
+    if not at_least(index.lo, ZERO):
+        lows.append(at(larger(index.lo, ZERO)))
+        highs.insert(0, at(index.lo))
+    if not at_least(end, index.hi):
+        highs.append(at(smaller(index.hi, end)))
+        lows.append(at(index.hi))
+    return Interval(reduce(_smaller, lows), reduce(_larger, highs))
+
+
+def _bounds_of_product(a: Interval, b: Interval) -> Interval:
+    if a.lo is None or a.hi is None or b.lo is None or b.hi is None:
+        return UNKNOWN
+    corners = [normalize(mul(x, y)) for x in dict.fromkeys((a.lo, a.hi)) for y in dict.fromkeys((b.lo, b.hi))]
+    return Interval(reduce(_smaller, corners), reduce(_larger, corners))
+
+
+def _bounds_of_remainder(x: Interval, size: Expr) -> Interval:
+    most = larger((affine(size) - 1).expr, ZERO)
+    if x.lo is None or x.hi is None:
+        return Interval(ZERO, most)
+    same_quotient = relate("==", floordiv(x.lo, size), floordiv(x.hi, size))
+    low, high = normalize(mod(x.lo, size)), normalize(mod(x.hi, size))
+    return Interval(where(same_quotient, low, ZERO), where(same_quotient, high, most))
+
+
+def _is_positive(divisor: Expr) -> bool:
+    """A constant, or a size: that may be 0, and then // and % by it are 0, which their bounds allow."""
+    return divisor.type == "int" and ((number(divisor) or 0) > 0 or isinstance(divisor, Dim))
+
+
+def _chosen(may: Expr, must: Expr, worst: Join, then: Expr | None, other: Expr | None) -> Expr | None:
+    """A bound of where(condition, ...): of one branch where the whole tile takes it, else the worst of
+    both."""
+    if then is None or other is None:
+        return None
+    mixed = other if may == must else where(may, worst(then, other), other)
+    return where(must, then, mixed)
+
+
+def _smaller(a: Expr, b: Expr) -> Expr:
+    return smaller(a, b) if a.type == b.type == "int" else minimum(a, b)
+
+
+def _larger(a: Expr, b: Expr) -> Expr:
+    return larger(a, b) if a.type == b.type == "int" else maximum(a, b)
+
+
+def _both(join: Join, a: Expr | None, b: Expr | None) -> Expr | None:
+    return None if a is None or b is None else join(a, b)
+
+
+def _any(join: Join, a: Expr | None, b: Expr | None) -> Expr | None:
+    return b if a is None else a if b is None else join(a, b)

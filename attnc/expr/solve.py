@@ -1,0 +1,314 @@
+"""Solves a mask for one index: which positions may be kept by a tile of the other, in closed form.
+
+Every comparison in which the index stands once becomes a half-line, `and` intersects runs, `or` takes their
+hull: the loop bounds of a kernel are computed by a few scalar operations from run-time sizes, and no list of
+blocks is ever made. What cannot be solved is left to the test of the partial loop. Sound by construction:
+`may` holds every position that some element of the tile keeps, `must` only positions that all elements keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal, TypeAlias
+
+from attnc.expr.affine import Affine, affine, normalize
+from attnc.expr.facts import TILE, at_least, relate
+from attnc.expr.interval import Interval, bounds, bounds_of_sum, classify, is_scalar
+from attnc.expr.nodes import (
+    TRUE,
+    And,
+    Binary,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Or,
+    Ref,
+    Search,
+    uses,
+    walk,
+)
+from attnc.expr.runs import ALL, NONE, Run, hull, intersect, largest
+from attnc.expr.simplify import (
+    MIRRORED,
+    ZERO,
+    compare,
+    conj,
+    floordiv,
+    negate,
+    nnf,
+    number,
+    substitute,
+    where,
+)
+
+Var: TypeAlias = Literal["q_idx", "kv_idx"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """Half-open ranges of `var` for one tile of the other index; scalar expressions, None where unbounded.
+
+    A kernel clamps them: [max(lo, 0), min(hi, length)). Positions outside may are kept by no element of the
+    tile, those inside must by all; either may be empty (lo >= hi). `tile_may`, where present, decides for a
+    tile of both indices within the hull whether it can be skipped after all.
+
+    full, never: the mask keeps everything, nothing. The other flags say which of the three loops can run at
+    all, as far as the mask is concerned: without `any_full` all is left to the left partial loop.
+    """
+
+    var: Var
+    may_lo: Expr | None
+    may_hi: Expr | None
+    must_lo: Expr | None
+    must_hi: Expr | None
+    tile_may: Expr | None
+    full: bool
+    never: bool
+    left_partial: bool
+    any_full: bool
+    right_partial: bool
+
+
+def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
+    """The ranges of `var` that a mask leaves to a tile of the other index.
+
+    With var="kv_idx" the ranges use q_lo and q_hi (forward), with "q_idx" kv_lo and kv_hi (backward); both
+    ends are inclusive and obey `facts`. `tile` is the number of positions of `var` in a tile: runs that are
+    always shorter hold no full tile.
+    """
+    normal = nnf(mask)
+    conjuncts = normal.operands if isinstance(normal, And) else (normal,)
+    solutions = [_solve(conjunct, var) for conjunct in conjuncts]
+    total = reduce(_and, solutions)
+    open_ = (c for c, solution in zip(conjuncts, solutions, strict=True) if not solution.exact)
+    tile_may = conj(*(classify(_without_fine(c, var, tile))[0] for c in open_))
+
+    length = TILE[var][2]
+    may, must = _trimmed(total.may, length), _trimmed(total.must, length)
+    never = may.is_empty
+    if never:
+        may, must, tile_may = NONE, NONE, TRUE
+    any_full = not must.is_shorter_than(max(tile, 1))
+    may_lo, may_hi = may.lo, may.guarded_hi(length)
+    must_lo, must_hi = (must.lo, must.guarded_hi(length)) if any_full else (ZERO, ZERO)
+    return Ranges(
+        var=var,
+        may_lo=may_lo,
+        may_hi=may_hi,
+        must_lo=must_lo,
+        must_hi=must_hi,
+        tile_may=None if tile_may == TRUE else tile_may,
+        full=must.is_all,
+        never=never,
+        left_partial=not never and not (any_full and may_lo is None and must_lo is None),
+        any_full=any_full,
+        right_partial=any_full and not (may_hi is None and must_hi is None),
+    )
+
+
+def _without_fine(mask: Expr, var: Var, tile: int) -> Expr:
+    """The mask with remainders made unknown that take all their values within every tile: testing them skips
+    nothing."""
+    fine: dict[Expr, Expr] = {
+        node: Ref("any", "int", ("q", "kv"))
+        for node in walk(mask)
+        if isinstance(node, Binary)
+        and node.op == "%"
+        and var in uses(node.left)
+        and 0 < (number(node.right) or 0) <= tile
+    }
+    return substitute(mask, fine)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Runs of positions that some element of the tile may keep, and that all keep; exact: the tile test adds
+    nothing to `may`."""
+
+    may: Run
+    must: Run
+    exact: bool = True
+
+
+def _trimmed(run: Run, length: Expr) -> Run:
+    """Without ends that lie outside the sequence anyway."""
+    lo = None if run.lo is None or at_least(ZERO, run.lo) else run.lo
+    hi = None if run.hi is None or at_least(run.hi, length) else run.hi
+    return Run(lo, hi, run.guard)
+
+
+def _and(a: Solution, b: Solution) -> Solution:
+    return Solution(intersect(a.may, b.may), intersect(a.must, b.must), a.exact and b.exact)
+
+
+def _or(a: Solution, b: Solution, var: Var) -> Solution:
+    length = TILE[var][2]
+    may, is_union = hull(a.may, b.may, length)
+    has_all = any(x.exact and x.may.is_all for x in (a, b))
+    exact = has_all or (is_union and a.exact and b.exact)
+    return Solution(may, largest(a.must, b.must, length), exact)
+
+
+def _solve(mask: Expr, var: Var) -> Solution:
+    """Solves a mask in negation normal form."""
+    match mask:
+        case And(operands=operands):
+            return reduce(_and, (_solve(operand, var) for operand in operands))
+        case Or(operands=operands):
+            return reduce(lambda a, b: _or(a, b, var), (_solve(operand, var) for operand in operands))
+        case _ if var not in uses(mask):
+            may, must = classify(mask)
+            return Solution(Run(guard=may), Run(guard=must))
+        case Compare(op=op, left=left, right=right) if "float" in (left.type, right.type):
+            return _solve_float(op, left, right, var)
+        case Compare(op=op, left=left, right=right):
+            return _solve_compare(op, affine(left) - affine(right), var)
+        case _:
+            return _unsolved(mask)
+
+
+def _unsolved(mask: Expr) -> Solution:
+    may, _ = classify(mask)
+    return Solution(ALL, NONE, exact=may == TRUE)
+
+
+def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
+    """d <op> 0, through d <= 0 alone."""
+    match op:
+        case "<=":
+            return _at_most_zero(d, var)
+        case "<":
+            return _at_most_zero(d + 1, var)
+        case ">=":
+            return _at_most_zero(-d, var)
+        case ">":
+            return _at_most_zero(-d + 1, var)
+        case "==":
+            return _and(_at_most_zero(d, var), _at_most_zero(-d, var))
+        case "!=":
+            either = _or(_at_most_zero(d + 1, var), _at_most_zero(-d + 1, var), var)
+            # The hull leaves out one position at most, which no tile test would notice either.
+            return Solution(either.may, either.must)
+
+
+def _at_most_zero(d: Affine, var: Var) -> Solution:
+    found = [(atom, c) for atom, c in d.terms if var in uses(atom)]
+    if len(found) != 1:
+        return _unsolved(compare("<=", d.expr, ZERO))
+    ((atom, c),) = found
+    rest = d - affine(atom) * c
+    if isinstance(atom, Index):
+        return _half_line(c, bounds_of_sum(rest))
+    if c > 0:  # atom <= floor(-rest / c)
+        return _solve_atom("<=", atom, affine(floordiv((-rest).expr, Const(c))), var)
+    return _solve_atom(">=", atom, affine(floordiv((rest - c - 1).expr, Const(-c))), var)
+
+
+def _half_line(c: int, rest: Interval) -> Solution:
+    """c * var + rest <= 0."""
+    if c > 0:
+
+        def last(bound: Expr | None) -> Expr | None:
+            return bound and (affine(floordiv((-affine(bound)).expr, Const(c))) + 1).expr
+
+        may, must = Run(hi=last(rest.lo)), Run(hi=last(rest.hi))
+    else:
+
+        def first(bound: Expr | None) -> Expr | None:
+            return bound and affine(floordiv((affine(bound) - c - 1).expr, Const(-c))).expr
+
+        may, must = Run(lo=first(rest.lo)), Run(lo=first(rest.hi))
+    return Solution(may, NONE if rest.hi is None else must)
+
+
+def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Solution:
+    """atom <op> x, for an atom that depends on `var`: by what is in it."""
+
+    def both(a: Affine, b: Affine) -> Solution:
+        return _and(_at_most_zero(a, var), _at_most_zero(b, var))
+
+    def either(a: Affine, b: Affine) -> Solution:
+        return _or(_at_most_zero(a, var), _at_most_zero(b, var), var)
+
+    match atom:
+        case Binary(op="//", left=left, right=Const(value=int(size))) if size > 0:
+            if op == "<=":
+                return _at_most_zero(affine(left) - x * size - (size - 1), var)
+            return _at_most_zero(x * size - affine(left), var)
+        case Call(function="abs", args=(inner,)):
+            y = affine(inner)
+            return both(y - x, -y - x) if op == "<=" else either(x - y, x + y)
+        case Call(function="min" | "max" as function, args=(left, right)):
+            join = either if (function == "min") == (op == "<=") else both
+            a, b = affine(left), affine(right)
+            return join(a - x, b - x) if op == "<=" else join(x - a, x - b)
+        case Call(function="where", args=(condition, left, right)):
+            then, other = (_solve_compare(op, affine(branch) - x, var) for branch in (left, right))
+            takes = _solve(nnf(condition), var), _solve(nnf(negate(condition)), var)
+            return _or(_and(takes[0], then), _and(takes[1], other), var)
+        case Load(is_sorted=True):
+            return _solve_sorted(op, atom, x.expr, var)
+        case _:
+            return _unsolved(compare(op, atom, x.expr))
+
+
+def _solve_float(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:
+    if op == "==":
+        return _and(_solve_float("<=", left, right, var), _solve_float(">=", left, right, var))
+    if op == "!=":
+        return _or(_solve_float("<", left, right, var), _solve_float(">", left, right, var), var)
+    if var in uses(right):
+        left, right, op = right, left, MIRRORED[op]
+    if isinstance(left, Load) and left.is_sorted and var not in uses(right):
+        return _solve_sorted(op, left, right, var)
+    return _unsolved(compare(op, left, right))
+
+
+def _solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
+    """T[var + offset] <op> x for ascending T and x free of var: a binary search for the bounds of x.
+
+    Positions that fall outside T read 0. They are never in `must`; `may` is widened to them if 0 <op> x may
+    hold.
+    """
+    *prefix, last = load.indices
+    size, length = load.extents[-1], TILE[var][2]
+    offset = affine(last) - affine(Index(var))
+    if not all(map(is_scalar, (*prefix, offset.expr))):
+        return _unsolved(compare(op, load, x))
+
+    def first(side: Literal["lower", "upper"], value: Expr | None) -> Expr | None:
+        """The first position with T >= value (lower) or T > value (upper)."""
+        if value is None:
+            return None
+        search = Search(side, load.tensor, tuple(map(normalize, prefix)), load.extents, value)
+        return (affine(search) - offset).expr
+
+    limits = bounds(x)
+    starts_inside = at_least(offset.expr, ZERO)
+    ends_inside = at_least((affine(size) - offset).expr, length)
+    if op in ("<", "<="):
+        side: Literal["lower", "upper"] = "lower" if op == "<" else "upper"
+        may = Run(hi=first(side, limits.hi))
+        must = Run(None if starts_inside else (-offset).expr, first(side, limits.lo))
+        if may.hi is not None and limits.hi is not None and not ends_inside:
+            overhangs = relate(">", (affine(length) + offset).expr, size)
+            reads_zero = conj(overhangs, compare(op, _zero(load), limits.hi))
+            may = Run(hi=where(reads_zero, length, may.hi))
+        return Solution(may, must if limits.lo is not None else NONE)
+
+    side = "lower" if op == ">=" else "upper"
+    may = Run(lo=first(side, limits.lo))
+    must = Run(first(side, limits.hi), None if ends_inside else (affine(size) - offset).expr)
+    if may.lo is not None and limits.lo is not None and not starts_inside:
+        reads_zero = conj(relate("<", offset.expr, ZERO), compare(op, _zero(load), limits.lo))
+        may = Run(lo=where(reads_zero, ZERO, may.lo))
+    return Solution(may, must if limits.hi is not None else NONE)
+
+
+def _zero(load: Load) -> Const:
+    return Const(0 if load.type == "int" else 0.0)

@@ -1,0 +1,212 @@
+"""Random masks, the tensors that they load from, and the truth about every tile by brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import (
+    And,
+    Binary,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Neg,
+    Not,
+    Or,
+)
+from tests.expr.spell import load, spell
+
+POSITIONS = tuple(Index(name) for name in ("kv_idx", "kv_idx", "q_pos", "q_pos", "q_idx"))
+SCALARS = (
+    Index("b"), Index("h"), Dim("M"), Dim("N"), spell("kv_len[b]"), spell("prefix[b]"), spell("width[h]"),
+)  # fmt: skip
+ORDERS: tuple[CompareOp, ...] = ("<", "<=", ">", ">=")
+COMPARISONS: tuple[CompareOp, ...] = (*ORDERS, "==", "!=")
+
+constants = st.integers(-6, 9).map(Const)
+sizes = st.integers(1, 6).map(Const)
+
+
+@st.composite
+def ints(draw: st.DrawFn, depth: int) -> Expr:
+    """An int expression of positions, sizes and loads."""
+    kinds: tuple[str, ...] = ("position", "position", "scalar", "const", "position + c")
+    if depth > 0:
+        kinds += ("+", "-", "*", "//", "%", "abs", "min", "max", "where", "doc", "tag", "neg", "// c")
+    match draw(st.sampled_from(kinds)):
+        case "position":
+            return draw(st.sampled_from(POSITIONS))
+        case "scalar":
+            return draw(st.sampled_from(SCALARS))
+        case "const":
+            return draw(constants)
+        case "position + c":
+            return Binary("+", draw(st.sampled_from(POSITIONS)), draw(constants))
+        case "+" | "-" as op:
+            return Binary(op, draw(ints(depth - 1)), draw(ints(depth - 1)))
+        case "*":
+            return Binary("*", draw(ints(depth - 1)), draw(st.one_of(constants, st.sampled_from(SCALARS))))
+        case "//" | "%" as op:
+            divisor = draw(st.one_of(sizes, sizes, constants, st.sampled_from(SCALARS)))
+            return Binary(op, draw(ints(depth - 1)), divisor)
+        case "// c":
+            return Binary("//", draw(st.sampled_from(POSITIONS)), draw(sizes))
+        case "abs":
+            return Call("abs", (draw(ints(depth - 1)),))
+        case "neg":
+            return Neg(draw(ints(depth - 1)))
+        case "min" | "max" as function:
+            return Call(function, (draw(ints(depth - 1)), draw(ints(depth - 1))))
+        case "where":
+            return Call("where", (draw(masks(depth - 1)), draw(ints(depth - 1)), draw(ints(depth - 1))))
+        case tensor:
+            index = draw(st.one_of(st.sampled_from(POSITIONS), ints(depth - 1)))
+            return load(tensor, Index("b"), index)
+
+
+@st.composite
+def floats(draw: st.DrawFn) -> Expr:
+    match draw(st.sampled_from(("slope * i", "time", "scalar", "sum"))):
+        case "slope * i":
+            return Binary("*", spell("slope[h]"), draw(ints(1)))
+        case "time":
+            return load("time", Index("b"), draw(st.one_of(st.sampled_from(POSITIONS), ints(1))))
+        case "scalar":
+            return draw(st.sampled_from((Const(1.5), spell("slope[h]"), spell("prefix[b] / 2"))))
+        case _:
+            left, right = draw(floats()), draw(floats())
+            function = draw(st.sampled_from(("+", "-", "min", "max", "abs")))
+            if function == "abs":
+                return Call("abs", (left,))
+            if function in ("min", "max"):
+                return Call(function, (left, right))
+            return Binary("+" if function == "+" else "-", left, right)
+
+
+@st.composite
+def atoms(draw: st.DrawFn, depth: int) -> Expr:
+    """A mask without connectives: a usual one, a comparison, or a bool load."""
+    kinds = ("compare", "compare", "order", "causal", "window", "same block", "same doc", "load", "float")
+    match draw(st.sampled_from(kinds)):
+        case "compare":
+            return Compare(draw(st.sampled_from(COMPARISONS)), draw(ints(depth)), draw(ints(depth)))
+        case "order":
+            op = draw(st.sampled_from(ORDERS))
+            return Compare(op, draw(st.sampled_from(POSITIONS)), draw(ints(depth)))
+        case "causal":
+            return spell(draw(st.sampled_from(("kv_idx <= q_pos", "kv_idx > q_pos", "kv_idx <= q_idx"))))
+        case "window":
+            left, right = draw(ints(0)), draw(ints(0))
+            q, kv = draw(st.sampled_from((Index("q_pos"), Index("q_idx")))), Index("kv_idx")
+            return And((Compare("<=", Binary("-", q, left), kv), Compare("<=", kv, Binary("+", q, right))))
+        case "same block":
+            op = draw(st.sampled_from(COMPARISONS))
+            size = draw(sizes)
+            return Compare(op, Binary("//", Index("q_pos"), size), Binary("//", Index("kv_idx"), size))
+        case "same doc":
+            op = draw(st.sampled_from(COMPARISONS))
+            tensor = draw(st.sampled_from(("doc", "doc", "time", "tag")))
+            left = load(tensor, Index("b"), Index("q_pos"))
+            return Compare(op, left, load(tensor, Index("b"), draw(ints(0))))
+        case "load":
+            return draw(st.sampled_from((spell("flag[b]"), spell("keep[b, kv_idx]"))))
+        case _:
+            right = draw(st.one_of(floats(), ints(1)))
+            return Compare(draw(st.sampled_from(COMPARISONS)), draw(floats()), right)
+
+
+@st.composite
+def masks(draw: st.DrawFn, depth: int = 2) -> Expr:
+    """A mask: atoms under and, or, not, `where` and equality."""
+    kinds = ("atom", "and", "and", "or", "or", "not", "where", "same") if depth > 0 else ("atom",)
+    match draw(st.sampled_from(kinds)):
+        case "and":
+            return And(tuple(draw(st.lists(masks(depth - 1), min_size=2, max_size=3))))
+        case "or":
+            return Or(tuple(draw(st.lists(masks(depth - 1), min_size=2, max_size=3))))
+        case "not":
+            return Not(draw(masks(depth - 1)))
+        case "where":
+            return Call("where", (draw(atoms(1)), draw(masks(depth - 1)), draw(masks(depth - 1))))
+        case "same":
+            return Compare(draw(st.sampled_from(("==", "!="))), draw(atoms(1)), draw(masks(depth - 1)))
+        case _:
+            return draw(atoms(max(depth, 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One head of one sequence, cut into tiles; and what each element of it is."""
+
+    env: Env
+    m: int
+    n: int
+    tile_q: int
+    tile_kv: int
+
+    @property
+    def tiles(self) -> Env:
+        """The bounds of all tiles: q down, kv across."""
+        q, kv = np.arange(0, self.m, self.tile_q), np.arange(0, self.n, self.tile_kv)
+        bounds = {
+            "q_lo": q[:, None],
+            "q_hi": np.minimum(q + self.tile_q, self.m)[:, None] - 1,
+            "kv_lo": kv,
+            "kv_hi": np.minimum(kv + self.tile_kv, self.n) - 1,
+        }
+        scalars = {name: self.env.indices[name] for name in ("b", "h")}
+        return replace(self.env, indices={**scalars, **bounds})
+
+    def kept(self, mask: Expr) -> npt.NDArray[np.bool_]:
+        return np.broadcast_to(evaluate(mask, self.env), (self.m, self.n))
+
+    def over_tiles(self, expr: Expr) -> npt.NDArray[np.bool_]:
+        shape = (-(-self.m // self.tile_q), -(-self.n // self.tile_kv))
+        return np.broadcast_to(evaluate(expr, self.tiles), shape)
+
+
+def case(seed: int, m: int, n: int, tile_q: int, tile_kv: int) -> Case:
+    """Tensors drawn from a seed: lengths in and out of 0..n, documents that start below, at or above 0."""
+    rng = np.random.default_rng(seed)
+    batch, heads = 2, 2
+    tensors: Mapping[str, npt.NDArray[np.generic]] = {
+        "kv_len": rng.integers(-1, n + 3, batch),
+        "prefix": rng.integers(-1, n + 2, batch),
+        "width": rng.integers(-2, n + 2, heads),
+        "doc": np.sort(rng.integers(rng.integers(-3, 3), 4, (batch, n)), axis=-1),
+        "tag": rng.integers(-2, 4, (batch, n)),
+        "slope": rng.integers(-4, 5, heads) / 2,
+        "time": np.sort(rng.integers(-6, 7, (batch, n)) / 2, axis=-1),
+        "flag": rng.random(batch) < 0.5,
+        "keep": rng.random((batch, n)) < 0.7,
+    }
+    indices: dict[str, npt.NDArray[np.int64] | int] = {
+        "b": int(rng.integers(batch)),
+        "h": int(rng.integers(heads)),
+        "q_idx": np.arange(m)[:, None],
+        "kv_idx": np.arange(n),
+    }
+    dims = {"B": batch, "H": heads, "M": m, "N": n}
+    env = Env(indices=indices, dims=dims, tensors=tensors)
+    return Case(env=env, m=m, n=n, tile_q=tile_q, tile_kv=tile_kv)
+
+
+SHAPES = ((1, 1), (1, 9), (5, 5), (7, 4), (6, 13), (9, 9), (11, 5))
+TILES = ((1, 1), (2, 3), (4, 4), (3, 2))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    m, n = draw(st.sampled_from(SHAPES))
+    tile_q, tile_kv = draw(st.sampled_from(TILES))
+    return case(draw(st.integers(0, 2**16)), m, n, tile_q, tile_kv)
