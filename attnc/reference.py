@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
 if TYPE_CHECKING:
     import torch
 
-Array: TypeAlias = npt.NDArray[np.generic]
+Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -43,13 +43,21 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Input: TypeAlias = "Array | torch.Tensor | bool | int | float"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+#: Scores held at once, in float64.
+SCORES_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
-    """One query head of one sequence: q [M, D], k [N, D], v [N, Dv] in float64, and what the scores read."""
+    """Some rows of a query head: q [M, D], k [N, D], v [N, Dv], in float64, and what the scores read.
+
+    `first` is the q_idx of the first row: long sequences come in pieces, to bound the memory for M x N.
+    """
 
     attention: Attention
     b: int
     h: int
+    first: int
     q: Floats
     k: Floats
     v: Floats
@@ -58,15 +66,15 @@ class Head:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(M, N) of this sequence."""
+        """(M, N) of this piece."""
         return len(self.q), len(self.k)
 
     @property
     def indices(self) -> dict[str, Integers]:
         """The coordinates of the scores, broadcasting to [M, N]."""
         m, n = self.shape
-        q_idx, kv_idx = np.arange(m)[:, None], np.arange(n)[None, :]
-        coordinates = {"b": self.b, "h": self.h, "q_idx": q_idx, "q_pos": q_idx + n - m, "kv_idx": kv_idx}
+        q_idx, kv_idx = self.first + np.arange(m)[:, None], np.arange(n)[None, :]
+        coordinates = {"b": self.b, "h": self.h, "q_idx": q_idx, "kv_idx": kv_idx}
         return {name: np.asarray(value, dtype=np.int64) for name, value in coordinates.items()}
 
     def value(self, expr: Expr, dot: Floats | None = None) -> Array:
@@ -82,6 +90,11 @@ class Head:
         with np.errstate(all="ignore"):
             score = self.value(self.attention.score, self.q @ self.k.T).astype(np.float64)
         return np.where(self.visible(), score, -np.inf)
+
+    def place(self, output: Tensor, outputs: Mapping[str, Array]) -> Array:
+        """A view of this piece's rows in an output: [M, Dv] of o, [M, 1] of lse."""
+        view = rows(output, {**self.arrays, **outputs}, self.b)
+        return view[self.first : self.first + len(self.q), self.h]
 
     def sink(self) -> float:
         """The sink of this head, -inf where the spec has none."""
@@ -108,9 +121,9 @@ def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, F
     outputs = empty_outputs(attention, arrays)
     for head in heads(attention, arrays):
         o, lse = softmax(head)
-        rows(attention.o, {**arrays, **outputs}, head.b)[: len(o), head.h, :] = o
+        head.place(attention.o, outputs)[...] = o
         if attention.lse is not None:
-            rows(attention.lse, {**arrays, **outputs}, head.b)[: len(o), head.h, 0] = lse
+            head.place(attention.lse, outputs)[..., 0] = lse
     return outputs
 
 
@@ -134,7 +147,7 @@ def softmax(head: Head) -> tuple[Floats, Floats]:
 
 
 def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
-    """Every query head of every sequence, with its slices of q, k and v."""
+    """Every query head of every sequence, in pieces of rows."""
     shape = bind(attention, arrays)
     for b in range(shape["B"]):
         q = rows(attention.q, arrays, b).astype(np.float64)
@@ -152,8 +165,10 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
         group = max(q.shape[1] // max(k.shape[1], 1), 1)
         for h in range(q.shape[1]):
             keys, values = k[: dims["N"], h // group], v[: dims["N"], h // group]
-            queries = q[: dims["M"], h]
-            yield Head(attention=attention, b=b, h=h, q=queries, k=keys, v=values, dims=dims, arrays=arrays)
+            step = max(SCORES_AT_ONCE // max(dims["N"], 1), 1)
+            for first in range(0, dims["M"], step):
+                piece = q[first : min(first + step, dims["M"]), h]
+                yield Head(attention, b, h, first, piece, keys, values, dims, arrays)
 
 
 def rows(tensor: Tensor, arrays: Mapping[str, Array], b: int) -> Array:

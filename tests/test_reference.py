@@ -263,6 +263,15 @@ def test_no_heads_give_no_output() -> None:
     assert out["lse"].shape == (2, 0, 5)
 
 
+def test_long_sequences_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = data(m=9, n=6)
+    whole = reference(attention(mask=CAUSAL), tensors)
+    monkeypatch.setattr("attnc.reference.SCORES_AT_ONCE", 6 * 4)
+    pieces = reference(attention(mask=CAUSAL), tensors)
+    np.testing.assert_allclose(pieces["o"], whole["o"], rtol=1e-14)
+    np.testing.assert_allclose(pieces["lse"], whole["lse"], rtol=1e-14)
+
+
 def test_masks_compose() -> None:
     window = Compare("<=", Binary("-", Index("q_pos"), Const(1)), Index("kv_idx"))
     tensors = data()

@@ -1,0 +1,180 @@
+"""Numbers for q, k, v: logits and values that have broken attention kernels, from a counter-based generator.
+
+A style is a name. The same (style, seed, shape) always gives the same numbers: a case is a few integers.
+Arrays are float64 in canonical order: q [B, M, H, D], k [B, N, Hkv, D], v [B, N, Hkv, Dv].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from attnc.model.tensors import DType
+from attnc.reference import Floats
+
+Rng: TypeAlias = np.random.Generator
+
+
+def generator(seed: int, stream: int) -> Rng:
+    """Independent numbers for each (seed, stream)."""
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, stream]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Canonical sizes of a dense problem."""
+
+    B: int
+    M: int
+    N: int
+    H: int
+    Hkv: int
+    D: int
+    Dv: int
+
+
+def _random(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    return rng.standard_normal((at.B, at.M, at.H, at.D)), rng.standard_normal((at.B, at.N, at.Hkv, at.D))
+
+
+def _large(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    q, k = _random(rng, at)
+    return 4 * q, 4 * k
+
+
+def _constant(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """Every key is the same, so every weight is 1/N."""
+    q, k = _random(rng, at)
+    return q, np.broadcast_to(k[:, :1], k.shape)
+
+
+def _aligned(rng: Rng, at: Sizes, logits: Floats) -> tuple[Floats, Floats]:
+    """q and k along one direction, so that q.k/sqrt(D) of key j is about `logits[j]`."""
+    direction = rng.choice([-1.0, 1.0], size=at.D)
+    size = np.sqrt(np.abs(logits).max(initial=1.0)) / at.D**0.25
+    q = np.broadcast_to(direction * size, (at.B, at.M, at.H, at.D))
+    k = logits[:, None, None] / (size * np.sqrt(at.D)) * direction
+    noise = 1 + 2.0**-4 * rng.standard_normal((at.B, at.N, at.Hkv, 1))
+    return q * (1 + 2.0**-5 * rng.random((at.B, at.M, at.H, 1))), np.broadcast_to(
+        k, (at.B, at.N, at.Hkv, at.D)
+    ) * noise
+
+
+def _spike(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """One key outweighs all the others by e^40."""
+    logits = np.zeros(at.N)
+    if at.N:
+        logits[rng.integers(at.N)] = 40
+    q, k = _aligned(rng, at, logits)
+    return q, k + 2.0**-6 * rng.standard_normal(k.shape)
+
+
+def _rising(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """The maximum moves at every key: every step rescales."""
+    return _aligned(rng, at, np.linspace(-20, 20, at.N))
+
+
+def _falling(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """The first key outweighs the rest: late tiles underflow."""
+    return _aligned(rng, at, np.linspace(60, -60, at.N))
+
+
+def _very_negative(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """All logits below -5e4, where a finite stand-in for -inf would win."""
+    return _aligned(rng, at, np.linspace(-6.5e4, -6.4e4, at.N))
+
+
+def _huge(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """All logits above 5e4: exp overflows unless the maximum is subtracted first."""
+    return _aligned(rng, at, np.linspace(6.4e4, 6.5e4, at.N))
+
+
+def _zero_q(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    q, k = _random(rng, at)
+    return np.copysign(0.0, q), k
+
+
+def _duplicates(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """Keys come in pairs of equals."""
+    q, k = _random(rng, at)
+    return 2 * q, 2 * k[:, np.arange(at.N) // 2]
+
+
+def _denormal(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    q, k = _random(rng, at)
+    return q * 2.0**-20, k * 2.0**-16
+
+
+LOGITS: Mapping[str, Callable[[Rng, Sizes], tuple[Floats, Floats]]] = {
+    "random": _random,
+    "large": _large,
+    "constant": _constant,
+    "spike": _spike,
+    "rising": _rising,
+    "falling": _falling,
+    "very_negative": _very_negative,
+    "huge": _huge,
+    "zero_q": _zero_q,
+    "duplicates": _duplicates,
+    "denormal": _denormal,
+}
+
+
+def _cancelling(rng: Rng, v: Floats) -> Floats:
+    """Neighbours nearly cancel: the sum is far smaller than its terms."""
+    sign = np.where(np.arange(v.shape[1]) % 2, 1.0, -1.0)[None, :, None, None]
+    return sign * 100 + v
+
+
+def _one_hot(rng: Rng, v: Floats) -> Floats:
+    """o shows single weights."""
+    keys, features = np.arange(v.shape[1])[:, None, None], np.arange(v.shape[3])
+    return np.broadcast_to((keys % max(v.shape[3], 1) == features) * 1.0, v.shape)
+
+
+VALUES: Mapping[str, Callable[[Rng, Floats], Floats]] = {
+    "random": lambda rng, v: v,
+    "positive": lambda rng, v: np.abs(v) + 1,
+    "ones": lambda rng, v: np.ones_like(v),
+    "one_hot": _one_hot,
+    "cancelling": _cancelling,
+    "zeros": lambda rng, v: np.copysign(0.0, v),
+    "denormal": lambda rng, v: v * 2.0**-22,
+}
+
+#: Which tensor gets a special value, and which.
+SPECIALS: Mapping[str, tuple[str, float] | None] = {
+    "none": None,
+    "nan_q": ("q", np.nan),
+    "nan_k": ("k", np.nan),
+    "inf_k": ("k", np.inf),
+    "nan_v": ("v", np.nan),
+    "inf_v": ("v", np.inf),
+}
+
+
+def draw_qkv(
+    at: Sizes,
+    *,
+    dtype: DType,
+    seed: int,
+    logits: str = "random",
+    values: str = "random",
+    special: str = "none",
+) -> dict[str, Floats]:
+    """q, k and v in these styles, in float64 but of magnitudes that the type holds."""
+    q, k = LOGITS[logits](generator(seed, 0), at)
+    rng = generator(seed, 1)
+    v = VALUES[values](rng, rng.standard_normal((at.B, at.N, at.Hkv, at.Dv)))
+    tensors = {"q": np.array(q), "k": np.array(k), "v": np.array(v)}
+    chosen = SPECIALS[special]
+    if chosen is not None and tensors[chosen[0]].size:
+        array = tensors[chosen[0]]
+        b, row, h, d = (int(rng.integers(n)) for n in array.shape)
+        array[b, row, h, d] = chosen[1]
+    if dtype is DType.BF16 and values == "denormal":
+        tensors["v"] *= 2.0**-110  # bfloat16 has the range of float32
+    return tensors

@@ -1,0 +1,270 @@
+"""Triton's interpreter, made trustworthy: exact bf16, the GPU's NaN rules, tf32, and a memory checker.
+
+Triton runs a kernel on NumPy when TRITON_INTERPRET=1 was set before it was imported. As shipped (3.6), its
+bf16 casts truncate, `tl.dot` multiplies bf16 bit patterns, `tl.maximum` differs from the GPU on NaN,
+libdevice and inline assembly are missing, and a stray address reads whatever lies there.
+`ensure_interpreter` replaces the parts concerned, so that the *unmodified* kernel means here what it means
+on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attnc.verify.memory import WATCH, MemoryFault
+from attnc.verify.rounding import bf16_to_f32, f32_to_bf16, f32_to_tf32
+
+Array: TypeAlias = npt.NDArray[Any]
+
+#: Functions of libdevice, which the interpreter lacks.
+_LIBDEVICE: Mapping[str, Callable[..., Array]] = {
+    "tanh": np.tanh,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "sqrt": np.sqrt,
+    "fast_tanh": np.tanh,
+    "fast_exp": np.exp,
+}
+_ASSEMBLY: Mapping[str, Callable[..., Array]] = {
+    "tanh.approx.f32": np.tanh,
+    "ex2.approx.ftz.f32": np.exp2,
+    "ex2.approx.f32": np.exp2,
+    "lg2.approx.f32": np.log2,
+}
+
+
+def ensure_interpreter() -> None:
+    """Makes Triton interpret the kernels that are imported from now on, in this process; can be called again.
+
+    RuntimeError if Triton was imported as a compiler before.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.language.standard as standard
+    from triton.runtime import interpreter
+
+    if not isinstance(standard.max, interpreter.InterpretedFunction):
+        raise RuntimeError("triton was imported before TRITON_INTERPRET=1 was set: start a new process")
+    if not is_interpreting():
+        _Patch(interpreter).install()
+
+
+def is_interpreting() -> bool:
+    """True once `ensure_interpreter` has done its work."""
+    return hasattr(sys.modules.get("triton.runtime.interpreter"), "ATTNC_PATCHED")
+
+
+class _Patch:
+    """The replaced parts of one imported `triton.runtime.interpreter`.
+
+    Methods named `wrap_*` take the original and return its replacement.
+    """
+
+    def __init__(self, interpreter: Any) -> None:
+        import triton.language as tl
+
+        self.interpreter = interpreter
+        self.tl = tl
+        self.patch_lang = interpreter._patch_lang
+        self.scopes: list[Any] = []
+        self.patched_globals: set[int] = set()
+
+    def install(self) -> None:
+        builder, executor = self.interpreter.InterpreterBuilder, self.interpreter.GridExecutor
+        for owner, name, wrap in (
+            (builder, "cast_impl", self.wrap_cast),
+            (builder, "binary_op", self.wrap_binary),
+            (builder, "unary_op", self.wrap_unary),
+            (builder, "create_dot", self.wrap_dot),
+            (builder, "create_masked_load", self.wrap_load),
+            (builder, "create_masked_store", self.wrap_store),
+            (builder, "create_atomic_rmw", self.wrap_atomic),
+            (builder, "set_grid_idx", self.wrap_set_grid_idx),
+            (self.interpreter.ReduceOps, "min_max", self.wrap_min_max),
+            (executor, "_init_args_hst", self.wrap_init_args),
+            (executor, "_restore_args_dev", self.wrap_restore_args),
+            (executor, "__call__", self.wrap_launch),
+        ):
+            setattr(owner, name, wrap(getattr(owner, name)))
+        builder.get_bf16 = lambda _, value: self.handle(np.array([value], np.float32), self.tl.bfloat16)
+        # tl.maximum and tl.minimum drop a NaN operand on the GPU unless told otherwise.
+        builder.create_maxnumf = lambda b, x, y: b.binary_op(x, y, np.fmax)
+        builder.create_minnumf = lambda b, x, y: b.binary_op(x, y, np.fmin)
+        builder.create_inline_asm = self.inline_asm
+        options = self.interpreter.interpreter_builder.options
+        # Each integer sum is otherwise computed twice, for an assertion that nothing reads.
+        self.interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
+        self.interpreter._patch_lang = self.patch_lang_once
+        self.interpreter.ATTNC_PATCHED = True
+
+    def values(self, handle: Any) -> Array:
+        """The numbers of a handle; those of bf16, which are kept as bits, in float32."""
+        return bf16_to_f32(handle.data) if handle.dtype.scalar == self.tl.bfloat16 else handle.data
+
+    def handle(self, values: Array, dtype: Any) -> Any:
+        """A handle of this dtype; bf16 is rounded to nearest even."""
+        if dtype.scalar == self.tl.bfloat16:
+            values = f32_to_bf16(values.astype(np.float32))
+        else:
+            values = values.astype(self.interpreter._get_np_dtype(dtype), copy=False)
+        return self.interpreter.TensorHandle(values, dtype.scalar)
+
+    def wrap_cast(self, original: Any) -> Any:
+        def cast_impl(builder: Any, src: Any, dst_type: Any) -> Any:
+            if self.tl.bfloat16 in (src.dtype.scalar, dst_type.scalar):
+                return self.handle(self.values(src), dst_type)
+            return original(builder, src, dst_type)
+
+        return cast_impl
+
+    def wrap_binary(self, original: Any) -> Any:
+        def binary_op(builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+            if lhs.dtype.scalar != self.tl.bfloat16:
+                return original(builder, lhs, rhs, op)
+            result = op(self.values(lhs), self.values(rhs))
+            return self.handle(result, self.tl.int1 if result.dtype == np.bool_ else lhs.dtype)
+
+        return binary_op
+
+    def wrap_unary(self, original: Any) -> Any:
+        def unary_op(builder: Any, arg: Any, op: Any) -> Any:
+            if arg.dtype.scalar != self.tl.bfloat16:
+                return original(builder, arg, op)
+            return self.handle(op(self.values(arg)), arg.dtype)
+
+        return unary_op
+
+    def wrap_dot(self, original: Any) -> Any:
+        tf32 = self.interpreter._ir.INPUT_PRECISION.TF32
+
+        def create_dot(builder: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+            if not a.dtype.is_floating() or a.dtype.primitive_bitwidth not in (16, 32):
+                return original(builder, a, b, d, precision, imprecise)
+            left, right = self.values(a), self.values(b)
+            if a.dtype.primitive_bitwidth == 32 and precision == tf32:
+                left, right = f32_to_tf32(left), f32_to_tf32(right)
+            product = np.matmul(left.astype(np.float32), right.astype(np.float32))
+            return self.handle(product + d.data, d.dtype)
+
+        return create_dot
+
+    def wrap_min_max(self, original: Any) -> Any:
+        """nanmax warns about rows of NaN; fmax is the same function without the warning."""
+        quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
+
+        def min_max(ops: Any, values: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+            return original(ops, values, quiet.get(val_reduce_op, val_reduce_op), idx_reduce_op)
+
+        return min_max
+
+    def wrap_load(self, original: Any) -> Any:
+        def create_masked_load(
+            builder: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any
+        ) -> Any:
+            WATCH.load(ptrs.data, getattr(mask, "data", mask), other is not None)
+            return original(builder, ptrs, mask, other, *rest, **named)
+
+        return create_masked_load
+
+    def wrap_store(self, original: Any) -> Any:
+        def create_masked_store(builder: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            WATCH.store(ptrs.data, getattr(mask, "data", mask))
+            return original(builder, ptrs, value, mask, *rest)
+
+        return create_masked_store
+
+    def wrap_atomic(self, original: Any) -> Any:
+        def create_atomic_rmw(builder: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+            WATCH.atomic(ptr.data, mask.data)
+            return original(builder, op, ptr, val, mask, *rest)
+
+        return create_atomic_rmw
+
+    def wrap_set_grid_idx(self, original: Any) -> Any:
+        def set_grid_idx(builder: Any, x: int, y: int, z: int) -> None:
+            _, ny, nz = builder.grid_dim
+            WATCH.program = (x * ny + y) * nz + z
+            original(builder, x, y, z)
+
+        return set_grid_idx
+
+    def inline_asm(self, asm: str, constraints: str, args: Any, types: Any, *_: Any) -> Any:
+        """One known instruction, on whole tensors."""
+        known = [function for instruction, function in _ASSEMBLY.items() if instruction in asm]
+        if len(known) != 1:
+            raise NotImplementedError(f"the interpreter does not know the assembly {asm!r}")
+        result = self.handle(known[0](*(arg.data for arg in args)), types[0])
+        return SimpleNamespace(get_result=lambda index: result)
+
+    def wrap_init_args(self, original: Any) -> Any:
+        def init_args(executor: Any, args: Any, named: Any) -> Any:
+            result = original(executor, args, named)
+            names = [name for name in executor.arg_names if name not in named]
+            for name, value in [*zip(names, args, strict=False), *named.items()]:
+                tensor = getattr(value, "base", value)
+                if isinstance(tensor, torch.Tensor):
+                    WATCH.register(name, tensor)
+            return result
+
+        return init_args
+
+    def wrap_restore_args(self, original: Any) -> Any:
+        def restore_args(executor: Any, args_dev: Any, args_hst: Any, named: Any, named_hst: Any) -> None:
+            """CPU tensors were never copied, and copying a storage onto itself touches all of its pages."""
+            tensors = [getattr(value, "base", value) for value in (*args_dev, *named.values())]
+            if any(isinstance(tensor, torch.Tensor) and tensor.is_cuda for tensor in tensors):
+                original(executor, args_dev, args_hst, named, named_hst)
+
+        return restore_args
+
+    def wrap_launch(self, original: Any) -> Any:
+        def launch(executor: Any, *args: Any, **named: Any) -> None:
+            WATCH.allocations.clear()
+            try:
+                with np.errstate(all="ignore"):
+                    original(executor, *args, **named)
+            except self.interpreter.InterpreterError as error:
+                cause: BaseException | None = error
+                while cause is not None and not isinstance(cause, MemoryFault):
+                    cause = cause.__cause__
+                raise (cause or error) from None if cause else error.__cause__
+            finally:
+                while self.scopes:
+                    self.scopes.pop().restore()
+                self.patched_globals.clear()
+                WATCH.allocations.clear()
+
+        return launch
+
+    def patch_lang_once(self, function: Any) -> Any:
+        """Swaps in the interpreted language functions once per module and launch, not once per call."""
+        empty = self.interpreter._LangPatchScope()
+        if id(function.__globals__) in self.patched_globals:
+            return empty
+        self.patched_globals.add(id(function.__globals__))
+        scope = self.patch_lang(function)
+        scope.set_attr(self.tl.core.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
+        for module in function.__globals__.values():
+            if getattr(module, "__name__", "").endswith(".libdevice"):
+                for name, compute in _LIBDEVICE.items():
+                    if hasattr(module, name):
+                        scope.set_attr(module, name, self.elementwise(compute))
+        self.scopes.append(scope)
+        return empty
+
+    def elementwise(self, compute: Callable[..., Array]) -> Callable[..., Any]:
+        def apply(*args: Any, **_: Any) -> Any:
+            result = compute(*(arg.handle.data for arg in args))
+            return self.tl.tensor(self.handle(result, args[0].dtype), args[0].type)
+
+        return apply

@@ -1,0 +1,142 @@
+"""A memory checker for the interpreter: which element of which tensor does each active lane touch?
+
+Every tensor that is passed to a kernel becomes an `Allocation` for the length of the launch: exactly the
+elements of its view, not its storage, so that a wrong stride which lands between two rows is found as well
+as one that leaves the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Addresses: TypeAlias = npt.NDArray[np.uint64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+_NOBODY = -1
+
+
+class MemoryFault(Exception):
+    """A kernel touched memory that is none of its arguments' elements, or raced for an element."""
+
+
+@dataclass(slots=True)
+class Allocation:
+    """The elements of one tensor argument. `written[i]`: the program that stored element i of its span."""
+
+    name: str
+    base: int
+    itemsize: int
+    belongs: Bools
+    writable: bool
+    written: npt.NDArray[np.int64] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.belongs) * self.itemsize
+
+
+@dataclass(slots=True)
+class Watch:
+    """The tensors of the launch at hand, and the program that runs."""
+
+    enabled: bool = True
+    readonly: frozenset[int] = frozenset()
+    allocations: list[Allocation] = field(default_factory=list)
+    program: int = 0
+
+    def register(self, name: str, tensor: torch.Tensor) -> None:
+        """Adds a tensor argument: the addresses of its elements, as its sizes and strides say."""
+        reach = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+        belongs = np.zeros(1 + sum(reach) if tensor.numel() else 0, dtype=np.bool_)
+        if tensor.numel():
+            strides = [stride * belongs.itemsize for stride in tensor.stride()]
+            np.lib.stride_tricks.as_strided(belongs, tensor.shape, strides)[...] = True
+        writable = tensor.data_ptr() not in self.readonly
+        allocation = Allocation(name, tensor.data_ptr(), tensor.element_size(), belongs, writable)
+        self.allocations.append(allocation)
+
+    def load(self, addresses: Addresses, mask: Bools, has_other: bool) -> None:
+        """Checks a load: MemoryFault for a stray address, or for an inactive lane without `other`."""
+        if not self.enabled:
+            return
+        if not has_other and not mask.all():
+            raise MemoryFault("a masked load without other= leaves inactive lanes undefined on a GPU")
+        for allocation, index in self._locate(addresses, mask, "load"):
+            if allocation.written is not None:
+                writers = allocation.written[index]
+                if ((writers != _NOBODY) & (writers != self.program)).any():
+                    raise MemoryFault(
+                        f"load from '{allocation.name}' of an element that another program stores"
+                    )
+
+    def store(self, addresses: Addresses, mask: Bools) -> None:
+        """Checks a store: MemoryFault for a stray address, an input, or a race between programs."""
+        if not self.enabled:
+            return
+        for allocation, index in self._locate(addresses, mask, "store"):
+            if not allocation.writable:
+                raise MemoryFault(f"store to '{allocation.name}', which is an input")
+            if allocation.written is None:
+                allocation.written = np.full(len(allocation.belongs), _NOBODY, dtype=np.int64)
+            writers = allocation.written[index]
+            if ((writers != _NOBODY) & (writers != self.program)).any():
+                raise MemoryFault(f"two programs store to the same element of '{allocation.name}'")
+            allocation.written[index] = self.program
+
+    def atomic(self, addresses: Addresses, mask: Bools) -> None:
+        """Checks an atomic update, which may race."""
+        if self.enabled:
+            for _ in self._locate(addresses, mask, "atomic"):
+                pass
+
+    def _locate(self, addresses: Addresses, mask: Bools, action: str) -> Iterator[tuple[Allocation, Any]]:
+        """Each tensor touched, with the indices of its elements."""
+        active = np.broadcast_to(addresses, mask.shape)[mask].astype(np.int64)
+        for allocation in self.allocations:
+            if not active.size:
+                return
+            offset = active - allocation.base
+            index, rest = np.divmod(offset, allocation.itemsize)
+            inside = (offset >= 0) & (active < allocation.end) & (rest == 0)
+            inside[inside] = allocation.belongs[index[inside]]
+            if inside.any():
+                yield allocation, index[inside]
+                active = active[~inside]
+        if active.size:
+            raise MemoryFault(self._describe(int(active[0]), active.size, action))
+
+    def _describe(self, address: int, count: int, action: str) -> str:
+        """Which tensor is nearest to a stray address, and how far away it is."""
+        if not self.allocations:
+            return f"{action} from or to {count} addresses, but the kernel has no tensor"
+        nearest = min(
+            self.allocations, key=lambda a: max(a.base - address, address - (a.end - a.itemsize), 0)
+        )
+        element = (address - nearest.base) / nearest.itemsize
+        size = len(nearest.belongs)
+        return (
+            f"{action} of {count} elements outside every tensor, the first at element {element:g} of "
+            f"'{nearest.name}', whose {int(nearest.belongs.sum())} elements span {size}"
+        )
+
+
+#: The one watch of this process: the interpreter runs one launch at a time.
+WATCH = Watch()
+
+
+@contextmanager
+def guarding(*inputs: torch.Tensor, enabled: bool = True) -> Iterator[None]:
+    """Within it, kernels may not store to `inputs`; `enabled=False` turns the checker off."""
+    before = WATCH.readonly, WATCH.enabled
+    WATCH.readonly = frozenset(tensor.data_ptr() for tensor in inputs)
+    WATCH.enabled = enabled
+    try:
+        yield
+    finally:
+        WATCH.readonly, WATCH.enabled = before

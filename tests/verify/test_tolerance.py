@@ -1,0 +1,189 @@
+"""The bound accepts an honest tiled kernel on every style of input, and rejects kernels with a bug.
+
+The kernel is emulated in NumPy: float32 throughout, P rounded to the input's type, as in generated kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnc.model.attention import Attention
+from attnc.model.tensors import DType
+from attnc.reference import Head, empty_outputs, heads, to_arrays
+from attnc.verify.data import LOGITS, SPECIALS, VALUES, Sizes, draw_qkv, generator
+from attnc.verify.tolerance import Verdict, expect, judge, round_to
+from tests.verify.specimens import CAUSAL, SOFTCAP, alibi, attention, dropping, error_bound, sinking
+
+F32 = np.float32
+LOG2E = F32(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """An emulated kernel; each field is a way to get it wrong."""
+
+    tile: int = 16
+    p_dtype: DType | None = None
+    shift_mask: int = 0
+    sentinel: float = -np.inf
+    scale: float = 1.0
+    skip_last_tile: bool = False
+    forget_rescale_acc: bool = False
+    forget_rescale_l: bool = False
+    subtract_maximum: bool = True
+    acc_dtype: DType = DType.F32
+    base_two_lse: bool = False
+    guard_empty_rows: bool = True
+    next_head: bool = False
+    drop_rescale: bool = True
+    forget_sink: bool = False
+
+    def run(self, spec: Attention, tensors: Mapping[str, Any], dtype: DType) -> dict[str, Any]:
+        arrays = to_arrays(spec, tensors)
+        outputs = empty_outputs(spec, arrays)
+        with np.errstate(all="ignore"):
+            for head in heads(spec, arrays):
+                o, lse = self.rows(head, self.p_dtype or dtype)
+                head.place(spec.o, outputs)[...] = round_to(dtype, o)
+                head.place(spec.tensor("lse"), outputs)[..., 0] = lse
+        return outputs
+
+    def rows(self, head: Head, p_dtype: DType) -> tuple[Any, Any]:
+        if self.next_head:
+            head = replace(head, k=np.roll(head.k, 1, axis=0))
+        dot = (head.q.astype(F32) @ head.k.T.astype(F32)).astype(np.float64)
+        score = np.broadcast_to(head.value(head.attention.score, dot), head.shape).astype(F32) * F32(
+            self.scale
+        )
+        visible = head.visible()
+        if self.shift_mask:
+            visible = np.roll(visible, self.shift_mask, axis=1)
+        s = np.where(visible, score * LOG2E, F32(self.sentinel))
+        m = np.full((len(s), 1), -np.inf, F32)
+        total, acc = np.zeros_like(m), np.zeros((len(s), head.v.shape[1]), F32)
+        sink = F32(-np.inf if self.forget_sink else head.sink()) * LOG2E
+        if np.isfinite(sink):
+            m, total = np.full_like(m, sink), np.ones_like(m)
+        drop, kept = head.dropout()
+        tiles = range(0, head.shape[1], self.tile)
+        for n in tiles[:-1] if self.skip_last_tile else tiles:
+            at = slice(n, n + self.tile)
+            m_new = np.fmax(m, np.fmax.reduce(s[:, at], axis=1, keepdims=True))
+            if not self.subtract_maximum:
+                m_new = np.zeros_like(m)
+            safe = np.where(np.isneginf(m_new), F32(0), m_new) if self.guard_empty_rows else m_new
+            alpha, p = np.exp2(m - safe), np.exp2(s[:, at] - safe)
+            total = total * (1 if self.forget_rescale_l else alpha) + p.sum(axis=1, keepdims=True, dtype=F32)
+            p = np.where(kept[:, at], p * (F32(1 / (1 - drop)) if self.drop_rescale else F32(1)), F32(0))
+            p = round_to(p_dtype, p).astype(F32)
+            acc = acc * (1 if self.forget_rescale_acc else alpha) + p @ head.v[at].astype(F32)
+            acc = round_to(self.acc_dtype, acc).astype(F32)
+            m = m_new
+        empty = total == 0
+        o = acc / np.where(empty & self.guard_empty_rows, F32(1), total)
+        lse = m if self.base_two_lse else m / LOG2E
+        return o, (lse + (np.log2(total) if self.base_two_lse else np.log(total)))[:, 0]
+
+
+SPECS: Mapping[str, Callable[[DType], Attention]] = {
+    "causal": lambda dtype: attention(dtype, mask=CAUSAL),
+    "softcap": lambda dtype: attention(dtype, score=SOFTCAP),
+    "alibi": alibi,
+    "sink": sinking,
+    "dropout": dropping,
+}
+SIZES = (
+    Sizes(B=1, M=17, N=33, H=4, Hkv=2, D=16, Dv=16),
+    Sizes(B=2, M=40, N=29, H=2, Hkv=2, D=64, Dv=32),
+    Sizes(B=1, M=5, N=130, H=1, Hkv=1, D=24, Dv=8),
+    Sizes(B=1, M=3, N=0, H=1, Hkv=1, D=16, Dv=8),
+)
+
+
+def problem(spec: Attention, dtype: DType, at: Sizes, seed: int, **styles: str) -> dict[str, Any]:
+    tensors: dict[str, Any] = {
+        name: round_to(dtype, array) for name, array in draw_qkv(at, dtype=dtype, seed=seed, **styles).items()
+    }
+    rng = generator(seed, 2)
+    extras = {
+        "slope": np.exp2(-np.arange(1.0, at.H + 1)),
+        "sink": rng.normal(0, 4, at.H),
+        "p": 0.3,
+        "seed": seed,
+    }
+    return tensors | {t.name: extras[t.name] for t in spec.extras}
+
+
+def verdict(kernel: Tiled, spec: Attention, dtype: DType, at: Sizes, seed: int, **styles: str) -> Verdict:
+    tensors = problem(spec, dtype, at, seed, **styles)
+    expected = expect(spec, tensors, error_bound(dtype, at.D, kernel.tile))
+    return judge(spec, expected, kernel.run(spec, tensors, dtype))
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F32])
+@pytest.mark.parametrize("name", SPECS)
+def test_no_false_alarm(name: str, dtype: DType) -> None:
+    spec = SPECS[name](dtype)
+    values, specials, sizes = itertools.cycle(VALUES), itertools.cycle(SPECIALS), itertools.cycle(SIZES)
+    worst = 0.0
+    for seed, logits in enumerate([*LOGITS] * 3):
+        styles = {"logits": logits, "values": next(values), "special": next(specials) if seed % 2 else "none"}
+        result = verdict(Tiled(tile=(16, 32, 128)[seed % 3]), spec, dtype, next(sizes), seed, **styles)
+        assert result.ok, f"{styles}, seed {seed}: {result.message}"
+        worst = max(worst, result.worst)
+    assert worst > 0.05, "a bound that nothing comes near accepts anything"
+
+
+BUGS: Mapping[str, tuple[str, Tiled]] = {
+    "mask one key too far": ("causal", Tiled(shift_mask=1)),
+    "finite sentinel": ("causal", Tiled(sentinel=-5e4)),
+    "scale of a padded head dim": ("causal", Tiled(scale=0.9)),
+    "last tile skipped": ("causal", Tiled(skip_last_tile=True)),
+    "accumulator not rescaled": ("causal", Tiled(forget_rescale_acc=True)),
+    "sum not rescaled": ("causal", Tiled(forget_rescale_l=True)),
+    "maximum not subtracted": ("causal", Tiled(subtract_maximum=False)),
+    "base-2 lse": ("causal", Tiled(base_two_lse=True)),
+    "empty rows are NaN": ("causal", Tiled(guard_empty_rows=False)),
+    "keys of the next row": ("causal", Tiled(next_head=True)),
+    "dropout not scaled": ("dropout", Tiled(drop_rescale=False)),
+    "sink forgotten": ("sink", Tiled(forget_sink=True)),
+    "accumulates in f16": ("causal", Tiled(acc_dtype=DType.F16)),
+    "P in bf16": ("causal", Tiled(p_dtype=DType.BF16)),
+}
+#: In bfloat16 a coarser accumulator or P is within its own rounding error.
+INVISIBLE = {(DType.BF16, "accumulates in f16"), (DType.BF16, "P in bf16")}
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F32])
+@pytest.mark.parametrize("bug", BUGS)
+def test_bugs_are_rejected(bug: str, dtype: DType) -> None:
+    if (dtype, bug) in INVISIBLE:
+        return
+    name, kernel = BUGS[bug]
+    spec = SPECS[name](dtype)
+    sizes = itertools.cycle(SIZES[:3])
+    for seed, (logits, values) in enumerate(itertools.product(LOGITS, ("random", "one_hot", "ones"))):
+        if not verdict(kernel, spec, dtype, next(sizes), seed, logits=logits, values=values).ok:
+            return
+    pytest.fail("accepted on every input")
+
+
+def test_message_names_the_element() -> None:
+    spec = attention(DType.F32)
+    tensors = problem(spec, DType.F32, SIZES[0], 1)
+    expected = expect(spec, tensors, error_bound(DType.F32, 16, 16))
+    outputs = {name: want.value.copy() for name, want in expected.items()}
+    assert judge(spec, expected, outputs).message == "within the bound"
+    outputs["o"][0, 3, 2, 5] += 0.5
+    outputs["lse"][0, 1, 7] = np.nan
+    result = judge(spec, expected, outputs)
+    assert not result.ok
+    assert result.message.startswith("o[b=0, q_idx=3, h=2, d=5] = ")
+    assert "lse[b=0, h=1, q_idx=7] = nan, expected " in result.message
+    assert result.where == "lse[b=0, h=1, q_idx=7]"
