@@ -1,0 +1,94 @@
+"""Reverse-mode derivative of a score with respect to dot(q, k) and to every value that it loads.
+
+One sweep from the root to the leaves, multiplying local derivatives (Griewank and Walther, Evaluating
+Derivatives, ch. 3). Masks of `where` and everything of type int are piecewise constant and end the sweep. At
+a kink one side is taken: abs has derivative 0 at 0, min and max follow their first operand in a tie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnc.expr.nodes import Binary, Call, Compare, Const, Dot, Expr, Load, Neg
+from attnc.expr.simplify import add, div, floordiv, mul, neg, simplify, sub, where
+
+_ZERO, _ONE = Const(0.0), Const(1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derivative:
+    """d score / d dot and d score / d load, as expressions of the same leaves as the score.
+
+    `loads` has one entry per distinct float Load, in order of appearance; a tensor loaded at two places has
+    two. The gradient of its element is the sum over all scores that load it.
+    """
+
+    dot: Expr
+    loads: tuple[tuple[Load, Expr], ...]
+
+
+def derive(score: Expr) -> Derivative:
+    """The derivative of a float expression. Params must have been replaced; a Ref counts as a constant."""
+    adjoints: dict[Expr, Expr] = {}
+    _sweep(simplify(score), _ONE, adjoints)
+    loads = tuple((leaf, adjoint) for leaf, adjoint in adjoints.items() if isinstance(leaf, Load))
+    return Derivative(dot=adjoints.get(Dot(), _ZERO), loads=loads)
+
+
+def _sweep(expr: Expr, adjoint: Expr, adjoints: dict[Expr, Expr]) -> None:
+    """Adds adjoint * d expr / d leaf to the adjoint of every leaf."""
+    if expr.type != "float" or adjoint == _ZERO:
+        return
+    match expr:
+        case Dot() | Load():
+            adjoints[expr] = add(adjoints.get(expr, _ZERO), adjoint)
+        case Neg(operand=operand):
+            _sweep(operand, neg(adjoint), adjoints)
+        case Binary():
+            for operand, share in zip((expr.left, expr.right), _shares(expr, adjoint), strict=True):
+                _sweep(operand, share, adjoints)
+        case Call(function="where", args=(condition, then, other)):
+            _sweep(then, where(condition, adjoint, _ZERO), adjoints)
+            _sweep(other, where(condition, _ZERO, adjoint), adjoints)
+        case Call(function="min" | "max" as function, args=(left, right)):
+            takes_left = Compare("<=" if function == "min" else ">=", left, right)
+            _sweep(left, where(takes_left, adjoint, _ZERO), adjoints)
+            _sweep(right, where(takes_left, _ZERO, adjoint), adjoints)
+        case Call(args=(operand,)):
+            _sweep(operand, mul(adjoint, _slope(expr, operand)), adjoints)
+
+
+def _shares(expr: Binary, adjoint: Expr) -> tuple[Expr, Expr]:
+    """What the operands of left <op> right get of its adjoint."""
+    left, right = expr.left, expr.right
+    match expr.op:
+        case "+":
+            return adjoint, adjoint
+        case "-":
+            return adjoint, neg(adjoint)
+        case "*":
+            return mul(adjoint, right), mul(adjoint, left)
+        case "/":
+            return div(adjoint, right), neg(div(mul(adjoint, expr), right))
+        case "//":
+            return _ZERO, _ZERO
+        case "%":  # left - right * (left // right)
+            return adjoint, neg(mul(adjoint, floordiv(left, right)))
+
+
+def _slope(expr: Call, operand: Expr) -> Expr:
+    """d function(operand) / d operand; in terms of the value itself where that saves an evaluation."""
+    match expr.function:
+        case "exp":
+            return expr
+        case "log":
+            return div(_ONE, operand)
+        case "tanh":
+            return sub(_ONE, mul(expr, expr))
+        case "sqrt":
+            return div(Const(0.5), expr)
+        case "abs":
+            negative = where(Compare("<", operand, _ZERO), Const(-1.0), _ZERO)
+            return where(Compare(">", operand, _ZERO), _ONE, negative)
+        case function:
+            raise ValueError(f"no derivative of {function}")
