@@ -7,17 +7,10 @@ targets · W07xx masks · W08xx schedules. A code is never reused for another me
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-
-@dataclass(frozen=True, slots=True)
-class CodeInfo:
-    """`title` is a line; `explanation` says what the rule is, why it is there and what to write instead."""
-
-    title: str
-    explanation: str
-
+from attnc.diagnostics.code import CodeInfo
+from attnc.diagnostics.semantic_codes import SEMANTIC
 
 _SYNTAX = {
     "E0101": CodeInfo(
@@ -84,4 +77,4 @@ _RESOURCES = {
     ),
 }
 
-CODES: Mapping[str, CodeInfo] = MappingProxyType(_SYNTAX | _LIMITS | _RESOURCES)
+CODES: Mapping[str, CodeInfo] = MappingProxyType(_SYNTAX | SEMANTIC | _LIMITS | _RESOURCES)

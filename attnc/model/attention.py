@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attnc.expr.nodes import Expr
+from attnc.diagnostics import Diagnostic
+from attnc.expr.nodes import Dim, Expr
+from attnc.model.products import group_size
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import DType, Role, Tensor
 from attnc.source import Source, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Param:
-    """`param NAME in {choices}`: the first choice is the default. `is_default` marks the D or Dv that the spec left open."""
+    """`param NAME in {choices}`: the first choice is the default. `is_default` marks the D or Dv that the
+    spec left open.
+    """
 
     name: str
     choices: tuple[DType | bool | int | float, ...]
@@ -25,8 +29,8 @@ class Param:
 class Softmax:
     """`normalize = softmax(...)`.
 
-    sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64 `seed`; keep-mask of
-    (seed, b, h, q_idx, kv_idx), see `reference.keep`.
+    sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64
+    `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`.
     """
 
     sink: Expr | None = None
@@ -42,7 +46,7 @@ class Attention:
     score: float Expr of Dot, indices and loads; mask: bool Expr, TRUE when absent (true = keep);
     lengths: per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b;
     grads: names of inputs that the spec wants gradients of;
-    batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims; group = heads_q // heads_kv).
+    batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims).
     """
 
     name: str
@@ -84,6 +88,27 @@ class Attention:
         return next((t for t in self.outputs if t.name == "lse"), None)
 
     @property
+    def batch(self) -> Expr:
+        """The number of sequences."""
+        axis = self.q.axis(Role.BATCH)
+        return Dim("B") if axis is None else self.q.shape[axis]
+
+    @property
+    def heads_q(self) -> Expr:
+        return self.q.size(Role.HEAD)
+
+    @property
+    def heads_kv(self) -> Expr:
+        return self.k.size(Role.HEAD)
+
+    @property
+    def group(self) -> Expr:
+        """Query heads for each K/V head: head h reads K/V head h // group."""
+        group = group_size(self.heads_q, self.heads_kv)
+        assert group is not None, "checked when the attention is resolved"
+        return group
+
+    @property
     def extras(self) -> tuple[Tensor, ...]:
         """Inputs besides q, k, v, in declaration order."""
         return tuple(t for t in self.inputs if t.name not in ("q", "k", "v"))
@@ -91,11 +116,12 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A resolved spec file."""
+    """A resolved spec file. `warnings`: what `resolve` found that is not an error, in source order."""
 
     source: Source
     attentions: tuple[Attention, ...]
     schedules: tuple[Schedule, ...]
+    warnings: tuple[Diagnostic, ...] = field(default=(), compare=False, repr=False)
 
     def attention(self, name: str) -> Attention:
         """The attention block of this name; KeyError if there is none."""

@@ -43,8 +43,8 @@ class Knob:
 class Schedule:
     """One `schedule NAME for TARGET` block.
 
-    `knobs[phase][key]`: keys written outside a phase block belong to "forward". `where`: pruning conditions per phase, kept
-    as syntax and evaluated over a config's knobs and the variant's params.
+    `knobs[phase][key]`: keys written outside a phase block belong to "forward". `where`: pruning conditions
+    per phase, kept as syntax and evaluated over a config's knobs and the variant's params.
     """
 
     attention: str

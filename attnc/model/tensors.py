@@ -85,9 +85,9 @@ Storage: TypeAlias = Dense | Paged | Ragged | Prefix
 class Tensor:
     """A named input or output.
 
-    `shape` is one integer Expr per axis (Dims, Params, constants). For q, k, v, o and lse `roles` names each axis; a batch axis may
-    be missing (ragged). Other inputs have no roles: they are addressed by the expressions that load them. `dtype` is the name of
-    a param until `variants` fixes it.
+    `shape` is one integer Expr per axis (Dims, Params, constants). For q, k, v, o and lse `roles` names each
+    axis; a batch axis may be missing (ragged). Other inputs have no roles: they are addressed by the
+    expressions that load them. `dtype` is the name of a param until `variants` fixes it.
     """
 
     name: str
@@ -101,3 +101,7 @@ class Tensor:
     def axis(self, role: Role) -> int | None:
         """Position of the axis with this role, or None."""
         return self.roles.index(role) if role in self.roles else None
+
+    def size(self, role: Role) -> Expr:
+        """The size of the axis with this role; ValueError if there is none."""
+        return self.shape[self.roles.index(role)]

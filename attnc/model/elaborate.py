@@ -1,0 +1,316 @@
+"""Expressions as written -> typed expressions: names looked up, lets and defs inlined, sugar removed.
+
+None stands for an expression in which a mistake has been reported. What contains it is None too, silently:
+one mistake is one diagnostic. Nodes carry spans of the attention's own text; a node from the body of a def
+has the span of the call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from attnc.diagnostics import Label, did_you_mean
+from attnc.expr.nodes import (
+    FUNCTIONS,
+    And,
+    Binary,
+    Call,
+    Compare,
+    Const,
+    Dot,
+    Expr,
+    Load,
+    Neg,
+    Not,
+    Or,
+    Param,
+    Type,
+    children,
+)
+from attnc.model import attention
+from attnc.model.definitions import Definition
+from attnc.model.misuse import report_misuse
+from attnc.model.names import INPUTS, RESERVED
+from attnc.model.report import Report
+from attnc.model.scope import WRONG, Argument, Context, Scope, Wrong
+from attnc.model.tensors import DType, Tensor
+from attnc.syntax import ast
+
+MAX_NODES = 4096
+MAX_DEPTH = 128
+#: Calls of defs that one attention may expand to.
+MAX_CALLS = 10_000
+
+_NUMBERS: tuple[Type, ...] = ("int", "float")
+_A: dict[Type, str] = {"bool": "true or false", "int": "an integer", "float": "a number"}
+
+
+@dataclass(slots=True)
+class Elaborator:
+    """Makes the expressions of one attention."""
+
+    scope: Scope
+    report: Report
+    _calls_left: int = MAX_CALLS
+    #: By id; each entry keeps its node alive, so that ids stay unique.
+    _extents: dict[int, tuple[Expr, int, int]] = field(default_factory=dict)
+
+    def expr(self, tree: ast.Expr) -> Expr | None:
+        """The typed expression, or None when something in it is wrong."""
+        return self._expr(tree, Context(scope=self.scope, report=self.report, defs=self.scope.defs))
+
+    def typed(self, tree: ast.Expr, wanted: Type, what: str) -> Expr | None:
+        """The same, for a place that takes one type; an int will do for a float."""
+        made = self.expr(tree)
+        if made is None or made.type == wanted or (wanted == "float" and made.type == "int"):
+            return made
+        hints = ("compare it with something",) if wanted == "bool" else ()
+        self.report.error(
+            "E0304", f"{what} must be {_A[wanted]}", tree.span, f"this is {_A[made.type]}", hints=hints
+        )
+        return None
+
+    def _expr(self, tree: ast.Expr, at: Context) -> Expr | None:
+        made: Expr | None
+        match tree:
+            case ast.Number(value=value) | ast.Bool(value=value):
+                made = _constant(value, tree, at)
+            case ast.UnaryOp(operand=ast.Number(value=value)):
+                made = _constant(-value, tree, at)
+            case ast.Name():
+                made = self._name(tree, at)
+            case ast.UnaryOp():
+                operand = self._operand(tree.operand, "'-'", _NUMBERS, at)
+                made = operand and Neg(operand, span=at.span(tree))
+            case ast.Not():
+                operand = self._operand(tree.operand, "'not'", ("bool",), at)
+                made = operand and Not(operand, span=at.span(tree))
+            case ast.BoolOp():
+                operands = self._operands(tree.operands, f"'{tree.op}'", ("bool",), at)
+                kind = And if tree.op == "and" else Or
+                made = None if operands is None else kind(operands, span=at.span(tree))
+            case ast.BinaryOp():
+                made = self._binary(tree, at)
+            case ast.Compare():
+                made = self._compare(tree, at)
+            case ast.Call():
+                made = self._call(tree, at)
+            case ast.Subscript():
+                made = self._subscript(tree, at)
+            case ast.ListValue():
+                at.error("E0303", "a list is not a value", tree.span, "lists belong to schedules")
+                return None
+        return made and self._within_limits(made, tree, at)
+
+    # --- operators
+    # -----------------------------------------------------------------------------------------------
+
+    def _operand(self, tree: ast.Expr, what: str, wanted: tuple[Type, ...], at: Context) -> Expr | None:
+        made = self._expr(tree, at)
+        if made is None or made.type in wanted:
+            return made
+        needs = {"bool": "true or false", "int": "integers"}[wanted[0]] if len(wanted) == 1 else "numbers"
+        at.error("E0303", f"{what} needs {needs}", tree.span, f"this is {_A[made.type]}")
+        return None
+
+    def _operands(
+        self, trees: tuple[ast.Expr, ...], what: str, wanted: tuple[Type, ...], at: Context
+    ) -> tuple[Expr, ...] | None:
+        """All operands, or None; every one is looked at even after a mistake."""
+        made = [self._operand(tree, what, wanted, at) for tree in trees]
+        present = tuple(operand for operand in made if operand is not None)
+        return present if len(present) == len(made) else None
+
+    def _binary(self, tree: ast.BinaryOp, at: Context) -> Expr | None:
+        wanted: tuple[Type, ...] = ("int",) if tree.op in ("//", "%") else _NUMBERS
+        operands = self._operands((tree.left, tree.right), f"'{tree.op}'", wanted, at)
+        if operands is None:
+            return None
+        if tree.op in ("/", "//", "%") and isinstance(operands[1], Const) and operands[1].value == 0:
+            at.error("E0320", "division by zero", tree.right.span, "this is 0")
+            return None
+        return Binary(tree.op, *operands, span=at.span(tree))
+
+    def _compare(self, tree: ast.Compare, at: Context) -> Expr | None:
+        operands = self._operands(tree.operands, "a comparison", _NUMBERS, at)
+        if operands is None:
+            return None
+        pairs: list[Expr] = []
+        for i, op in enumerate(tree.ops):
+            span = at.site or tree.operands[i].span.to(tree.operands[i + 1].span)
+            pair = self._within_limits(Compare(op, operands[i], operands[i + 1], span=span), tree, at)
+            if pair is None:
+                return None
+            pairs.append(pair)
+        return And(tuple(pairs), span=at.span(tree)) if len(pairs) > 1 else pairs[0]
+
+    # --- names and subscripts
+    # ------------------------------------------------------------------------------------
+
+    def _name(self, tree: ast.Name, at: Context) -> Expr | None:
+        match at.meaning(tree.id):
+            case Wrong():
+                return None
+            case Definition() as definition:
+                return self._inline(definition, (), tree, at)
+            case attention.Param(choices=choices) as param if not isinstance(choices[0], DType):
+                types = {Const(choice).type for choice in choices if not isinstance(choice, DType)}
+                return Param(param.name, "float" if "float" in types else types.pop(), span=tree.span)
+            case Tensor(name=name, shape=()) as tensor if name not in ("q", "k", "v"):
+                return Load(name, (), (), self.scope.element_type(tensor), span=at.span(tree))
+            case None | Tensor() | attention.Param():
+                report_misuse(tree, at)
+                return None
+            case found:
+                is_leaf = tree.id not in at.arguments and tree.id not in self.scope.lets
+                return replace(found, span=at.span(tree)) if is_leaf else found
+
+    def _subscript(self, tree: ast.Subscript, at: Context) -> Expr | None:
+        indices = self._operands(tree.indices, "an index", ("int",), at)
+        tensor = at.meaning(tree.tensor.id)
+        was_refused = tree.tensor.id in RESERVED and tree.tensor.id not in INPUTS
+        if tensor is WRONG or (was_refused and tree.tensor.id in self.scope.tensors):
+            return None
+        if not isinstance(tensor, Tensor) or tensor.name in ("q", "k", "v"):
+            report_misuse(tree.tensor, at, subscripted=True)
+            return None
+        if len(tree.indices) != len(tensor.shape):
+            at.error(
+                "E0305",
+                f"'{tensor.name}' has {_count(len(tensor.shape), 'axis', 'axes')}, not {len(tree.indices)}",
+                tree.span,
+                f"{_count(len(tree.indices), 'index', 'indices')} given",
+                related=(Label(tensor.span, "declared here"),) if tensor.span else (),
+            )
+            return None
+        if indices is None:
+            return None
+        element = self.scope.element_type(tensor)
+        return Load(
+            tensor.name, indices, tensor.shape, element, is_sorted=tensor.is_sorted, span=at.span(tree)
+        )
+
+    # --- calls
+    # ---------------------------------------------------------------------------------------------------
+
+    def _call(self, tree: ast.Call, at: Context) -> Expr | None:
+        name = tree.function.id
+        called = at.meaning(name)
+        if tree.kwargs:
+            at.error(
+                "E0206", f"'{name}' takes no named arguments", tree.kwargs[0].span, "write the value alone"
+            )
+        elif name == "dot":
+            if [getattr(arg, "id", None) for arg in tree.args] == ["q", "k"]:
+                return Dot(span=at.span(tree))
+            at.error("E0306", "'dot' is the product of q and k only", tree.span, "write 'dot(q, k)'")
+        elif name in FUNCTIONS:
+            return self._intrinsic(tree, at)
+        elif isinstance(called, Definition):
+            return self._inline(called, tuple(self._argument(arg, at) for arg in tree.args), tree, at)
+        elif called is None:
+            at.error(
+                "E0204",
+                f"unknown function '{name}'",
+                tree.function.span,
+                "not an intrinsic or a def",
+                hints=did_you_mean(name, (*FUNCTIONS, *at.defs, "dot")),
+            )
+        elif called is not WRONG:
+            at.error("E0207", f"'{name}' is not a function", tree.function.span, "cannot be called")
+        return None
+
+    def _intrinsic(self, tree: ast.Call, at: Context) -> Expr | None:
+        name = tree.function.id
+        if len(tree.args) != FUNCTIONS[name]:
+            _report_count(tree, name, FUNCTIONS[name], at)
+            return None
+        if name != "where":
+            args = self._operands(tree.args, f"'{name}'", _NUMBERS, at)
+            return None if args is None else Call(name, args, span=at.span(tree))
+        condition = self._operand(tree.args[0], "the condition of 'where'", ("bool",), at)
+        then = self._expr(tree.args[1], at)
+        other = self._expr(tree.args[2], at)
+        if condition is None or then is None or other is None:
+            return None
+        if (then.type == "bool") != (other.type == "bool"):
+            label = f"{_A[then.type]} here, {_A[other.type]} there"
+            at.error("E0303", "the branches of 'where' differ in type", tree.span, label)
+            return None
+        return Call(name, (condition, then, other), span=at.span(tree))
+
+    def _argument(self, tree: ast.Expr, at: Context) -> Argument:
+        """An argument of a def: an extra input by its name, or a value."""
+        if isinstance(tree, ast.Name):
+            meaning = at.meaning(tree.id)
+            if isinstance(meaning, Tensor) and meaning.shape and meaning.name not in ("q", "k", "v"):
+                return meaning
+        return self._expr(tree, at) or WRONG
+
+    def _inline(
+        self, definition: Definition, arguments: tuple[Argument, ...], tree: ast.Name | ast.Call, at: Context
+    ) -> Expr | None:
+        if definition.broken:
+            return None
+        if len(arguments) != len(definition.params):
+            _report_count(tree, definition.name, len(definition.params), at, definition)
+            return None
+        self._calls_left -= 1
+        if self._calls_left < 0 or at.depth >= MAX_DEPTH:
+            if self._calls_left >= -1:
+                _report_size(tree, at)
+            self._calls_left = min(self._calls_left, -1)
+            return None
+        return self._expr(definition.tree.value, at.enter(definition, arguments, tree.span))
+
+    def _within_limits(self, made: Expr, tree: ast.Expr, at: Context) -> Expr | None:
+        """The node itself, if its tree is not too large to walk."""
+        size, depth = self._extent(made)
+        if size <= MAX_NODES and depth <= MAX_DEPTH:
+            return made
+        _report_size(tree, at)
+        return None
+
+    def _extent(self, expr: Expr) -> tuple[int, int]:
+        """Operations and levels of a tree; shared parts count each time they are used, as a walk would see
+        them.
+        """
+        if id(expr) not in self._extents:
+            parts = [self._extent(child) for child in children(expr)]
+            size, depth = 1 + sum(part[0] for part in parts), 1 + max((part[1] for part in parts), default=0)
+            self._extents[id(expr)] = (expr, size, depth)
+        return self._extents[id(expr)][1:]
+
+
+def _constant(value: bool | int | float, tree: ast.Expr, at: Context) -> Expr | None:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        at.error("E0507", "integer beyond 64 bits", tree.span, "too large")
+        return None
+    return Const(value, span=at.span(tree))
+
+
+def _report_size(tree: ast.Expr, at: Context) -> None:
+    at.error(
+        "E0506",
+        "expression that expands too far",
+        tree.span,
+        "lets and defs are expanded where they are used",
+        notes=(f"the limits are {MAX_NODES} operations, {MAX_DEPTH} levels and {MAX_CALLS} calls of defs",),
+    )
+
+
+def _report_count(
+    tree: ast.Name | ast.Call, name: str, wanted: int, at: Context, definition: Definition | None = None
+) -> None:
+    given = len(tree.args) if isinstance(tree, ast.Call) else 0
+    at.error(
+        "E0206",
+        f"'{name}' takes {_count(wanted, 'argument', 'arguments')}, not {given}",
+        tree.span,
+        f"{_count(given, 'argument', 'arguments')} given",
+        related=(Label(definition.tree.name.span, "defined here"),) if definition else (),
+    )
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

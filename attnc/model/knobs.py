@@ -1,0 +1,190 @@
+"""The closed set of schedule keys: what each may be set to, in which phases, and what it is when a schedule
+says nothing.
+
+Values become plain data: `online` is a Choice with its `rescale` filled in, lists are tuples, words are
+strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from attnc.model.schedule import PHASES, Choice, Phase, Value
+from attnc.syntax import ast
+
+Kind: TypeAlias = Literal["number", "bool", "word", "list", "any"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A schedule key. `read` gives the value of an expression, or None if it is not allowed; `allowed` says
+    what is.
+
+    `kind` is what a `where` may compare the key with; `words` are the names that its values use.
+    """
+
+    read: Callable[[ast.Expr], Value | None]
+    allowed: str
+    default: Value
+    kind: Kind = "word"
+    words: tuple[str, ...] = ()
+    phases: tuple[Phase, ...] = ("forward", "backward")
+
+
+def number(tree: ast.Expr) -> int | float | None:
+    """A number, possibly with a sign."""
+    match tree:
+        case ast.Number(value=value):
+            return value
+        case ast.UnaryOp(operand=ast.Number(value=value)):
+            return -value
+        case _:
+            return None
+
+
+def _integer(tree: ast.Expr) -> int | None:
+    return tree.value if isinstance(tree, ast.Number) and isinstance(tree.value, int) else None
+
+
+def _tile(tree: ast.Expr) -> Value | None:
+    size = _integer(tree)
+    ok = size is not None and 1 <= size <= 1024 and (size % 16 == 0 or size & (size - 1) == 0)
+    return size if ok else None
+
+
+def _among(*sizes: int) -> Callable[[ast.Expr], Value | None]:
+    return lambda tree: size if (size := _integer(tree)) in sizes else None
+
+
+def _word(*words: str) -> Callable[[ast.Expr], Value | None]:
+    return lambda tree: tree.id if isinstance(tree, ast.Name) and tree.id in words else None
+
+
+def _bool(tree: ast.Expr) -> Value | None:
+    return tree.value if isinstance(tree, ast.Bool) else None
+
+
+def _loops(tree: ast.Expr) -> Value | None:
+    if not isinstance(tree, ast.ListValue):
+        return None
+    names = tuple(item.id if isinstance(item, ast.Name) else "" for item in tree.items)
+    return names if names in (("q", "kv"), ("kv", "q"), ("kv",)) else None
+
+
+def _split(tree: ast.Expr) -> Value | None:
+    if isinstance(tree, ast.Name):
+        return "auto" if tree.id == "auto" else None
+    count = _integer(tree)
+    return count if count is not None and 1 <= count <= 1024 else None
+
+
+ONLINE = Choice(name="online", args={"rescale": "deferred"})
+
+
+def _softmax(tree: ast.Expr) -> Value | None:
+    match tree:
+        case ast.Name(id="online"):
+            return ONLINE
+        case ast.Name(id="two_pass"):
+            return Choice(name="two_pass", args={})
+        case ast.Call(
+            function=ast.Name(id="online"),
+            args=(),
+            kwargs=(ast.Keyword(name=ast.Name(id="rescale"), value=value),),
+        ):
+            rescale = _rescale(value)
+            return None if rescale is None else Choice(name="online", args={"rescale": rescale})
+        case ast.Call(function=ast.Name(id="unified_max"), args=()):
+            return _unified_max({keyword.name.id: keyword.value for keyword in tree.kwargs}, len(tree.kwargs))
+        case _:
+            return None
+
+
+def _rescale(tree: ast.Expr) -> Value | None:
+    match tree:
+        case ast.Name(id="deferred" | "every_step" as word):
+            return word
+        case ast.Call(function=ast.Name(id="lazy"), args=(ast.Number(value=threshold),), kwargs=()) if (
+            threshold > 0
+        ):
+            return Choice(name="lazy", args={"threshold": float(threshold)})
+        case _:
+            return None
+
+
+def _unified_max(args: Mapping[str, ast.Expr], count: int) -> Value | None:
+    """phi: the maximum used for every row; bounds: the range of s - phi outside of which a row falls back."""
+    if len(args) != count or not {"phi", "bounds"} <= set(args) <= {"phi", "bounds", "fallback"}:
+        return None
+    phi, bounds = number(args["phi"]), args["bounds"]
+    limits = [number(item) for item in bounds.items] if isinstance(bounds, ast.ListValue) else []
+    fallback = _softmax(args["fallback"]) if "fallback" in args else ONLINE
+    if phi is None or len(limits) != 2 or limits[0] is None or limits[1] is None or limits[0] >= limits[1]:
+        return None
+    if not isinstance(fallback, Choice) or fallback.name == "unified_max":
+        return None
+    low, high = float(limits[0]), float(limits[1])
+    return Choice(name="unified_max", args={"phi": float(phi), "bounds": (low, high), "fallback": fallback})
+
+
+_SOFTMAXES = (
+    "online, online(rescale = deferred), online(rescale = every_step), online(rescale = lazy(8)), two_pass, "
+    "unified_max(phi = 0, bounds = [-60, 60], fallback = online)"
+)
+_TILE = "a power of two or a multiple of 16, at most 1024"
+
+KEYS: Mapping[str, Key] = {
+    "loops": Key(
+        read=_loops, allowed="[q, kv], [kv, q] or [kv]", default=("q", "kv"), kind="list", words=("q", "kv")
+    ),
+    "tile.q": Key(read=_tile, allowed=_TILE, default=64, kind="number", phases=PHASES),
+    "tile.kv": Key(read=_tile, allowed=_TILE, default=64, kind="number"),
+    "tile.d": Key(read=_tile, allowed=_TILE, default=0, kind="number", phases=PHASES),
+    "warps": Key(
+        read=_among(1, 2, 4, 8, 12, 16),
+        allowed="1, 2, 4, 8, 12 or 16",
+        default=4,
+        kind="number",
+        phases=PHASES,
+    ),
+    "warp_split": Key(read=_word("q", "kv"), allowed="q or kv", default="q", words=("q", "kv")),
+    "stages": Key(read=_among(*range(1, 9)), allowed="1 to 8", default=2, kind="number", phases=PHASES),
+    "split.kv": Key(
+        read=_split, allowed="auto or 1 to 1024", default=1, kind="any", words=("auto",), phases=("forward",)
+    ),
+    "pack": Key(read=_word("gqa", "none"), allowed="gqa or none", default="none", words=("gqa", "none")),
+    "softmax": Key(
+        read=_softmax,
+        allowed=_SOFTMAXES,
+        default=ONLINE,
+        words=("online", "two_pass", "unified_max"),
+        phases=("forward",),
+    ),
+    "persistent": Key(read=_bool, allowed="true or false", default=False, kind="bool"),
+    "order": Key(
+        read=_word("default", "longest_first"),
+        allowed="default or longest_first",
+        default="default",
+        words=("default", "longest_first"),
+    ),
+}
+
+#: `accumulate.dk`: how a gradient that several tiles add to is summed.
+ACCUMULATE = Key(
+    read=_word("two_pass", "atomic"),
+    allowed="two_pass or atomic",
+    default="two_pass",
+    words=("two_pass", "atomic"),
+    phases=("backward",),
+)
+
+
+def keys_of(phase: Phase, grads: tuple[str, ...]) -> dict[str, Key]:
+    """The keys that a phase has, for an attention with gradients of these inputs, in a fixed order."""
+    keys = {name: key for name, key in KEYS.items() if phase in key.phases}
+    if phase == "backward":
+        keys["loops"] = replace(keys["loops"], default=("kv", "q"))
+        keys |= {f"accumulate.d{name}": ACCUMULATE for name in grads}
+    return keys

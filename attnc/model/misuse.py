@@ -1,0 +1,54 @@
+"""Says what is wrong with a name that stands where it cannot."""
+
+from __future__ import annotations
+
+from attnc.diagnostics import Label, did_you_mean
+from attnc.expr.nodes import FUNCTIONS
+from attnc.model.names import OUTPUTS, RESERVED
+from attnc.model.scope import Context
+from attnc.model.tensors import Tensor
+from attnc.syntax import ast
+
+
+def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> None:
+    """Report a name that is not a value (or, if `subscripted`, not a tensor) here; the last resort is
+    "unknown name".
+    """
+    name, span, scope = tree.id, tree.span, at.scope
+    meaning = at.meaning(name)
+    if name in ("q", "k", "v"):
+        at.error(
+            "E0207", f"'{name}' is not a value", span, "a whole tensor", hints=("a score uses 'dot(q, k)'",)
+        )
+    elif isinstance(meaning, Tensor):
+        axes = ", ".join(["..."] * len(meaning.shape))
+        at.error(
+            "E0207",
+            f"'{name}' is a tensor, not a value",
+            span,
+            "needs a subscript",
+            hints=(f"write '{name}[{axes}]' with {len(meaning.shape)} indices" if axes else "",),
+        )
+    elif meaning is not None and subscripted:
+        at.error("E0207", f"'{name}' cannot be subscripted", span, "not an input")
+    elif name in scope.let_places and at.site is None:
+        at.error(
+            "E0208",
+            f"'{name}' is used before it is defined",
+            span,
+            "not known yet",
+            related=(Label(scope.let_places[name].span, "defined here"),),
+            hints=("lets are read from top to bottom: move the definition up",),
+        )
+    elif name in OUTPUTS:
+        at.error("E0207", f"'{name}' is an output", span, "cannot be read")
+    elif meaning is not None or name in RESERVED:
+        at.error("E0207", f"'{name}' is not a value", span, RESERVED.get(name, "an element type"))
+    else:
+        at.error(
+            "E0203",
+            f"unknown name '{name}'",
+            span,
+            "not an index, dimension, input, param, let or def",
+            hints=did_you_mean(name, (*scope.names(), *FUNCTIONS)),
+        )

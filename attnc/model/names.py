@@ -1,0 +1,63 @@
+"""Words with a fixed meaning, and the checks for names that a spec introduces.
+
+A name means one thing: nothing declared may reuse a reserved word or a name that is already taken in its
+attention. Names of `def`s are looser: an attention's own names hide them, and a file may redefine a def of
+the prelude.
+"""
+
+from __future__ import annotations
+
+from attnc.diagnostics import Label
+from attnc.expr.nodes import FUNCTIONS, INDICES
+from attnc.model.report import Report
+from attnc.model.tensors import DType
+from attnc.syntax import ast
+
+#: Sizes with a fixed meaning. H, Hkv and G are read off the shapes of q and k; D and Dv are known at compile
+#: time.
+DIMS = ("B", "M", "N", "H", "Hkv", "G", "D", "Dv")
+#: The dims that a `param` may fix; the others are run-time sizes.
+PARAM_DIMS = ("H", "Hkv", "G", "D", "Dv")
+INPUTS = ("q", "k", "v")
+OUTPUTS = ("o", "lse")
+
+RESERVED: dict[str, str] = (
+    dict.fromkeys(INDICES, "an index")
+    | dict.fromkeys(DIMS, "a dimension")
+    | dict.fromkeys(FUNCTIONS, "an intrinsic function")
+    | dict.fromkeys(DType, "an element type")
+    | dict.fromkeys((*INPUTS, *OUTPUTS), "a tensor of every attention")
+    | {"dot": "the product of q and k", "softmax": "a normalization"}
+)
+
+
+class Taken:
+    """The names declared so far in one scope, with the place of each declaration."""
+
+    def __init__(self, report: Report) -> None:
+        self._places: dict[str, ast.Name] = {}
+        self._report = report
+
+    def declare(self, name: ast.Name, allowed: tuple[str, ...] = ()) -> bool:
+        """Take a name, unless it is reserved (and not `allowed`) or already taken: then report it and return
+        False.
+        """
+        if name.id in RESERVED and name.id not in allowed:
+            self._report.error(
+                "E0202",
+                f"'{name.id}' is reserved",
+                name.span,
+                f"always {RESERVED[name.id]}",
+                hints=("choose another name",),
+            )
+            return False
+        first = self._places.setdefault(name.id, name)
+        if first is not name:
+            self._report.error(
+                "E0201",
+                f"'{name.id}' is defined twice",
+                name.span,
+                "second definition",
+                related=(Label(first.span, "first definition"),),
+            )
+        return first is name

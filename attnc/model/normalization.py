@@ -1,0 +1,115 @@
+"""`normalize = softmax(...)` and its arguments."""
+
+from __future__ import annotations
+
+from attnc.diagnostics import did_you_mean
+from attnc.expr.nodes import Const, Dot, Expr, Load, uses, walk
+from attnc.model.attention import Softmax
+from attnc.model.elaborate import Elaborator
+from attnc.model.report import Report
+from attnc.model.scope import Scope
+from attnc.model.tensors import DType, Tensor
+from attnc.syntax import ast
+
+ARGUMENTS = ("sink", "dropout", "seed")
+
+
+def resolve_softmax(
+    tree: ast.Normalize, elaborator: Elaborator, scope: Scope, report: Report
+) -> Softmax | None:
+    """The softmax, or None after reporting what is wrong."""
+    before = report.errors
+    name = tree.value.function if isinstance(tree.value, ast.Call) else tree.value
+    if name.id != "softmax":
+        hints = did_you_mean(name.id, ("softmax",))
+        report.error(
+            "E0213", f"unknown normalization '{name.id}'", name.span, "must be 'softmax'", hints=hints
+        )
+        return None
+    arguments = _arguments(tree.value, report) if isinstance(tree.value, ast.Call) else {}
+    sink = _sink(arguments["sink"], elaborator, scope, report) if "sink" in arguments else None
+    dropout = _dropout(arguments["dropout"], elaborator, report) if "dropout" in arguments else None
+    seed = _seed(arguments["seed"], elaborator, scope, report) if "seed" in arguments else None
+    if ("dropout" in arguments) != ("seed" in arguments):
+        given, missing = ("dropout", "seed") if "dropout" in arguments else ("seed", "dropout")
+        report.error(
+            "E0317",
+            f"softmax has '{given}' without '{missing}'",
+            arguments[given].span,
+            "dropout is a function of a probability and a seed",
+            hints=(
+                "declare 'input p: f32[]' and 'input seed: i64[]', write 'softmax(dropout = p, seed = seed)'",
+            ),
+        )
+    return None if report.errors > before else Softmax(sink=sink, dropout=dropout, seed=seed, span=tree.span)
+
+
+def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
+    arguments: dict[str, ast.Expr] = {}
+    for arg in call.args:
+        report.error(
+            "E0213", "softmax takes named arguments only", arg.span, f"one of {', '.join(ARGUMENTS)}"
+        )
+    for keyword in call.kwargs:
+        name = keyword.name
+        if name.id not in ARGUMENTS:
+            report.error(
+                "E0213",
+                f"softmax has no argument '{name.id}'",
+                name.span,
+                f"its arguments are {', '.join(ARGUMENTS)}",
+                hints=did_you_mean(name.id, ARGUMENTS),
+            )
+        elif name.id in arguments:
+            report.error("E0213", f"'{name.id}' is given twice", name.span, "second time")
+        else:
+            arguments[name.id] = keyword.value
+    return arguments
+
+
+def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
+    """A logit of each head: f32 loads, params and numbers, indexed by h at most."""
+    sink = elaborator.typed(tree, "float", "the sink")
+    if sink is None:
+        return None
+    if uses(sink) - {"h"} or any(isinstance(node, Dot) for node in walk(sink)):
+        report.error("E0317", "the sink is not one number for each head", tree.span, "may depend on h only")
+        return None
+    for node in walk(sink):
+        tensor = scope.tensors.get(node.tensor) if isinstance(node, Load) else None
+        if isinstance(tensor, Tensor) and tensor.dtype is not DType.F32:
+            report.error(
+                "E0317",
+                f"the sink '{tensor.name}' is not of type f32",
+                tree.span,
+                f"its type is {tensor.dtype}",
+            )
+            return None
+    return Const(float(sink.value), span=sink.span) if isinstance(sink, Const) else sink
+
+
+def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
+    """The drop probability: one number for the whole launch."""
+    p = elaborator.typed(tree, "float", "the dropout probability")
+    if p is None:
+        return None
+    if uses(p) or any(isinstance(node, Dot) for node in walk(p)):
+        report.error(
+            "E0317", "the dropout probability varies", tree.span, "must be one number: a scalar input 'f32[]'"
+        )
+    elif isinstance(p, Const) and not 0 <= p.value < 1:
+        report.error("E0317", "not a dropout probability", tree.span, "must be at least 0 and below 1")
+    else:
+        return Const(float(p.value), span=p.span) if isinstance(p, Const) else p
+    return None
+
+
+def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
+    """The seed: a scalar i64 input, so that every call can have another."""
+    seed = elaborator.typed(tree, "int", "the dropout seed")
+    tensor = scope.tensors.get(seed.tensor) if isinstance(seed, Load) else None
+    if isinstance(tensor, Tensor) and tensor.dtype is DType.I64 and not tensor.shape:
+        return seed
+    if seed is not None:
+        report.error("E0317", "the dropout seed is not a scalar input", tree.span, "must be an input 'i64[]'")
+    return None

@@ -1,0 +1,252 @@
+"""ast.File -> Program: every name looked up, every type, role and knob known, or every semantic error
+reported at once.
+
+The parts of an attention are resolved in the order in which they depend on each other, whatever their order
+in the text: params, inputs, storage, outputs, lets from top to bottom, then what is computed. A mistake marks
+what it makes unknown, so that nothing is reported twice. `rules` has the last word over whatever resolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from attnc.diagnostics import Label, did_you_mean
+from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
+from attnc.model.attention import Attention, Param, Program, Softmax
+from attnc.model.declarations import Declarations
+from attnc.model.definitions import Definition, collect
+from attnc.model.elaborate import Elaborator
+from attnc.model.names import INPUTS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
+from attnc.model.normalization import resolve_softmax
+from attnc.model.params import raw_dims, resolve_param
+from attnc.model.report import Report
+from attnc.model.rules import ATTENTION_RULES, SCHEDULE_RULES
+from attnc.model.schedules import resolve_schedule
+from attnc.model.scope import WRONG, Scope
+from attnc.model.sizes import Sizes
+from attnc.model.storage import Storages
+from attnc.model.tensors import Tensor
+from attnc.source import Span
+from attnc.syntax import ast
+
+_Item = TypeVar("_Item", bound=ast.AttentionItem)
+
+
+def resolve(file: ast.File, prelude: ast.File) -> Program:
+    """What the file means. Raises DiagnosticError with every semantic error, in source order; warnings are in
+    the Program.
+    """
+    report = Report()
+    defs = collect(prelude, file, report)
+    taken = Taken(report)
+    trees: dict[str, ast.Attention] = {}
+    attentions: dict[str, Attention] = {}
+    for item in file.items:
+        if isinstance(item, ast.Attention):
+            fresh = taken.declare(item.name, allowed=tuple(RESERVED))
+            attention = _Resolver(item, defs, report).attention()
+            if fresh:
+                trees[item.name.id] = item
+            if fresh and attention is not None:
+                attentions[item.name.id] = attention
+    schedules = [
+        schedule
+        for item in file.items
+        if isinstance(item, ast.Schedule)
+        and (schedule := resolve_schedule(item, trees, attentions, report)) is not None
+    ]
+    for name, attention in attentions.items():
+        for attention_rule in ATTENTION_RULES:
+            attention_rule(trees[name], attention, report)
+    for schedule_rule in SCHEDULE_RULES:
+        schedule_rule(schedules, attentions, report)
+    report.raise_errors()
+    return Program(
+        source=file.span.source,
+        attentions=tuple(attentions.values()),
+        schedules=tuple(schedules),
+        warnings=report.in_source_order(),
+    )
+
+
+@dataclass(slots=True, init=False)
+class _Resolver:
+    """Resolves one attention block."""
+
+    tree: ast.Attention
+    report: Report
+    scope: Scope
+    elaborator: Elaborator
+
+    def __init__(self, tree: ast.Attention, defs: Mapping[str, Definition], report: Report) -> None:
+        self.tree = tree
+        self.report = report
+        self.scope = Scope(defs=defs)
+        self.elaborator = Elaborator(self.scope, report)
+
+    def attention(self) -> Attention | None:
+        """The attention, or None when any part of it is wrong."""
+        before = self.report.errors
+        declared = self._declare()
+        self._params()
+        declarations = Declarations(
+            self.tree, self.scope, Sizes(self.scope, self.report, declared), self.report
+        )
+        storages = Storages(self.scope, self.report)
+        declarations.inputs()
+        storages.inputs(self.tree)
+        outputs = tuple(storages.output(tensor) for tensor in declarations.outputs())
+        self._lets()
+        lengths = self._lengths()
+        score = self._score()
+        mask = self._mask()
+        softmax = self._softmax()
+        grads = self._grads()
+        if self.report.errors > before or score is None or softmax is None:
+            return None
+        return Attention(
+            name=self.tree.name.id,
+            params=tuple(param for param in self.scope.params.values() if isinstance(param, Param)),
+            inputs=tuple(tensor for tensor in self.scope.tensors.values() if isinstance(tensor, Tensor)),
+            outputs=outputs,
+            lengths=lengths,
+            score=score,
+            mask=mask,
+            softmax=softmax,
+            grads=grads,
+            span=self.tree.span,
+        )
+
+    # --- declarations
+    # --------------------------------------------------------------------------------------------
+
+    def _declare(self) -> Mapping[str, str]:
+        """Every declared name once, and what it is; params may take the names of some dimensions, q, k, v, o
+        and lse are roles.
+        """
+        taken = Taken(self.report)
+        declared: dict[str, str] = {}
+        for item in self.tree.items:
+            names: tuple[ast.Name, ...] = ()
+            what = ""
+            allowed: tuple[str, ...] = ()
+            match item:
+                case ast.Param(name=name):
+                    names, what, allowed = (name,), "a param", PARAM_DIMS
+                case ast.Input():
+                    names, what, allowed = item.names, "an input", INPUTS
+                case ast.Output(name=name) if name.id in OUTPUTS:
+                    names, what, allowed = (name,), "an output", OUTPUTS
+                case ast.Let(name=name):
+                    names, what = (name,), "a let"
+                    self.scope.let_places.setdefault(name.id, name)
+                case _:
+                    pass
+            for name in names:
+                if taken.declare(name, allowed):
+                    declared[name.id] = what
+        return {name: what for name, what in declared.items() if what != "a param"}
+
+    def _params(self) -> None:
+        for tree in self._all(ast.Param):
+            name = tree.name.id
+            if name not in self.scope.params and (name not in RESERVED or name in PARAM_DIMS):
+                self.scope.params[name] = resolve_param(tree, self.report)
+        self.scope.dims = raw_dims(self.tree, self.scope.params)
+
+    # --- expressions
+    # ---------------------------------------------------------------------------------------------
+
+    def _lets(self) -> None:
+        for tree in self._all(ast.Let):
+            value = self.elaborator.expr(tree.value)
+            self.scope.lets.setdefault(tree.name.id, value or WRONG)
+
+    def _score(self) -> Expr | None:
+        tree = self._one(ast.Score, "score = dot(q, k) / sqrt(D)")
+        return self.elaborator.typed(tree.value, "float", "a score") if tree else None
+
+    def _mask(self) -> Expr:
+        tree = self._one(ast.Mask, None)
+        mask = self.elaborator.typed(tree.value, "bool", "a mask") if tree else TRUE
+        if tree and mask and any(isinstance(node, Dot) for node in walk(mask)):
+            self.report.error(
+                "E0306",
+                "a mask cannot depend on the scores",
+                tree.value.span,
+                "contains dot(q, k)",
+                hints=("write it into the score, e.g. 'where(condition, score, -1e30)'",),
+            )
+        return mask or TRUE
+
+    def _softmax(self) -> Softmax | None:
+        tree = self._one(ast.Normalize, "normalize = softmax")
+        return resolve_softmax(tree, self.elaborator, self.scope, self.report) if tree else None
+
+    def _lengths(self) -> Mapping[str, Expr]:
+        """`length M = ...` and `length N = ...`: integers that depend on b alone."""
+        lengths: dict[str, Expr] = {}
+        places: dict[str, Span] = {}
+        for tree in self._all(ast.Length):
+            name = tree.name
+            value = self.elaborator.typed(tree.value, "int", "a length")
+            if name.id not in ("M", "N"):
+                hints = did_you_mean(name.id, ("M", "N"))
+                self.report.error(
+                    "E0318", f"'{name.id}' is not a length", name.span, "only M and N are", hints=hints
+                )
+            elif name.id in places:
+                self._twice(f"length {name.id}", name.span, places[name.id])
+            elif value is not None and uses(value) - {"b"}:
+                self.report.error(
+                    "E0318", "a length depends on b only", tree.value.span, "one number for each sequence"
+                )
+            elif value is not None:
+                lengths[name.id] = value
+            places.setdefault(name.id, name.span)
+        return lengths
+
+    def _grads(self) -> tuple[str, ...]:
+        """The inputs whose gradients are wanted, each once."""
+        places: dict[str, Span] = {}
+        for tree in self._all(ast.Grad):
+            for name in tree.names:
+                if name.id not in self.scope.tensors:
+                    known = tuple(self.scope.tensors)
+                    hints = did_you_mean(name.id, known)
+                    self.report.error(
+                        "E0209", f"unknown input '{name.id}'", name.span, "not an input", hints=hints
+                    )
+                elif name.id in places:
+                    self._twice(f"grad {name.id}", name.span, places[name.id])
+                places.setdefault(name.id, name.span)
+        return tuple(places)
+
+    # --- statements
+    # ----------------------------------------------------------------------------------------------
+
+    def _all(self, kind: type[_Item]) -> Sequence[_Item]:
+        return [item for item in self.tree.items if isinstance(item, kind)]
+
+    def _one(self, kind: type[_Item], required: str | None) -> _Item | None:
+        """The statement of this kind; an error if there are several, or none where one is required."""
+        found = self._all(kind)
+        for again in found[1:]:
+            self._twice(kind.__name__.lower(), again.span, found[0].span)
+        if not found and required:
+            word = kind.__name__.lower()
+            self.report.error(
+                "E0301",
+                f"attention without '{word}'",
+                self.tree.name.span,
+                "required",
+                hints=(f"add '{required}'",),
+            )
+        return found[0] if found else None
+
+    def _twice(self, what: str, span: Span, first: Span) -> None:
+        self.report.error(
+            "E0302", f"'{what}' is given twice", span, "second time", related=(Label(first, "first time"),)
+        )

@@ -1,0 +1,219 @@
+"""Checks of what resolved: one idea each, over an attention as written and as resolved, or over all
+schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from attnc.diagnostics import Label
+from attnc.expr.nodes import Const, Dim, Expr, Load, Param, walk
+from attnc.model.attention import Attention
+from attnc.model.definitions import mentioned
+from attnc.model.params import MAX_HEAD_DIM
+from attnc.model.report import Report
+from attnc.model.schedule import Schedule
+from attnc.model.tensors import DType, Paged, Prefix, Ragged, Tensor
+from attnc.syntax import ast
+
+AttentionRule: TypeAlias = Callable[[ast.Attention, Attention, Report], None]
+ScheduleRule: TypeAlias = Callable[[Sequence[Schedule], Mapping[str, Attention], Report], None]
+
+
+def check_head_dims(tree: ast.Attention, attention: Attention, report: Report) -> None:
+    """Head dimensions are 1 to 1024."""
+    for tensor, name in ((attention.q, "D"), (attention.v, "Dv")):
+        size = tensor.shape[-1]
+        for value in _values(size, attention):
+            if not 1 <= value <= MAX_HEAD_DIM:
+                report.error(
+                    "E0310",
+                    f"{name} cannot be {value}",
+                    size.span or tree.span,
+                    f"must be 1 to {MAX_HEAD_DIM}",
+                )
+                break
+
+
+def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Report) -> None:
+    """`v via prefix(k)` needs Dv <= D for some choice of both."""
+    if isinstance(attention.v.storage, Prefix):
+        widest = max(_values(attention.k.shape[-1], attention), default=MAX_HEAD_DIM)
+        if widest < min(_values(attention.v.shape[-1], attention), default=1):
+            place = attention.v.storage.span or tree.span
+            report.error(
+                "E0316", "v is wider than the k that it is a prefix of", place, f"k has {widest} columns"
+            )
+
+
+def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Report) -> None:
+    """Every run-time size can be computed from the shapes of the tensors passed in."""
+    known = {"M", "N"} | set(_bound_by_storage(attention))
+    axes = [axis for tensor in attention.inputs for axis in _memory_axes(tensor)]
+    while solved := {name for axis in axes if len(unknown := _dims(axis) - known) == 1 for name in unknown}:
+        known |= solved
+    reported: set[str] = set()
+    for axis in axes:
+        for name in sorted(_dims(axis) - known - reported):
+            reported.add(name)
+            hints = ("give K/V heads an axis of their own, 'Hkv'",) if name in ("Hkv", "G") else ()
+            report.error(
+                "E0321",
+                f"no shape determines '{name}'",
+                axis.span or tree.span,
+                "has two unknowns",
+                hints=hints,
+            )
+
+
+def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Report) -> None:
+    """The pages of a sequence do not say where it ends."""
+    storage = attention.k.storage
+    if isinstance(storage, Paged) and "N" not in attention.lengths:
+        report.error(
+            "E0318",
+            "paged keys without a length",
+            storage.span or tree.span,
+            "the last page of a sequence is not full",
+            hints=("declare 'input kv_len: i32[B]' and write 'length N = kv_len[b]'",),
+        )
+
+
+def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Report) -> None:
+    """Only floats have gradients."""
+    for name in _grad_names(tree):
+        dtype = attention.tensor(name.id).dtype
+        choices = [dtype] if isinstance(dtype, DType) else _choices(attention, dtype)
+        if not all(DType(str(choice)).is_float for choice in choices):
+            report.error(
+                "E0319",
+                f"'{name.id}' has no gradient",
+                name.span,
+                f"its elements are {choices[0]}, not floats",
+            )
+
+
+def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Report) -> None:
+    """A gradient is of something that the result depends on differentiably: through the score or the sink."""
+    used = {"q", "k", "v"}
+    for expr in (attention.score, attention.softmax.sink):
+        used |= {node.tensor for node in walk(expr) if isinstance(node, Load)} if expr else set()
+    for name in _grad_names(tree):
+        if name.id not in used and _is_float(attention, attention.tensor(name.id)):
+            label = "neither the score nor the sink reads it"
+            report.error("E0319", f"the gradient of '{name.id}' is zero", name.span, label)
+
+
+def check_unused(tree: ast.Attention, attention: Attention, report: Report) -> None:
+    """Inputs, params and lets are there to be used."""
+    used: set[str] = set()
+    places: dict[str, tuple[str, ast.Name]] = {}
+    for item in tree.items:
+        match item:
+            case ast.Param(name=name):
+                places[name.id] = ("param", name)
+            case ast.Let(name=name, value=value):
+                places[name.id] = ("let", name)
+                used |= {mention.id for mention in mentioned(value)}
+            case ast.Input(names=names):
+                places |= {name.id: ("input", name) for name in names if name.id not in ("q", "k", "v")}
+                parts = (item.dtype, *item.shape, *((item.storage,) if item.storage else ()))
+                used |= {mention.id for part in parts for mention in mentioned(part)}
+            case ast.Output(dtype=dtype, shape=shape):
+                used |= {mention.id for part in (dtype, *shape) for mention in mentioned(part)}
+            case (
+                ast.Score(value=value)
+                | ast.Mask(value=value)
+                | ast.Length(value=value)
+                | ast.Normalize(value=value)
+            ):
+                used |= {mention.id for mention in mentioned(value)}
+            case _:
+                pass
+    for what, name in places.values():
+        if name.id not in used:
+            report.warning("W0201", f"{what} '{name.id}' is never used", name.span, "may be removed")
+
+
+def check_one_schedule_each(
+    schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Report
+) -> None:
+    """An attention has one schedule for a target."""
+    first: dict[tuple[str, str], Schedule] = {}
+    for schedule in schedules:
+        other = first.setdefault((schedule.attention, schedule.target), schedule)
+        if other is not schedule and schedule.span and other.span:
+            report.error(
+                "E0408",
+                f"second schedule of '{schedule.attention}' for {schedule.target}",
+                schedule.span,
+                "this one",
+                related=(Label(other.span, "the first"),),
+            )
+
+
+def check_backward_has_grads(
+    schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Report
+) -> None:
+    """A backward phase without gradients schedules nothing."""
+    for schedule in schedules:
+        attention = attentions.get(schedule.attention)
+        if attention and not attention.grads and schedule.knobs.get("backward") and schedule.span:
+            report.warning(
+                "W0801",
+                f"'{attention.name}' has no gradients",
+                schedule.span,
+                "its backward phase is never used",
+                hints=("write 'grad q, k, v' in the attention, or remove the phase",),
+            )
+
+
+ATTENTION_RULES: tuple[AttentionRule, ...] = (
+    check_head_dims,
+    check_prefix_fits,
+    check_sizes_are_known,
+    check_paged_has_length,
+    check_grads_are_float,
+    check_grads_are_used,
+    check_unused,
+)
+SCHEDULE_RULES: tuple[ScheduleRule, ...] = (check_one_schedule_each, check_backward_has_grads)
+
+
+def _values(size: Expr, attention: Attention) -> list[int]:
+    """The values of a compile-time size that is a number or a param; none for anything else."""
+    match size:
+        case Const(value=int() as value):
+            return [value]
+        case Param(name=name):
+            return [choice for choice in _choices(attention, name) if type(choice) is int]
+        case _:
+            return []
+
+
+def _choices(attention: Attention, param: str) -> Sequence[DType | bool | int | float]:
+    return next(p.choices for p in attention.params if p.name == param)
+
+
+def _is_float(attention: Attention, tensor: Tensor) -> bool:
+    dtype = tensor.dtype if isinstance(tensor.dtype, DType) else _choices(attention, tensor.dtype)[0]
+    return DType(str(dtype)).is_float
+
+
+def _grad_names(tree: ast.Attention) -> list[ast.Name]:
+    return [name for item in tree.items if isinstance(item, ast.Grad) for name in item.names]
+
+
+def _dims(axis: Expr) -> set[str]:
+    return {node.name for node in walk(axis) if isinstance(node, Dim)}
+
+
+def _memory_axes(tensor: Tensor) -> tuple[Expr, ...]:
+    """The axes whose sizes the tensor in memory has: pages hide the batch."""
+    return () if isinstance(tensor.storage, Prefix) else tensor.shape
+
+
+def _bound_by_storage(attention: Attention) -> set[str]:
+    """Free names of rows: the sizes of ragged tensors."""
+    return {name for t in attention.inputs if isinstance(t.storage, Ragged) for name in _dims(t.shape[0])}

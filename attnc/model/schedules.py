@@ -1,0 +1,175 @@
+"""`schedule NAME for TARGET { ... }`: keys and values checked, sets of choices kept in the order in which
+they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from attnc.diagnostics import Label, did_you_mean
+from attnc.model.attention import Attention
+from attnc.model.conditions import check_condition
+from attnc.model.knobs import ACCUMULATE, KEYS, Key, Kind, keys_of
+from attnc.model.report import Report
+from attnc.model.schedule import PHASES, Knob, Phase, Schedule, Value
+from attnc.model.tensors import DType
+from attnc.syntax import ast
+
+TARGETS = (
+    "triton",
+    *(f"cuda.sm_{arch}" for arch in ("80", "86", "89", "90", "90a", "100", "120")),
+)
+
+
+def resolve_schedule(
+    tree: ast.Schedule,
+    trees: Mapping[str, ast.Attention],
+    attentions: Mapping[str, Attention],
+    report: Report,
+) -> Schedule | None:
+    """The schedule, or None after reporting what is wrong. `attentions` lacks those of `trees` that have
+    mistakes.
+    """
+    before = report.errors
+    if tree.target.id not in TARGETS:
+        report.error(
+            "E0401",
+            f"unknown target '{tree.target.id}'",
+            tree.target.span,
+            "not a target",
+            notes=(f"the targets are {', '.join(TARGETS)}",),
+            hints=did_you_mean(tree.target.id, TARGETS),
+        )
+    name = tree.attention.id
+    if name not in trees:
+        label = "no attention of this name in the file"
+        report.error(
+            "E0210",
+            f"unknown attention '{name}'",
+            tree.attention.span,
+            label,
+            hints=did_you_mean(name, trees),
+        )
+    block = _Block(trees.get(name), attentions.get(name), report)
+    block.entries(tree.entries, "forward", inside=False)
+    if report.errors > before:
+        return None
+    return Schedule(
+        attention=name,
+        target=tree.target.id,
+        knobs={phase: block.knobs[phase] for phase in PHASES if block.knobs[phase]},
+        where={phase: tuple(block.where[phase]) for phase in PHASES if block.where[phase]},
+        span=tree.span,
+    )
+
+
+def _empty_knobs() -> dict[Phase, dict[str, Knob]]:
+    return {phase: {} for phase in PHASES}
+
+
+def _empty_where() -> dict[Phase, list[ast.Expr]]:
+    return {phase: [] for phase in PHASES}
+
+
+@dataclass(slots=True)
+class _Block:
+    """The entries of one schedule, collected by phase. `tree` is None when the attention does not exist."""
+
+    tree: ast.Attention | None
+    attention: Attention | None
+    report: Report
+    knobs: dict[Phase, dict[str, Knob]] = field(default_factory=_empty_knobs)
+    where: dict[Phase, list[ast.Expr]] = field(default_factory=_empty_where)
+
+    def entries(self, entries: tuple[ast.ScheduleEntry, ...], phase: Phase, *, inside: bool) -> None:
+        for entry in entries:
+            match entry:
+                case ast.Setting():
+                    self._setting(entry, phase)
+                case ast.Where(condition=condition):
+                    if check_condition(condition, self._condition_names(phase), self.report):
+                        self.where[phase].append(condition)
+                case ast.Phase(name=name):
+                    inner = next((known for known in PHASES if known == name.id), None)
+                    if inner is None or inside:
+                        label = "phases do not nest" if inside else f"the phases are {', '.join(PHASES)}"
+                        hints = () if inside else did_you_mean(name.id, PHASES)
+                        self.report.error(
+                            "E0406", f"'{name.id}' is not a phase here", name.span, label, hints=hints
+                        )
+                    else:
+                        self.entries(entry.entries, inner, inside=True)
+
+    def _grads(self) -> tuple[str, ...]:
+        items = self.tree.items if self.tree else ()
+        return tuple(name.id for item in items if isinstance(item, ast.Grad) for name in item.names)
+
+    def _setting(self, tree: ast.Setting, phase: Phase) -> None:
+        key = self._key(tree.key, phase)
+        if key is None:
+            return
+        name = tree.key.id
+        choices: list[Value] = []
+        for value in tree.values:
+            choice = key.read(value)
+            if choice is None:
+                hints = did_you_mean(value.id, key.words) if isinstance(value, ast.Name) else ()
+                label = f"allowed: {key.allowed}"
+                self.report.error(
+                    "E0403", f"'{name}' cannot be '{value.span.text}'", value.span, label, hints=hints
+                )
+            elif any(choice == other and type(choice) is type(other) for other in choices):
+                self.report.error("E0405", f"'{value.span.text}' is listed twice", value.span, "second time")
+            else:
+                choices.append(choice)
+        knob = Knob(key=name, choices=tuple(choices), span=tree.span)
+        first = self.knobs[phase].setdefault(name, knob)
+        if first is not knob and first.span:
+            related = (Label(first.span, "first time"),)
+            self.report.error("E0405", f"'{name}' is set twice", tree.span, "second time", related=related)
+
+    def _key(self, name: ast.Name, phase: Phase) -> Key | None:
+        keys = keys_of(phase, self._grads())
+        if name.id in keys:
+            return keys[name.id]
+        everywhere = {key: p for p in reversed(PHASES) for key in keys_of(p, self._grads())}
+        if name.id in everywhere:
+            self.report.error(
+                "E0404",
+                f"'{name.id}' does not belong to the {phase} phase",
+                name.span,
+                f"a key of the {everywhere[name.id]} phase",
+                hints=(f"write it inside '{everywhere[name.id]} {{ ... }}'",),
+            )
+        elif name.id.startswith("accumulate."):
+            if self.tree is not None:
+                gradients = ", ".join(f"accumulate.d{grad}" for grad in self._grads())
+                label = f"the gradients are {gradients}" if gradients else "the attention has no 'grad'"
+                hints = did_you_mean(name.id, keys_of("backward", self._grads()))
+                self.report.error("E0410", f"'{name.id}' is not a gradient", name.span, label, hints=hints)
+        else:
+            self.report.error(
+                "E0402",
+                f"unknown key '{name.id}'",
+                name.span,
+                "not a key of a schedule",
+                notes=(f"the keys are {', '.join(everywhere)}",),
+                hints=did_you_mean(name.id, everywhere),
+            )
+        return None
+
+    def _condition_names(self, phase: Phase) -> Mapping[str, Kind]:
+        """Words first, so that a key or param of the same name wins."""
+        keys = keys_of(phase, self._grads())
+        names: dict[str, Kind] = {word: "word" for key in (*KEYS.values(), ACCUMULATE) for word in key.words}
+        names |= {dtype.value: "word" for dtype in DType}
+        for item in self.tree.items if self.tree else ():
+            if isinstance(item, ast.Param):
+                names[item.name.id] = _param_kind(item.choices[0])
+        names |= {"D": "number", "Dv": "number"}
+        return names | {name: key.kind for name, key in keys.items()}
+
+
+def _param_kind(choice: ast.Expr) -> Kind:
+    return "bool" if isinstance(choice, ast.Bool) else "word" if isinstance(choice, ast.Name) else "number"

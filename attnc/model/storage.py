@@ -1,0 +1,163 @@
+"""Storage adjectives: `via paged(...)`, `via ragged(...)`, `via prefix(...)`.
+
+They say where the rows of q, k or v lie in memory; the mathematics stays in logical indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from attnc.diagnostics import did_you_mean
+from attnc.expr.nodes import Binary, Const, Dim
+from attnc.model.products import same_size
+from attnc.model.report import Report
+from attnc.model.scope import Scope
+from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged, Role, Storage, Tensor
+from attnc.syntax import ast
+
+MAX_PAGE = 65536
+_B = Dim("B")
+_USAGE = {
+    "paged": "paged(block_table, page = 16)",
+    "ragged": "ragged(cu_seqlens)",
+    "prefix": "prefix(k)",
+}
+
+
+@dataclass(slots=True)
+class Storages:
+    """Gives q, k and v of one attention their storage, and the outputs that of q."""
+
+    scope: Scope
+    report: Report
+
+    def inputs(self, tree: ast.Attention) -> None:
+        for item in tree.items:
+            if not isinstance(item, ast.Input) or item.storage is None:
+                continue
+            for name in item.names:
+                tensor = self.scope.tensors.get(name.id)
+                storage = self._storage(item.storage, name.id, tensor if isinstance(tensor, Tensor) else None)
+                if storage is not None and isinstance(tensor, Tensor):
+                    self.scope.tensors[name.id] = replace(tensor, storage=storage)
+        self._check_same_rows(tree)
+
+    def output(self, tensor: Tensor) -> Tensor:
+        q = self.scope.tensors["q"]
+        ragged = isinstance(q, Tensor) and isinstance(q.storage, Ragged)
+        return replace(tensor, storage=q.storage) if ragged and isinstance(q, Tensor) else tensor
+
+    def _storage(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
+        kind = call.function.id
+        make: Mapping[str, Callable[[ast.Call, str, Tensor | None], Storage | None]] = {
+            "paged": self._paged,
+            "ragged": self._ragged,
+            "prefix": self._prefix,
+        }
+        if kind not in make:
+            self.report.error(
+                "E0212",
+                f"unknown storage '{kind}'",
+                call.function.span,
+                f"the storages are {', '.join(make)}",
+                hints=did_you_mean(kind, make),
+            )
+            return None
+        wanted = {"page"} if kind == "paged" else set()
+        if (
+            len(call.args) != 1
+            or {keyword.name.id for keyword in call.kwargs} != wanted
+            or len(call.kwargs) > 1
+        ):
+            self._error(call, f"{kind} storage is written '{_USAGE[kind]}'", "these are not its arguments")
+            return None
+        return make[kind](call, name, tensor)
+
+    def _paged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
+        page = call.kwargs[0].value
+        if name not in ("k", "v"):
+            self._error(call, "only k and v can be paged", f"{name} has no rows in pages")
+        elif (
+            not isinstance(page, ast.Number)
+            or not isinstance(page.value, int)
+            or not 1 <= page.value <= MAX_PAGE
+        ):
+            self._error(page, "the page size is not a positive integer", f"rows of a page, 1 to {MAX_PAGE}")
+        elif (table := self._table(call, "a block table is 'i32[B, P]'")) is not None:
+            if len(table.shape) == 2 and table.shape[0] == _B:
+                return Paged(block_table=table.name, page=page.value, span=call.span)
+            self._error(call.args[0], f"'{table.name}' is not a block table", "a block table is 'i32[B, P]'")
+        return None
+
+    def _ragged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
+        if name not in ("q", "k", "v"):
+            self._error(
+                call, "only q, k and v can be ragged", f"{name} is addressed by the expressions that load it"
+            )
+        elif (table := self._table(call, "cumulative lengths are 'i32[B + 1]'")) is not None:
+            if table.shape == (Binary("+", _B, Const(1)),):
+                return Ragged(cu_seqlens=table.name, span=call.span)
+            self._error(
+                call.args[0], f"'{table.name}' does not hold B + 1 row numbers", "must be 'i32[B + 1]'"
+            )
+        return None
+
+    def _prefix(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
+        of = call.args[0]
+        k = self.scope.tensors.get("k")
+        if name != "v" or not isinstance(of, ast.Name) or of.id != "k":
+            self._error(call, "only v can be a prefix, and only of k", "write 'input v: ... via prefix(k)'")
+        elif tensor is not None and isinstance(k, Tensor):
+            rows = (tensor.roles, *tensor.shape[:-1]), (k.roles, *k.shape[:-1])
+            if rows[0] == rows[1]:
+                return Prefix(of="k", span=call.span)
+            self._error(
+                call, "v differs from k in more than its head dimension", "a prefix has the rows of k"
+            )
+        return None
+
+    def _table(self, call: ast.Call, expected: str) -> Tensor | None:
+        """The i32 input that the first argument names."""
+        arg = call.args[0]
+        name = arg.id if isinstance(arg, ast.Name) else None
+        if name is None or name not in self.scope.tensors:
+            known = tuple(n for n in self.scope.tensors if n not in ("q", "k", "v"))
+            label = "not an input of this attention"
+            self.report.error(
+                "E0209",
+                f"unknown input '{arg.span.text}'",
+                arg.span,
+                label,
+                hints=did_you_mean(name or "", known),
+            )
+            return None
+        table = self.scope.tensors[name]
+        if not isinstance(table, Tensor):
+            return None
+        if table.dtype is DType.I32:
+            return table
+        self._error(arg, f"'{name}' is not of type i32", expected)
+        return None
+
+    def _check_same_rows(self, tree: ast.Attention) -> None:
+        """k and v lie in memory in the same way, or v is part of k."""
+        k, v = self.scope.tensors.get("k"), self.scope.tensors.get("v")
+        if not isinstance(k, Tensor) or not isinstance(v, Tensor) or isinstance(v.storage, Prefix):
+            return
+        if k.storage != v.storage:
+            place = v.storage.span if not isinstance(v.storage, Dense) else None
+            self.report.error(
+                "E0316",
+                "k and v are stored in different ways",
+                place or v.span or tree.span,
+                "the rows of v are those of k",
+                hints=("declare them together: 'input k, v: ... via ...'",),
+            )
+        elif isinstance(k.storage, Ragged) and not same_size(k.size(Role.KEY), v.size(Role.KEY)):
+            self.report.error(
+                "E0316", "k and v differ in rows", v.span or tree.span, "the rows of v are those of k"
+            )
+
+    def _error(self, tree: ast.Expr, message: str, label: str) -> None:
+        self.report.error("E0316", message, tree.span, label)
