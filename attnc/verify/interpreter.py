@@ -202,7 +202,7 @@ class _Patch:
         """One known instruction, on whole tensors."""
         known = [function for instruction, function in _ASSEMBLY.items() if instruction in asm]
         if len(known) != 1:
-            raise NotImplementedError(f"the interpreter does not know the assembly {asm!r}")
+            raise LookupError(f"the interpreter does not know the assembly {asm!r}")
         result = self.handle(known[0](*(arg.data for arg in args)), types[0])
         return SimpleNamespace(get_result=lambda index: result)
 
