@@ -1,13 +1,19 @@
 """The whole front end as one function, for tests of what it says."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from attnc.diagnostics import Diagnostic, DiagnosticError
+from attnc.model.configs import configs
+from attnc.model.resolve import resolve
+from attnc.model.schedule import PHASES
+from attnc.model.variants import variants
 from attnc.syntax.parser import load, parse
+from attnc.syntax.prelude import prelude
 
 # The codes that the passes below can report. A new pass is a line in `_warnings` and its range here.
-CODE_RANGES = ("E01", "E05")
+CODE_RANGES = ("E01", "E02", "E03", "E04", "E05", "W02", "W08")
 
 
 def diagnose(path: Path) -> tuple[Diagnostic, ...]:
@@ -20,5 +26,11 @@ def diagnose(path: Path) -> tuple[Diagnostic, ...]:
 
 def _warnings(path: Path) -> Iterator[Diagnostic]:
     """Runs every pass up to the plan."""
-    parse(load(path))
-    yield from ()
+    program = resolve(parse(load(path)), prelude())
+    yield from program.warnings
+    for attention in program.attentions:
+        made = variants(program, attention)
+        for schedule in program.schedules:
+            if schedule.attention == attention.name:
+                for variant, phase in product(made, PHASES):
+                    configs(schedule, phase, variant)

@@ -77,4 +77,6 @@ _RESOURCES = {
     ),
 }
 
-CODES: Mapping[str, CodeInfo] = MappingProxyType(_SYNTAX | SEMANTIC | _LIMITS | _RESOURCES)
+_ALL = _SYNTAX | SEMANTIC | _LIMITS | _RESOURCES
+
+CODES: Mapping[str, CodeInfo] = MappingProxyType({code: _ALL[code] for code in sorted(_ALL)})

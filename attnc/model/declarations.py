@@ -50,7 +50,7 @@ class Declarations:
                 "E0301",
                 "attention without output 'o'",
                 self.tree.name.span,
-                "nothing to compute",
+                "o is required",
                 hints=("add 'output o: ...' with the shape of q and the head dimension of v",),
             )
         return tuple(tensor for tensor in made if tensor is not None)
@@ -150,7 +150,7 @@ class Declarations:
                     "E0301",
                     f"attention without input '{name}'",
                     self.tree.name.span,
-                    "q, k and v are required",
+                    f"{name} is required",
                     hints=(f"add 'input {name}: ...'",),
                 )
         q, k, v = (self._known(name) for name in _QKV)
@@ -162,6 +162,7 @@ class Declarations:
                 )
         if q and k and not same_size(q.shape[-1], k.shape[-1]):
             self._report_pair("E0311", "q and k differ in head dimension", k, q)
+            self.scope.tensors["v"] = WRONG
         if k and v and not same_size(k.size(Role.HEAD), v.size(Role.HEAD)):
             self._report_pair("E0312", "k and v differ in heads", v, k)
         if q and k:
@@ -201,6 +202,7 @@ class Declarations:
         self, code: str, message: str, tensor: Tensor, other: Tensor, hints: tuple[str, ...] = ()
     ) -> None:
         place, related = tensor.span or self.tree.span, other.span
+        self.scope.tensors[tensor.name] = WRONG
         self.report.error(
             code,
             message,

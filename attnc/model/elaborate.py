@@ -30,7 +30,6 @@ from attnc.expr.nodes import (
 from attnc.model import attention
 from attnc.model.definitions import Definition
 from attnc.model.misuse import report_misuse
-from attnc.model.names import INPUTS, RESERVED
 from attnc.model.report import Report
 from attnc.model.scope import WRONG, Argument, Context, Scope, Wrong
 from attnc.model.tensors import DType, Tensor
@@ -168,8 +167,7 @@ class Elaborator:
     def _subscript(self, tree: ast.Subscript, at: Context) -> Expr | None:
         indices = self._operands(tree.indices, "an index", ("int",), at)
         tensor = at.meaning(tree.tensor.id)
-        was_refused = tree.tensor.id in RESERVED and tree.tensor.id not in INPUTS
-        if tensor is WRONG or (was_refused and tree.tensor.id in self.scope.tensors):
+        if tensor is WRONG:
             return None
         if not isinstance(tensor, Tensor) or tensor.name in ("q", "k", "v"):
             report_misuse(tree.tensor, at, subscripted=True)

@@ -159,7 +159,7 @@ KEYS: Mapping[str, Key] = {
         read=_softmax,
         allowed=_SOFTMAXES,
         default=ONLINE,
-        words=("online", "two_pass", "unified_max"),
+        words=("online", "two_pass", "unified_max", "deferred", "every_step", "lazy"),
         phases=("forward",),
     ),
     "persistent": Key(read=_bool, allowed="true or false", default=False, kind="bool"),

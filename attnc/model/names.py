@@ -26,7 +26,7 @@ RESERVED: dict[str, str] = (
     | dict.fromkeys(DIMS, "a dimension")
     | dict.fromkeys(FUNCTIONS, "an intrinsic function")
     | dict.fromkeys(DType, "an element type")
-    | dict.fromkeys((*INPUTS, *OUTPUTS), "a tensor of every attention")
+    | dict.fromkeys((*INPUTS, *OUTPUTS), "one of the tensors q, k, v, o, lse")
     | {"dot": "the product of q and k", "softmax": "a normalization"}
 )
 

@@ -79,7 +79,7 @@ def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict
         if fixed is None and (name == "D" or (isinstance(last, ast.Name) and last.id == "Dv")):
             params[name] = Param(name=name, choices=DEFAULT_HEAD_DIMS, is_default=True)
             fixed = ParamNode(name, "int")
-        dims[name] = fixed or dims["D"]
+        dims[name] = fixed or dims.get("D", Dim("D"))
     return dims
 
 

@@ -147,6 +147,8 @@ class _Resolver:
             for name in names:
                 if taken.declare(name, allowed):
                     declared[name.id] = what
+                else:
+                    self.scope.refused.add(name.id)
         return {name: what for name, what in declared.items() if what != "a param"}
 
     def _params(self) -> None:
@@ -241,7 +243,7 @@ class _Resolver:
                 "E0301",
                 f"attention without '{word}'",
                 self.tree.name.span,
-                "required",
+                f"'{word}' is required",
                 hints=(f"add '{required}'",),
             )
         return found[0] if found else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from attnc.diagnostics import Label, did_you_mean
 from attnc.model.attention import Attention
 from attnc.model.conditions import check_condition
+from attnc.model.definitions import mentioned
 from attnc.model.knobs import ACCUMULATE, KEYS, Key, Kind, keys_of
 from attnc.model.report import Report
 from attnc.model.schedule import PHASES, Knob, Phase, Schedule, Value
@@ -114,11 +115,7 @@ class _Block:
         for value in tree.values:
             choice = key.read(value)
             if choice is None:
-                hints = did_you_mean(value.id, key.words) if isinstance(value, ast.Name) else ()
-                label = f"allowed: {key.allowed}"
-                self.report.error(
-                    "E0403", f"'{name}' cannot be '{value.span.text}'", value.span, label, hints=hints
-                )
+                self._refuse(name, value, key)
             elif any(choice == other and type(choice) is type(other) for other in choices):
                 self.report.error("E0405", f"'{value.span.text}' is listed twice", value.span, "second time")
             else:
@@ -128,6 +125,18 @@ class _Block:
         if first is not knob and first.span:
             related = (Label(first.span, "first time"),)
             self.report.error("E0405", f"'{name}' is set twice", tree.span, "second time", related=related)
+
+    def _refuse(self, name: str, value: ast.Expr, key: Key) -> None:
+        unknown = next((word.id for word in mentioned(value) if word.id not in key.words), "")
+        is_long = len(key.allowed) > 60
+        self.report.error(
+            "E0403",
+            f"'{name}' cannot be '{value.span.text}'",
+            value.span,
+            "not a value of this key" if is_long else f"allowed: {key.allowed}",
+            notes=(f"allowed: {key.allowed}",) if is_long else (),
+            hints=did_you_mean(unknown, key.words),
+        )
 
     def _key(self, name: ast.Name, phase: Phase) -> Key | None:
         keys = keys_of(phase, self._grads())
@@ -154,7 +163,7 @@ class _Block:
                 f"unknown key '{name.id}'",
                 name.span,
                 "not a key of a schedule",
-                notes=(f"the keys are {', '.join(everywhere)}",),
+                notes=(f"the keys are {', '.join((*KEYS, 'accumulate.<gradient>'))}",),
                 hints=did_you_mean(name.id, everywhere),
             )
         return None

@@ -41,6 +41,8 @@ class Scope:
     dims: dict[str, Expr] = field(default_factory=dict)
     tensors: dict[str, Tensor | Wrong] = field(default_factory=dict)
     lets: dict[str, Expr | Wrong] = field(default_factory=dict)
+    #: Names that could not be declared: used for another thing already, or reserved.
+    refused: set[str] = field(default_factory=set)
     #: Where every let is, reached or not: to tell "defined below" from "unknown".
     let_places: dict[str, ast.Name] = field(default_factory=dict)
 
@@ -85,6 +87,8 @@ class Context:
         """What the name stands for here; None if nothing."""
         if name in self.arguments:
             return self.arguments[name]
+        if self.site is None and name in self.scope.refused:
+            return WRONG
         if name in INDICES:
             return Index(name)
         if name in self.scope.dims:

@@ -1,6 +1,5 @@
 """From text to a resolved program, for the tests of the model."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,9 @@ import pytest
 from attnc.diagnostics import Diagnostic, DiagnosticError
 from attnc.model.attention import Attention, Program
 from attnc.model.resolve import resolve
-from attnc.resources import resource
 from attnc.source import Source
-from attnc.syntax import ast
 from attnc.syntax.parser import load, parse
+from attnc.syntax.prelude import prelude
 
 ROOT = Path(__file__).parent.parent.parent
 SPECS = sorted((ROOT / "specs").glob("*.attn"))
@@ -28,11 +26,6 @@ PLAIN = """attention plain {{
   output o: bf16[B, M, Hkv * G, D]
 }}
 """
-
-
-@cache
-def prelude() -> ast.File:
-    return parse(load(resource("grammar", "prelude.attn")))
 
 
 def resolve_path(path: Path) -> Program:
