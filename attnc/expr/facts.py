@@ -100,7 +100,7 @@ def _without(total: Affine, index: Index) -> Affine:
 def _least(atom: Expr) -> Expr | None:
     """A constant lower bound of an atom."""
     match atom:
-        case Dim(name="M" | "N"):
+        case Dim(name="M"):
             return Const(1)
         case Dim() | Search():
             return ZERO

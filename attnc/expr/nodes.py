@@ -176,7 +176,8 @@ class Call(Node):
 class Search(Node):
     """Binary search in the last axis of a sorted tensor: the first position whose value is >= (`lower`) or > (`upper`) `value`.
 
-    Lies in 0..extent; reads outside the tensor give 0, as in a Load. Appears only in tile bounds, where it turns `doc[b, kv_idx] == x` into a range of kv_idx.
+    Lies in 0..extent; reads outside the tensor give 0, as in a Load. Appears only in tile bounds, where it turns
+    `doc[b, kv_idx] == x` into a range of kv_idx. `row` names a pointer to the tensor at `prefix`, once a plan has made one.
     """
 
     side: Literal["lower", "upper"]
@@ -184,16 +185,21 @@ class Search(Node):
     prefix: tuple[Expr, ...]
     extents: tuple[Expr, ...]
     value: Expr
+    row: str | None = None
     type: Literal["int"] = "int"
 
 
 @dataclass(frozen=True, slots=True)
 class Ref(Node):
-    """A value that the kernel text has given a name, e.g. a load hoisted out of the loop. `axes` is a subset of ("q", "kv")."""
+    """A value that the kernel text has given a name, e.g. a load hoisted out of the loop.
+
+    `axes` is a subset of ("q", "kv"): what the value varies along. natural: it is known to be >= 0.
+    """
 
     name: str
     type: Type
     axes: tuple[str, ...] = ()
+    natural: bool = False
 
 
 Expr: TypeAlias = (
@@ -251,5 +257,3 @@ def uses(expr: Expr) -> frozenset[str]:
     """Names of the indices that the value depends on, with q_pos counted as q_idx."""
     names = {node.name for node in walk(expr) if isinstance(node, Index)}
     return frozenset("q_idx" if name == "q_pos" else name for name in names)
-
-

@@ -2,8 +2,15 @@
 
     Variant + Schedule --plan--> ir.Module --(target.render)--> text
 
-Every decision is taken here and lands in a field of `ir`; templates hold no arithmetic. Passes, in order: `lowerable` (what a
-target cannot do yet is a diagnostic), `prune` (configs that do not fit a device, with the reason), `scores` (base-2 scaling), `loads`
-(what is loaded where, under which name), `regions` (mask -> loop bounds), `forward` (assembly), `verify` (checks the result).
+Every decision is taken here and lands in a field of `ir`; templates hold no arithmetic. Passes, in order:
+`lowerable` (what a
+target cannot do yet is a diagnostic), `prune` (configs that do not fit a device, with the reason), `scores`
+(base-2 scaling), `loads`
+(what is loaded where, under which name), `regions` (mask -> loop bounds), `forward` (assembly), `verify`
+(checks the result).
 No Jinja, Triton, CuPy or torch is imported here.
 """
+
+from attnc.plan.lower import plan
+
+__all__ = ["plan"]

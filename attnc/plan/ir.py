@@ -1,8 +1,11 @@
 """The plan, on one page: everything that a template prints, and nothing that it would have to compute.
 
-An `ir.Kernel` is one GPU function. Its expressions are trees of `expr.nodes` over names that exist in the kernel text:
-`Index` (b, h, q_idx, q_pos, kv_idx, q_lo, q_hi, kv_lo, kv_hi), `Dim` (M, N, H, ... and the tile symbols BLOCK_M, BLOCK_N) and `Ref`
-(values the plan named). Conventions: `q_lo`/`q_hi` are the first and the *last* row of the query tile; loop bounds are half open.
+An `ir.Kernel` is one GPU function. Its expressions are trees of `expr.nodes` over names that exist in the
+kernel text:
+`Index` (b, h, q_idx, q_pos, kv_idx, q_lo, q_hi, kv_lo, kv_hi), `Dim` (M, N, H, ... and the tile symbols
+BLOCK_M, BLOCK_N) and `Ref`
+(values the plan named). Conventions: `q_lo`/`q_hi` are the first and the *last* row of the query tile; loop
+bounds are half open.
 """
 
 from __future__ import annotations
@@ -30,27 +33,44 @@ class Let:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A pointer into `tensor` at its leading indices, which are the same for the whole program.
+
+    `doc_row = doc + b * stride`.
+    """
+
+    name: str
+    tensor: str
+    indices: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
     """`name = tensor[indices]`, one element per point of `axes` (none: a scalar), 0 where `guard` is false.
 
-    `guard` keeps only the conditions that the plan could not prove; TRUE means a plain load.
+    row: the pointer to start from, with its leading indices already applied; None: the tensor's first
+    element.
+    guard: only the conditions that the plan could not prove; TRUE means a plain load.
     """
 
     name: str
     load: Load
     axes: tuple[Axis, ...]
     guard: Expr
+    row: Row | None = None
 
 
-Statement: TypeAlias = Let | Fetch
+Statement: TypeAlias = Let | Row | Fetch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
     """Tiles of one axis in a region: `for n in range(start, stop, BLOCK)`.
 
-    masked: the tiles are *partial*, the step evaluates the mask; otherwise they are *full* and carry no mask code.
-    guard: a condition over the tile's kv_lo, kv_hi (or q_lo, q_hi) under which the tile has work; None: it always has.
+    masked: the tiles are *partial*, the step evaluates the mask; otherwise they are *full* and carry no
+    mask code.
+    guard: a condition over the tile's kv_lo, kv_hi (or q_lo, q_hi) under which the tile has work; None:
+    it always has.
     """
 
     start: Expr
@@ -61,16 +81,21 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regions:
-    """The mask as control flow: `bounds` are scalars computed once per tile of the outer axis, `loops` run over `axis`."""
+    """The mask as control flow: `bounds` are scalars computed once per tile of the outer axis, `loops` run
+    over `axis`.
+    """
 
     axis: Axis
-    bounds: tuple[Let, ...]
+    bounds: tuple[Statement, ...]
     loops: tuple[Loop, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropout:
-    """Drop with probability `p`; the keep-mask is Philox-4x32-10 of `seed` at (kv_idx // 4, q_idx, h, b), lane kv_idx % 4."""
+    """Drop with probability `p`.
+
+    The keep-mask is Philox-4x32-10 of `seed` at (kv_idx // 4, q_idx, h, b), lane kv_idx % 4.
+    """
 
     p: Expr
     seed: Expr
@@ -81,11 +106,14 @@ class Softmax:
     """How the rows are normalised.
 
     kind: "online" keeps a running maximum; "two_pass" finds m and l first and recomputes the scores.
-    rescale (online): "deferred" divides once at the end (FlashAttention-2); "every_step" keeps o normalised (FlashAttention-1);
+    rescale (online): "deferred" divides once at the end (FlashAttention-2); "every_step" keeps o
+    normalised (FlashAttention-1);
     "lazy" rescales only when the maximum has grown by more than `threshold` (in base-2 units).
-    scale: factor of the raw score in the exponent, exp2(scale * s - m): set when score = scale * s with scale > 0, so that the
+    scale: factor of the raw score in the exponent, exp2(scale * s - m): set when score = scale * s with
+    scale > 0, so that the
     multiplication fuses with the subtraction; None when the score is already in base-2 units.
-    safe_everywhere: a full tile may consist of -inf scores too, so every step guards the subtraction of maxima.
+    safe_everywhere: a full tile may consist of -inf scores too, so every step guards the subtraction of
+    maxima.
     sink: base-2 logit that joins the denominator.
     """
 
@@ -102,15 +130,18 @@ class Softmax:
 class Step:
     """What happens to one q tile x kv tile.
 
-    fetches: loads made in the step, the ones needed only under the mask flagged by `masked_fetches`;
-    score: Expr of Dot (printed `s`), None when the raw dot product is used as it is; keep: the mask of a partial tile, None when
-    there is no partial tile; names: values of the enclosing function that the step uses, in order.
+    fetches: loads made in every step; masked_fetches: those that only a partial tile needs;
+    score: Expr of Dot (the text `s`), None when the raw dot product is used as it is;
+    keep: the mask of a partial tile, the key sequence's end included; None when no tile is partial;
+    uses_kv_idx: a full tile needs the key positions too; names: values of the enclosing function that the
+    step takes, in order.
     """
 
     fetches: tuple[Fetch, ...]
     masked_fetches: tuple[Fetch, ...]
     score: Expr | None
     keep: Expr | None
+    uses_kv_idx: bool
     names: tuple[str, ...]
     score_span: Span | None = field(default=None, compare=False, repr=False)
     keep_span: Span | None = field(default=None, compare=False, repr=False)
@@ -120,8 +151,10 @@ class Step:
 class Grid:
     """Which program does what.
 
-    persistent: one program per SM walks over the tiles; longest_first: tiles of the last rows come first, since under a causal mask
-    they have the most work; over: "q" (a program per q tile, head and batch) or "head" (a program per head and batch).
+    persistent: one program per SM walks over the tiles; longest_first: tiles of the last rows come first,
+    since under a causal mask
+    they have the most work; over: "q" (a program per q tile, head and batch) or "head" (a program per
+    head and batch).
     """
 
     over: Literal["q", "head"]
@@ -131,7 +164,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bind:
-    """An axis of an argument: gives `name` its value, or must equal `expected` (an Expr over names bound before), or both are None."""
+    """An axis of an argument: gives `name` its value, or must equal `expected` (an Expr over names bound
+    before), or both are None.
+    """
 
     name: str | None = None
     expected: Expr | None = None
@@ -139,7 +174,9 @@ class Bind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arg:
-    """A tensor argument: how its axes bind sizes, the names of its strides in the kernel ("" for an axis that needs none)."""
+    """A tensor argument: how its axes bind sizes, the names of its strides in the kernel ("" for an axis that
+    needs none).
+    """
 
     tensor: Tensor
     axes: tuple[Bind, ...]
@@ -148,13 +185,17 @@ class Arg:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBound:
-    """Parameters of the componentwise forward error bound that the kernel promises (Blanchard, Higham, Higham; arXiv 1909.03469).
+    """Parameters of the componentwise forward error bound that the kernel promises (Blanchard, Higham,
+    Higham; arXiv 1909.03469).
 
     Filled by the plan, evaluated by `verify.tolerance` together with the score's own running error analysis.
-    tile_kv: keys per partial sum (the largest config's worst case is taken over `configs`); splits: partial results joined;
-    exp_ulps: error of the target's exp2; intrinsics: absolute error of other functions in units of f32 roundoff at 1.0;
-    tf32: f32 operands are rounded to 10 bits before they are multiplied; renormalised: o is rescaled at every step (FA1), which
-    adds a rounding per tile.
+    tile_kv: most keys that one partial sum may hold, over all configs, and min_tile_kv the fewest (it
+    gives the number of tiles);
+    splits: partial results joined; product_error: relative error of a product in a dot (0 where products
+    are exact in f32);
+    exp_ulps: error of the target's exp2; intrinsics: (name, absolute error) of other functions;
+    renormalised: o is rescaled
+    at every step (FlashAttention-1), which adds roundings per tile.
     """
 
     head_dim: int
@@ -163,10 +204,11 @@ class ErrorBound:
     p_dtype: DType
     o_dtype: DType
     tile_kv: int
+    min_tile_kv: int
     splits: int = 1
+    product_error: float = 0.0
     exp_ulps: float = 2.0
     intrinsics: tuple[tuple[str, float], ...] = ()
-    tf32: bool = False
     renormalised: bool = False
 
 
@@ -174,27 +216,33 @@ class ErrorBound:
 class Kernel:
     """One GPU function.
 
-    structure: "forward_q_kv" (FlashAttention-2 loop order) or "forward_kv_q" (FlashAttention-1's); it names the template.
-    program: scalars computed once per program; rows: values per row of the q tile; regions, step, softmax as above.
-    dims: run-time sizes among the arguments, in order.
+    structure: "forward_q_kv" (FlashAttention-2 loop order) or "forward_kv_q" (FlashAttention-1's); it
+    names the template.
+    kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order; program:
+    scalars computed once per
+    program; outer: values along the outer axis, loaded once per outer tile; tma: K and V tiles may come
+    through tensor descriptors.
     """
 
     name: str
     structure: Literal["forward_q_kv", "forward_kv_q"]
     grid: Grid
+    kv_head: Expr
     dims: tuple[str, ...]
     program: tuple[Statement, ...]
-    rows: tuple[Statement, ...]
+    outer: tuple[Fetch, ...]
     regions: Regions
     step: Step
     softmax: Softmax
+    tma: bool
     configs: tuple[Config, ...]
     bound: ErrorBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """Measured choices for one device, by its name: (largest N, position in the first kernel's `configs`), ascending.
+    """Measured choices for one device, by its name: (largest N, position in the first kernel's
+    `configs`), ascending.
 
     The last bucket is open (None).
     """

@@ -44,7 +44,6 @@ from attnc.verify.running_error import Approx, RunningError, U
 #: Slack for the second-order terms that the analysis drops.
 SLACK = 1.05
 _FLUSHED = 2.0**-126
-_TF32 = 2.0**-10
 #: Beyond it a score may overflow float32 on the way.
 _HUGE = 1e38
 _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
@@ -114,7 +113,7 @@ def _expect_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     o, lse = softmax(head)
     with np.errstate(all="ignore"):
         size = np.abs(head.q) @ np.abs(head.k).T
-        rounding = (head.q.shape[1] + 3) * U + (2 * _TF32 if bound.tf32 else 0.0)
+        rounding = (head.q.shape[1] + 3) * U + bound.product_error
         dot = Approx(head.q @ head.k.T, rounding * size)
         score = RunningError(head, dot, dict(bound.intrinsics)).analyse(head.attention.score)
         visible = head.visible()
@@ -165,8 +164,8 @@ class _Weights:
     def expected(self, o: Floats, row_open: Bools, eager: Floats) -> Expected:
         bound, v = self.bound, self.head.v
         p_dtype, o_dtype = DType(bound.p_dtype), DType(bound.o_dtype)
-        u_p = max(p_dtype.unit_roundoff, _TF32) if bound.tf32 else p_dtype.unit_roundoff
-        u_v = _TF32 if bound.tf32 else 0.0
+        u_p = p_dtype.unit_roundoff
+        u_v = bound.product_error
         drop, kept = self.head.dropout()
         kept_p = np.where(kept, self.p / (1 - drop), 0.0)
         w = _finite(kept_p * (self.relative + u_p + u_v))

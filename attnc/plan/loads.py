@@ -1,0 +1,223 @@
+"""What is loaded where, under which name: a pass that replaces every load of an expression by a reference to
+a named value.
+
+A load that depends on neither index happens once per program, one of the query row once per q tile, one of
+the key in each step,
+one of both element by element in the step. Equal loads share a name. Bounds that can be proved cost nothing;
+the rest
+become the load's guard, since a load outside its tensor reads 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from attnc.expr.nodes import (
+    TRUE,
+    Binary,
+    Call,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Load,
+    Ref,
+    Search,
+    children,
+    rebuild,
+    walk,
+)
+from attnc.expr.simplify import compare, conj
+from attnc.plan.ir import Axis, Fetch, Row
+
+#: Names that kernel texts use for themselves.
+RESERVED = frozenset(
+    [
+        "q",
+        "k",
+        "v",
+        "o",
+        "lse",
+        "s",
+        "p",
+        "m",
+        "l",
+        "acc",
+        "alpha",
+        "b",
+        "h",
+        "h_kv",
+        "n",
+        "i",
+        "j",
+        "t",
+        "keep",
+        "kv_idx",
+        "q_idx",
+        "q_pos",
+        "q_lo",
+        "q_hi",
+        "kv_lo",
+        "kv_hi",
+        "lo",
+        "hi",
+        "full_lo",
+        "full_hi",
+        "tl",
+        "triton",
+        "torch",
+        "B",
+        "M",
+        "N",
+        "H",
+        "Hkv",
+        "G",
+        "D",
+        "Dv",
+        "BLOCK_M",
+        "BLOCK_N",
+        "config",
+        "out",
+        "and",
+        "or",
+        "not",
+        "if",
+        "else",
+        "for",
+        "in",
+        "is",
+        "def",
+        "return",
+    ]
+)
+
+
+def axes_of(expr: Expr) -> tuple[Axis, ...]:
+    """The tile axes that the value varies along."""
+    axes: set[str] = set()
+    for node in walk(expr):
+        match node:
+            case Index(name="q_idx" | "q_pos"):
+                axes.add("q")
+            case Index(name="kv_idx"):
+                axes.add("kv")
+            case Ref(axes=own):
+                axes.update(own)
+    return tuple(axis for axis in ("q", "kv") if axis in axes)
+
+
+def is_nonnegative(expr: Expr) -> bool:
+    """Provably >= 0, from the signs of indices and sizes alone (q_pos is negative when M > N)."""
+    match expr:
+        case Const(value=value):
+            return value >= 0
+        case Index(name=name):
+            return name != "q_pos"
+        case Dim():
+            return True
+        case Binary(op="-", left=Dim(name="BLOCK_M" | "BLOCK_N"), right=Const(value=1)):
+            return True
+        case Binary(op="+" | "*" | "//" | "%", left=left, right=right):
+            return is_nonnegative(left) and is_nonnegative(right)
+        case Call(function="max", args=args):
+            return any(map(is_nonnegative, args))
+        case Call(function="min", args=args):
+            return all(map(is_nonnegative, args))
+        case Search():
+            return True
+        case Ref(natural=natural):
+            return natural
+        case _:
+            return False
+
+
+_PROVEN = {("b", "B"), ("h", "H")}
+
+
+def bounds_guard(load: Load) -> Expr:
+    """The conditions, not provable here, under which every index of the load is inside its extent."""
+    conditions: list[Expr] = []
+    for index, extent in zip(load.indices, load.extents, strict=True):
+        match index, extent:
+            case Index(name=name), Dim(name=size) if (name, size) in _PROVEN:
+                continue
+            case Const(value=at), Const(value=size) if 0 <= at < size:
+                continue
+        if not is_nonnegative(index):
+            conditions.append(compare("<=", Const(0), index))
+        conditions.append(compare("<", index, extent))
+    return conj(*conditions) if conditions else TRUE
+
+
+@dataclass(slots=True)
+class LoadNames:
+    """Gives loads their names; one per kernel, so that a name means one value everywhere in it."""
+
+    fetches: list[Fetch] = field(default_factory=list)
+    rows: dict[tuple[str, tuple[Expr, ...]], Row] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+
+    def replace(self, expr: Expr) -> Expr:
+        """The expression with every load replaced by a Ref; new fetches are appended in evaluation order."""
+        operands = tuple(self.replace(child) for child in children(expr))
+        expr = rebuild(expr, operands)
+        if not isinstance(expr, Load):
+            return expr
+        for fetch in self.fetches:
+            if fetch.load == expr:
+                return Ref(fetch.name, expr.type, fetch.axes, span=expr.span)
+        axes = axes_of(expr)
+        name = self._name(expr.tensor, axes, expr.indices)
+        fetch = Fetch(
+            name=name, load=expr, axes=axes, guard=bounds_guard(expr), row=self.row(expr.tensor, expr.indices)
+        )
+        self.fetches.append(fetch)
+        return Ref(fetch.name, expr.type, axes, span=expr.span)
+
+    def row(self, tensor: str, indices: tuple[Expr, ...]) -> Row | None:
+        """The pointer shared by all accesses with these leading b, h and constant indices; None when it would
+        save nothing.
+        """
+        leading = tuple(takewhile(_is_program_wide, indices))
+        if not leading or len(leading) == len(indices):
+            return None
+        if (tensor, leading) not in self.rows:
+            self.rows[tensor, leading] = Row(
+                name=self.free_name(f"{tensor}_row"), tensor=tensor, indices=leading
+            )
+        return self.rows[tensor, leading]
+
+    def at(self, *axes: Axis) -> tuple[Fetch, ...]:
+        """The fetches that vary along exactly these axes."""
+        return tuple(fetch for fetch in self.fetches if fetch.axes == axes)
+
+    def _name(self, tensor: str, axes: tuple[Axis, ...], indices: tuple[Expr, ...]) -> str:
+        base = {(): tensor, ("q",): f"{tensor}_q", ("kv",): f"{tensor}_kv"}.get(axes, f"{tensor}_tile")
+        ends = {node.name for index in indices for node in walk(index) if isinstance(node, Index | Ref)}
+        for end, suffix in _ENDS.items():
+            if end in ends:
+                base = f"{tensor}_{suffix}"
+        return self.free_name(f"{base}_value" if base in RESERVED else base)
+
+    def free_name(self, base: str) -> str:
+        """`base`, or `base_2`, ... when a value has that name already."""
+        name, count = base, 2
+        while name in self.taken:
+            name, count = f"{base}_{count}", count + 1
+        self.taken.add(name)
+        return name
+
+
+_ENDS = {
+    "q_lo": "first",
+    "first_pos": "first",
+    "kv_lo": "first",
+    "q_hi": "last",
+    "last_pos": "last",
+    "kv_hi": "last",
+}
+
+
+def _is_program_wide(index: Expr) -> bool:
+    return isinstance(index, Const) or (isinstance(index, Index) and index.name in ("b", "h"))

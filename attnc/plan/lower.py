@@ -1,0 +1,32 @@
+"""Variant + schedule -> Module: the one entry of this package."""
+
+from __future__ import annotations
+
+from attnc.diagnostics import DiagnosticError
+from attnc.model.attention import Variant
+from attnc.model.schedule import Schedule
+from attnc.plan.forward import plan_forward
+from attnc.plan.ir import Module
+from attnc.plan.lowerable import check_lowerable
+from attnc.plan.signature import arguments, normalise, results
+from attnc.plan.verify import verify_module
+
+
+def plan(variant: Variant, schedule: Schedule) -> Module:
+    """All kernels of a variant under a schedule.
+
+    Raises DiagnosticError with every reason why the schedule's target cannot compile it.
+    """
+    problems = tuple(check_lowerable(variant, schedule))
+    if problems:
+        raise DiagnosticError(problems)
+    attention = normalise(variant.attention)
+    module = Module(
+        variant=variant,
+        target=schedule.target,
+        args=arguments(attention),
+        outputs=results(attention),
+        kernels=(plan_forward(variant, attention, schedule),),
+    )
+    verify_module(module)
+    return module

@@ -1,0 +1,120 @@
+"""What a target cannot lower is said here, at its span, before any planning; nothing is ever silently
+different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.diagnostics import Diagnostic, Label
+from attnc.model.attention import Variant
+from attnc.model.schedule import Choice, Knob, Schedule
+from attnc.model.tensors import Dense, Paged, Prefix, Ragged
+from attnc.plan.signature import arguments, normalise, unbound
+from attnc.source import Span
+
+_STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
+
+
+def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Every reason why this target cannot compile this variant under this schedule."""
+    if schedule.target != "triton":
+        message = f"the target '{schedule.target}' cannot be compiled yet"
+        yield _unsupported(
+            message, schedule.span, "planned", "compile the 'triton' schedule of this attention"
+        )
+        return
+    yield from _storages(variant)
+    yield from _sizes(variant)
+    knobs = schedule.knobs.get("forward", {})
+    for knob in knobs.values():
+        yield from _knob(knob)
+    if "combine" in schedule.knobs:
+        for knob in schedule.knobs["combine"].values():
+            yield _unsupported(
+                "split KV is not lowered to Triton yet", knob.span, "has no kernel to configure"
+            )
+    loops = knobs.get("loops")
+    softmax = knobs.get("softmax")
+    if loops and softmax and ("kv", "q") in loops.choices:
+        for choice in softmax.choices:
+            if not (
+                isinstance(choice, Choice)
+                and choice.name == "online"
+                and choice.args.get("rescale") == "every_step"
+            ):
+                yield _unsupported(
+                    "loops = [kv, q] needs softmax = online(rescale = every_step)",
+                    softmax.span,
+                    "o lies in memory, normalised, between two visits",
+                    "write 'softmax = online(rescale = every_step)', as FlashAttention-1 does",
+                )
+
+
+def check_differentiable(variant: Variant) -> Iterator[Diagnostic]:
+    """A warning where the spec asks for gradients that are not generated yet."""
+    attention = variant.attention
+    if attention.grads and attention.span is not None:
+        yield Diagnostic(
+            code="W0801",
+            severity="warning",
+            message=f"gradients of '{attention.name}' are not generated yet",
+            primary=Label(attention.span, "the generated callable refuses tensors that require a gradient"),
+            hints=("call it under torch.no_grad(), or on detached tensors",),
+        )
+
+
+def _storages(variant: Variant) -> Iterator[Diagnostic]:
+    for tensor in variant.attention.inputs:
+        if not isinstance(tensor.storage, Dense):
+            kind = _STORAGE[type(tensor.storage)]
+            yield _unsupported(
+                f"{kind} storage is not lowered to Triton yet", tensor.storage.span, "of this input"
+            )
+
+
+def _sizes(variant: Variant) -> Iterator[Diagnostic]:
+    attention = variant.attention
+    for name in sorted(unbound(arguments(normalise(attention)))):
+        culprit = next(t for t in attention.inputs if any(name in str(size) for size in t.shape))
+        yield _unsupported(
+            f"the size '{name}' cannot be inferred from the arguments",
+            culprit.span,
+            f"'{name}' appears only inside a product or a sum",
+            f"give some input an axis of size '{name}' alone",
+        )
+
+
+def _knob(knob: Knob) -> Iterator[Diagnostic]:
+    for value in knob.choices:
+        match knob.key, value:
+            case "warp_split", "kv":
+                yield _unsupported(
+                    "Triton lays out its own warps",
+                    knob.span,
+                    "split-K between warps cannot be asked for",
+                    "use 'warp_split = q' here, or a CUDA target",
+                )
+            case "split.kv", _ if value != 1:
+                yield _unsupported("split KV is not lowered to Triton yet", knob.span, "only 1 is")
+            case "pack", _:
+                yield _unsupported(
+                    "packing query heads into tile rows is not lowered to Triton yet", knob.span, "here"
+                )
+            case "tile.d", _:
+                yield _unsupported(
+                    "Triton keeps the head dimension whole", knob.span, "cannot be tiled", "remove it"
+                )
+            case "softmax", Choice(name="unified_max"):
+                yield _unsupported(
+                    "the unified maximum is not lowered to Triton yet", knob.span, "this softmax"
+                )
+            case _:
+                continue
+        return
+
+
+def _unsupported(message: str, span: Span | None, label: str, *hints: str) -> Diagnostic:
+    if span is None:
+        raise ValueError(f"no span for: {message}")
+    return Diagnostic(code="E0602", message=message, primary=Label(span, label), hints=hints)

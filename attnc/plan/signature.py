@@ -1,0 +1,123 @@
+"""The callable's arguments: which axis binds which size, which strides a kernel takes.
+
+The number of query heads is always the size H in a kernel, however the spec spells it (`H`, `Hkv * G`, or `G`
+over one KV head);
+G is then H // Hkv. `normalise` rewrites the attention's expressions accordingly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnc.expr.nodes import Dim, Expr, walk
+from attnc.expr.simplify import substitute
+from attnc.model.attention import Attention
+from attnc.model.tensors import Role, Tensor
+from attnc.plan.ir import Arg, Bind
+
+H = Dim("H")
+
+
+def normalise(attention: Attention) -> Attention:
+    """The same attention with its query-head count spelled H everywhere."""
+    heads = _heads(attention.q)
+    if heads == H:
+        return attention
+    mapping = {heads: H}
+
+    def fix(expr: Expr) -> Expr:
+        return substitute(expr, mapping)
+
+    def fix_tensor(tensor: Tensor) -> Tensor:
+        return replace(tensor, shape=tuple(map(fix, tensor.shape)))
+
+    softmax = attention.softmax
+    return replace(
+        attention,
+        inputs=tuple(map(fix_tensor, attention.inputs)),
+        outputs=tuple(map(fix_tensor, attention.outputs)),
+        lengths={name: fix(value) for name, value in attention.lengths.items()},
+        score=fix(attention.score),
+        mask=fix(attention.mask),
+        softmax=replace(
+            softmax,
+            sink=softmax.sink and fix(softmax.sink),
+            dropout=softmax.dropout and fix(softmax.dropout),
+            seed=softmax.seed and fix(softmax.seed),
+        ),
+    )
+
+
+def kv_heads(attention: Attention) -> Expr:
+    """Number of KV heads: H (no sharing), Const(1), or Dim('Hkv')."""
+    return _heads(attention.k)
+
+
+def _heads(tensor: Tensor) -> Expr:
+    axis = tensor.axis(Role.HEAD)
+    if axis is None:
+        raise ValueError(f"{tensor.name} has no head axis")
+    return tensor.shape[axis]
+
+
+def arguments(attention: Attention) -> tuple[Arg, ...]:
+    """Inputs in declaration order; the first axis that mentions a size alone binds it, every later one must
+    agree.
+    """
+    bound: set[str] = set()
+    return tuple(_argument(tensor, bound) for tensor in attention.inputs)
+
+
+def results(attention: Attention) -> tuple[Arg, ...]:
+    """Outputs in declaration order; every size is bound by then."""
+    everything = {
+        node.name
+        for t in attention.inputs
+        for size in t.shape
+        for node in walk(size)
+        if isinstance(node, Dim)
+    }
+    return tuple(_argument(tensor, set(everything) | {"H"}) for tensor in attention.outputs)
+
+
+def _argument(tensor: Tensor, bound: set[str]) -> Arg:
+    binds = []
+    for size in tensor.shape:
+        match size:
+            case Dim(name=name) if name not in bound:
+                bound.add(name)
+                binds.append(Bind(name=name))
+            case _:
+                binds.append(Bind(expected=size))
+    return Arg(
+        tensor=tensor,
+        axes=tuple(binds),
+        strides=tuple(_stride(tensor, axis) for axis in range(len(tensor.shape))),
+    )
+
+
+_LETTER = {Role.BATCH: "b", Role.HEAD: "h", Role.QUERY: "m", Role.KEY: "n"}
+
+
+def _stride(tensor: Tensor, axis: int) -> str:
+    """Name of the kernel argument with the axis's stride; "" for the feature axis, which is contiguous."""
+    if not tensor.roles:
+        return f"stride_{tensor.name}_{axis}"
+    role = tensor.roles[axis]
+    return "" if role is Role.FEATURE else f"stride_{tensor.name}{_LETTER[role]}"
+
+
+def unbound(args: tuple[Arg, ...]) -> frozenset[str]:
+    """Sizes that appear only inside products or sums, so that no axis can bind them (G is derived from H and
+    Hkv).
+    """
+    bound = {bind.name for arg in args for bind in arg.axes if bind.name}
+    used = {
+        node.name
+        for arg in args
+        for bind in arg.axes
+        if bind.expected is not None
+        for node in walk(bind.expected)
+        if isinstance(node, Dim)
+    }
+    return frozenset(used - bound - {"G"})

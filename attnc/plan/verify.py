@@ -1,0 +1,81 @@
+"""Checks a Module between planning and printing, so that a wrong pass fails at its own door and not inside a
+kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attnc.expr.nodes import Dim, Expr, Index, Load, Param, Ref, walk
+from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
+
+SCALARS = frozenset({"b", "h", "q_lo", "q_hi", "kv_lo", "kv_hi"})
+VECTORS = frozenset({"q_idx", "q_pos", "kv_idx"})
+TILES = frozenset({"BLOCK_M", "BLOCK_N"})
+
+
+def verify_module(module: Module) -> None:
+    """Raises ValueError, naming the kernel and the expression, when an invariant of `ir` does not hold."""
+    for kernel in module.kernels:
+        _verify_scopes(kernel)
+        _verify_regions(kernel)
+        if not kernel.configs:
+            raise ValueError(f"{kernel.name}: no config")
+
+
+def _verify_scopes(kernel: Kernel) -> None:
+    """Every name is defined before it is used, and no load is left without one."""
+    known: set[str] = set()
+    sizes = frozenset(kernel.dims) | TILES | {"G"}
+    for statement in kernel.program:
+        _verify_statement(kernel, statement, known, SCALARS, sizes)
+    for statement in (*kernel.outer, *kernel.regions.bounds):
+        _verify_statement(kernel, statement, known, SCALARS | VECTORS, sizes)
+    for loop in kernel.regions.loops:
+        guard = () if loop.guard is None else (loop.guard,)
+        _verify_names(kernel, (loop.start, loop.stop, *guard), known, SCALARS, sizes)
+    for fetch in (*kernel.step.fetches, *kernel.step.masked_fetches):
+        _verify_statement(kernel, fetch, known, SCALARS | VECTORS, sizes)
+    for expr in (kernel.step.score, kernel.step.keep, kernel.softmax.sink):
+        if expr is not None:
+            _verify_names(kernel, (expr,), known, SCALARS | VECTORS, sizes)
+
+
+def _verify_statement(
+    kernel: Kernel, statement: Statement, known: set[str], indices: frozenset[str], sizes: frozenset[str]
+) -> None:
+    used: tuple[Expr, ...]
+    match statement:
+        case Let(value=value):
+            used = (value,)
+        case Row(indices=indices_of_row):
+            used = indices_of_row
+        case Fetch(load=load, guard=guard):
+            used = (*load.indices, guard)
+    _verify_names(kernel, used, known, indices, sizes)
+    known.add(statement.name)
+
+
+def _verify_names(
+    kernel: Kernel, exprs: Iterable[Expr], known: set[str], indices: frozenset[str], sizes: frozenset[str]
+) -> None:
+    for expr in exprs:
+        for node in walk(expr):
+            match node:
+                case Load() | Param():
+                    raise ValueError(f"{kernel.name}: {node} was not replaced in {expr}")
+                case Ref(name=name) if name not in known:
+                    raise ValueError(f"{kernel.name}: '{name}' is used before it is defined, in {expr}")
+                case Index(name=name) if name not in indices:
+                    raise ValueError(f"{kernel.name}: '{name}' has no value here, in {expr}")
+                case Dim(name=name) if name not in sizes:
+                    raise ValueError(f"{kernel.name}: the size '{name}' is not an argument, in {expr}")
+
+
+def _verify_regions(kernel: Kernel) -> None:
+    """A partial loop needs a mask, and a kernel without one has only full loops besides its tail."""
+    masked = any(loop.masked for loop in kernel.regions.loops)
+    if kernel.step.keep is not None and not masked:
+        raise ValueError(f"{kernel.name}: a mask, but no partial loop")
+    if kernel.regions.axis != ("kv" if kernel.structure == "forward_q_kv" else "q"):
+        raise ValueError(f"{kernel.name}: loops over {kernel.regions.axis} in {kernel.structure}")

@@ -1,0 +1,134 @@
+"""Expr -> source text, with the fewest parentheses that keep the meaning; one operator table per target.
+
+A value that varies along one tile axis prints as a vector (`q_pos`) where everything around it varies along
+that axis too, and
+broadcasts (`q_pos[:, None]`, `kv_idx[None, :]`) inside a two-dimensional expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from attnc.expr.nodes import (
+    And,
+    Binary,
+    Call,
+    Compare,
+    Const,
+    Dim,
+    Dot,
+    Expr,
+    Index,
+    Load,
+    Neg,
+    Not,
+    Or,
+    Param,
+    Ref,
+    Search,
+)
+from attnc.plan.loads import is_nonnegative
+
+ATOM = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Syntax:
+    """A target's operators.
+
+    binding: how tightly each operator binds (larger is tighter); comparisons never chain in kernel text.
+    spelling: text of an
+    operator where it is not the spec's. functions: text of an intrinsic. floor_div, floor_mod: functions
+    for dividends that
+    may be negative, where the target's own operators truncate. broadcast: suffix of a vector along an
+    axis in a tile.
+    """
+
+    binding: Mapping[str, int]
+    spelling: Mapping[str, str]
+    functions: Mapping[str, str]
+    floor_div: str
+    floor_mod: str
+    broadcast: Mapping[str, str]
+    true: str
+    false: str
+    infinity: str
+    search: Callable[[Search, Callable[[Expr], str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Printer:
+    """Prints expressions of one kernel. `tile` is true inside the two-dimensional step."""
+
+    syntax: Syntax
+    tile: bool = False
+
+    def __call__(self, expr: Expr) -> str:
+        return self._print(expr)[0]
+
+    def _print(self, expr: Expr) -> tuple[str, int]:
+        match expr:
+            case Const(value=value):
+                return self._constant(value)
+            case Index(name=name):
+                axis = {"q_idx": "q", "q_pos": "q", "kv_idx": "kv"}.get(name)
+                return self._vector(name, (axis,) if axis else ()), ATOM
+            case Dim(name=name):
+                return name, ATOM
+            case Dot():
+                return "s", ATOM
+            case Ref(name=name, axes=axes):
+                return self._vector(name, axes), ATOM
+            case Neg(operand=operand):
+                return self._prefix("neg", operand)
+            case Not(operand=operand):
+                return self._prefix("not", operand)
+            case Binary(op=op, left=left, right=right):
+                return self._binary(op, left, right)
+            case Compare(op=op, left=left, right=right):
+                return self._infix(op, (left, right), chain=False)
+            case And(operands=operands):
+                return self._infix("and", operands)
+            case Or(operands=operands):
+                return self._infix("or", operands)
+            case Call(function=function, args=args):
+                return f"{self.syntax.functions[function]}({', '.join(map(self, args))})", ATOM
+            case Search():
+                return self.syntax.search(expr, self), ATOM
+            case Load() | Param():
+                raise ValueError(f"{expr} has no name in the kernel: a pass was skipped")
+
+    def _constant(self, value: bool | int | float) -> tuple[str, int]:
+        if isinstance(value, bool):
+            return (self.syntax.true if value else self.syntax.false), ATOM
+        if value in (float("inf"), float("-inf")):
+            return self.syntax.infinity if value > 0 else f"-{self.syntax.infinity}", self.syntax.binding[
+                "neg"
+            ]
+        return repr(value), ATOM if value >= 0 else self.syntax.binding["neg"]
+
+    def _vector(self, name: str, axes: tuple[str, ...]) -> str:
+        return name + self.syntax.broadcast[axes[0]] if self.tile and len(axes) == 1 else name
+
+    def _prefix(self, op: str, operand: Expr) -> tuple[str, int]:
+        binding = self.syntax.binding[op]
+        return self.syntax.spelling[op] + self._within(operand, binding), binding
+
+    def _binary(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
+        if op in ("//", "%") and not is_nonnegative(left):
+            function = self.syntax.floor_div if op == "//" else self.syntax.floor_mod
+            return f"{function}({self(left)}, {self(right)})", ATOM
+        binding = self.syntax.binding[op]
+        spelled = self.syntax.spelling.get(op, op)
+        return f"{self._within(left, binding)} {spelled} {self._within(right, binding + 1)}", binding
+
+    def _infix(self, op: str, operands: tuple[Expr, ...], *, chain: bool = True) -> tuple[str, int]:
+        binding = self.syntax.binding[op]
+        spelled = self.syntax.spelling.get(op, op)
+        parts = [self._within(operand, binding + (not chain)) for operand in operands]
+        return f" {spelled} ".join(parts), binding
+
+    def _within(self, expr: Expr, binding: int) -> str:
+        text, own = self._print(expr)
+        return text if own >= binding else f"({text})"

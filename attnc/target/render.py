@@ -1,0 +1,184 @@
+"""ir.Module -> text, through the target's templates. Strict: an undefined name in a template is an error."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from attnc import __version__
+from attnc.model.attention import Attention
+from attnc.model.schedule import Config
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.scores import LOG2E
+from attnc.resources import resource
+from attnc.source import Span
+from attnc.target.triton import load, scalar, statement, tiled
+from attnc.target.triton_host import HostText, signature
+from attnc.target.triton_kernel import KernelText
+
+GLOSSARY = """\
+Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row maximum, l running row sum,
+acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
+log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
+q_pos = q_idx + N - M aligns the last query with the last key."""
+
+
+def render(
+    module: Module,
+    *,
+    path: str,
+    sha256: str,
+    tuned: Mapping[str, tuple[tuple[int | None, int], ...]] | None = None,
+) -> str:
+    """The text of one generated file.
+
+    path: the spec's path as the header shows it; sha256: of the spec's text; tuned: device -> (largest N,
+    index of the config).
+    """
+    (kernel,) = module.kernels
+    text = KernelText(module, kernel)
+    environment = _environment()
+    common = {
+        "module": module,
+        "kernel": kernel,
+        "text": text,
+        "padded": text.padded,
+        "precision": text.precision,
+    }
+    kernels = environment.get_template(f"{module.target}/{kernel.structure}.py.jinja").render(common)
+    page = environment.get_template(f"{module.target}/module.py.jinja").render(
+        common,
+        kernels=kernels,
+        host=HostText(module, kernel, text),
+        header=_header(module, path, sha256),
+        numbers=_numbers(kernel, kernels),
+        tuning={"configs": [_config(config) for config in kernel.configs], "table": _table(tuned or {})},
+        uses=frozenset(re.findall(r"\b_\w+", kernels)),
+    )
+    return _tidy(page)
+
+
+#: Lines that may be wrapped: definitions, and calls of the module's own functions.
+_CALL = re.compile(r" *(def |[\w, ]+ = _forward|_forward|\w+_tile\()")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(resource("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is Python, and only printers put text into it
+    )
+    environment.filters.update(
+        load=load, scalar=scalar, tiled=tiled, statement=statement, times_scale=_times_scale, quote=_quote
+    )
+    return environment
+
+
+def _times_scale(kernel: Kernel) -> str:
+    return "" if kernel.softmax.scale is None else " * SCALE"
+
+
+def _quote(span: Span | None, otherwise: str = "") -> str:
+    """`spec.attn:6  mask = causal`: the spec line that a piece of kernel follows from."""
+    if span is None:
+        return otherwise
+    line = span.source.line_text(span.line).split("#")[0].strip()
+    return f"{Path(span.source.path).name}:{span.line}  {line}"
+
+
+def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
+    attention = module.variant.attention
+    point = ", ".join(f"{name} = {value}" for name, value in module.variant.params.items())
+    order = "FlashAttention-2" if module.kernels[0].structure == "forward_q_kv" else "FlashAttention-1"
+    return {
+        "title": f"{attention.name}{f' ({point})' if point else ''} for Triton: forward, {order} loop order.",
+        "signature": [
+            f"{tensor.name}: {signature(tensor)}" for tensor in (*attention.inputs, *attention.outputs)
+        ],
+        "mathematics": list(_mathematics(attention)),
+        "version": __version__,
+        "path": path,
+        "sha256": sha256,
+        "glossary": GLOSSARY,
+    }
+
+
+def _mathematics(attention: Attention) -> Iterator[str]:
+    """The spec's own lines for the score, the mask, lengths and the softmax."""
+    softmax = attention.softmax
+    spans = [
+        attention.score.span,
+        attention.mask.span,
+        *(e.span for e in attention.lengths.values()),
+        softmax.span,
+    ]
+    lines = {span.line: span for span in spans if span is not None}
+    for line in sorted(lines):
+        yield lines[line].source.line_text(line).split("#")[0].strip()
+
+
+def _numbers(kernel: Kernel, text: str) -> list[tuple[str, str, str]]:
+    """Constants that the kernel text mentions."""
+    softmax = kernel.softmax
+    numbers = (
+        ("SCALE", repr(softmax.scale), "factor of the raw score in base-2 units"),
+        ("LAZY", repr(softmax.threshold), "growth of the maximum, in base-2 units, that forces a rescale"),
+        ("LN2", repr(math.log(2)), "log(2): lse leaves in natural units"),
+        ("TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"),
+    )
+    return [
+        number
+        for number in numbers
+        if re.search(rf"\b{number[0]}\b", text) or (number[0] == "TWO_LOG2E" and "_tanh" in text)
+    ]
+
+
+def _config(config: Config) -> str:
+    names = ("tile.q", "tile.kv", "warps", "stages")
+    return ", ".join(str(config[name]) for name in names)
+
+
+def _table(tuned: Mapping[str, tuple[tuple[int | None, int], ...]]) -> str:
+    rows = ", ".join(f'"{device}": {tuned[device]!r}' for device in sorted(tuned))
+    return f"{{{rows}}}"
+
+
+def _wrapped(line: str, width: int = 110) -> str:
+    """A def or call of one line that is too wide, with its arguments on lines of their own, filled to the
+    width.
+    """
+    if len(line) <= width or "(" not in line:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    head, _, rest = line.partition("(")
+    body, closing, tail = rest.rpartition(")")
+    lines, current = [], f"{indent}    "
+    for item in body.split(", "):
+        piece = f"{item}, "
+        if len(current) + len(piece) > width:
+            lines.append(current.rstrip())
+            current = f"{indent}    "
+        current += piece
+    lines.append(current.rstrip())
+    return "\n".join((f"{head}(", *lines, f"{indent}){tail}")) if closing else line
+
+
+def _tidy(text: str) -> str:
+    """At most two blank lines in a row at the top level and one inside functions, no blank line at a block's
+    start, one newline at the end.
+    """
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    text = "\n".join(_wrapped(line) if _CALL.match(line) else line for line in text.split("\n"))
+    text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
+    text = re.sub(r"\n{2,}(?=(@|def |class ))", "\n\n\n", text)
+    text = re.sub(r"\n{4,}", "\n\n\n", text)
+    return text.strip("\n") + "\n"

@@ -1,0 +1,94 @@
+"""The Triton target: spellings of types, operators and loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attnc.expr.nodes import TRUE, Const, Expr, Search
+from attnc.model.tensors import DType
+from attnc.plan.ir import Fetch, Let, Row, Statement
+from attnc.target.printer import Printer, Syntax
+
+TORCH_DTYPES = {
+    DType.F16: "torch.float16",
+    DType.BF16: "torch.bfloat16",
+    DType.F32: "torch.float32",
+    DType.I32: "torch.int32",
+    DType.I64: "torch.int64",
+    DType.BOOL: "torch.bool",
+}
+
+#: Python's precedences: Triton text is Python. `&` and `|` bind tighter than comparisons there, so those
+#: take parentheses.
+_BINDING = {
+    "or": 4, "and": 6, "not": 12, "neg": 12,
+    "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3,
+    "+": 8, "-": 8, "*": 10, "/": 10, "//": 10, "%": 10,
+}  # fmt: skip
+
+
+def _search(node: Search, show: Callable[[Expr], str]) -> str:
+    row = node.row or f"{node.tensor}_ptr"
+    stride = f"stride_{node.tensor}_{len(node.prefix)}"
+    return f"_{node.side}_bound({row}, {stride}, {show(node.extents[-1])}, {show(node.value)})"
+
+
+SYNTAX = Syntax(
+    binding=_BINDING,
+    spelling={"and": "&", "or": "|", "not": "~", "neg": "-"},
+    functions={
+        "abs": "tl.abs", "min": "tl.minimum", "max": "tl.maximum", "exp": "tl.exp", "log": "tl.log",
+        "tanh": "_tanh", "sqrt": "tl.sqrt", "where": "tl.where",
+    },
+    floor_div="_floor_div",
+    floor_mod="_floor_mod",
+    broadcast={"q": "[:, None]", "kv": "[None, :]"},
+    true="True",
+    false="False",
+    infinity='float("inf")',
+    search=_search,
+)  # fmt: skip
+
+scalar = Printer(SYNTAX)
+tiled = Printer(SYNTAX, tile=True)
+
+
+def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:
+    """Pointer arithmetic in 64 bits, since element offsets may pass 2**31.
+
+    The first `done` indices are in the base already.
+    """
+    terms = (
+        f"{_wide(show(index), index)} * stride_{tensor}_{axis}"
+        for axis, index in enumerate(indices)
+        if axis >= done
+    )
+    return " + ".join((base, *terms))
+
+
+def _wide(text: str, index: Expr) -> str:
+    if isinstance(index, Const):
+        return text
+    return f"{text if text.isidentifier() or text.endswith(']') else f'({text})'}.to(tl.int64)"
+
+
+def load(fetch: Fetch) -> str:
+    """`tl.load(...)` of a fetch; 0 where its guard is false."""
+    show = tiled if len(fetch.axes) == 2 else scalar
+    tensor, row = fetch.load.tensor, fetch.row
+    base, done = (f"{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
+    where = address(base, tensor, fetch.load.indices, show, done=done)
+    mask = "" if fetch.guard == TRUE else f", mask={show(fetch.guard)}, other=0"
+    convert = ".to(tl.float32)" if fetch.load.type == "float" else ""
+    return f"tl.load({where}{mask}){convert}"
+
+
+def statement(item: Statement) -> str:
+    """`name = value`."""
+    match item:
+        case Let(value=value):
+            return f"{item.name} = {scalar(value)}"
+        case Row(tensor=tensor, indices=indices):
+            return f"{item.name} = {address(f'{tensor}_ptr', tensor, indices, scalar)}"
+        case Fetch():
+            return f"{item.name} = {load(item)}"

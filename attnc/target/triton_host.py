@@ -1,0 +1,156 @@
+"""The pieces of the generated callable: its signature, its checks, its allocations and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.expr.nodes import TRUE, Expr
+from attnc.expr.show import show
+from attnc.model.tensors import Role, Tensor
+from attnc.plan.ir import Kernel, Module
+from attnc.target.triton import TORCH_DTYPES
+from attnc.target.triton_kernel import MATRICES, KernelText
+
+
+class HostText:
+    """Text of the callable; attribute by attribute what `templates/triton/_host.py.jinja` prints."""
+
+    def __init__(self, module: Module, kernel: Kernel, text: KernelText) -> None:
+        attention = module.variant.attention
+        self.module, self._kernel, self._text = module, kernel, text
+        self.function = attention.name
+        self.kernel = kernel.name
+        self.sections = kernel.grid.over == "q"
+        self.inputs = [arg.tensor for arg in module.args]
+        self.results = [arg.tensor for arg in module.outputs]
+        self.has_scalars = any(not tensor.shape for tensor in self.inputs)
+        self.result = ", ".join(t.name for t in self.results)
+        self.returns = self.result if len(self.results) == 1 else f"({self.result})"
+        self.out_help = f"({self.result}) to write to" if len(self.results) > 1 else "a tensor to write to"
+        self.persistent = kernel.grid.persistent
+        self.nothing_to_do = "B * H * M == 0"
+        self.differentiable = ", ".join(t.name for t in self.inputs if _torch(t) in _FLOATS and t.shape)
+        self.tma = "_tma(q, k, v)" if kernel.tma else "False"
+        masked = "" if attention.mask == TRUE else ", masked"
+        self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
+
+    @property
+    def parameters(self) -> list[str]:
+        tensors = [
+            f"{t.name}: torch.Tensor" if t.shape else f"{t.name}: float | torch.Tensor" for t in self.inputs
+        ]
+        return [*tensors, "*", f"out: {self.return_type} | None = None", "config: Config | None = None"]
+
+    @property
+    def return_type(self) -> str:
+        many = f"tuple[{', '.join(['torch.Tensor'] * len(self.results))}]"
+        return "torch.Tensor" if len(self.results) == 1 else many
+
+    @property
+    def shapes(self) -> Iterator[str]:
+        for tensor in (*self.inputs, *self.results):
+            yield f"{tensor.name}: {signature(tensor)}"
+
+    @property
+    def notes(self) -> list[str]:
+        notes = [f"{t.name}[b] is ascending." for t in self.inputs if t.is_sorted]
+        if self.has_scalars:
+            notes.append("Scalars may be Python numbers or 0-d tensors.")
+        return notes
+
+    @property
+    def checks(self) -> Iterator[str]:
+        derived = False
+        for arg in self.module.args:
+            name = arg.tensor.name
+            if not arg.tensor.shape:
+                yield f'{name} = _scalar("{name}", {name}, {_torch(arg.tensor)}, q)'
+                continue
+            wanted = _tuple(_size(bind.expected) for bind in arg.axes)
+            sizes = f'_sizes("{name}", {name}, {_torch(arg.tensor)}, {wanted}, q)'
+            binds = [bind.name or "_" for bind in arg.axes]
+            yield (
+                f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {sizes}"
+                if any(b.name for b in arg.axes)
+                else sizes
+            )
+            if not derived and "Hkv" in binds:
+                derived = True
+                yield "if Hkv == 0 or H % Hkv:"
+                yield '    raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")'
+                if "G" in self._kernel.dims:
+                    yield "G = H // Hkv"
+        yield f"_contiguous_rows({', '.join(f'{name}={name}' for name in MATRICES)})"
+
+    @property
+    def outputs(self) -> Iterator[str]:
+        yield "if out is None:"
+        for arg in self.module.outputs:
+            shape = _tuple(_size(b.expected) for b in arg.axes)
+            yield f"    {arg.tensor.name} = torch.empty({shape}, dtype={_torch(arg.tensor)}, device=q.device)"
+        yield "else:"
+        yield f"    {self.result} = out"
+        for arg in self.module.outputs:
+            name = arg.tensor.name
+            shape = _tuple(_size(b.expected) for b in arg.axes)
+            yield f'    _sizes("out {name}", {name}, {_torch(arg.tensor)}, {shape}, q)'
+        yield "    _contiguous_rows(o=o)"
+
+    @property
+    def workspace(self) -> Iterator[str]:
+        if self.sections:
+            return
+        yield f"acc = torch.empty((B, H, M, {self._text.dv}), dtype=torch.float32, device=q.device)"
+        yield "l, m = torch.empty((2, B, H, M), dtype=torch.float32, device=q.device)"
+
+    @property
+    def grid(self) -> str:
+        if not self.sections:
+            return "B * H"
+        tiles = "triton.cdiv(M, config.BLOCK_M) * B * H"
+        return f"min({tiles}, _multiprocessors(q.device))" if self._kernel.grid.persistent else tiles
+
+    @property
+    def launch(self) -> Iterator[str]:
+        """Arguments of the launch, line by line like the kernel's parameters."""
+        tensors, *rest = self._text.parameter_lines
+        yield from (self._matrix(name) for name in MATRICES)
+        yield ", ".join(name.removesuffix("_ptr") for name in tensors[len(MATRICES) :])
+        for arg in (*self.module.args, *self.module.outputs):
+            strides = dict(zip(arg.strides, range(len(arg.strides)), strict=True))
+            line = ", ".join(f"{arg.tensor.name}.stride({strides[name]})" for name in self._text.strides(arg))
+            if line:
+                yield line
+        sizes = rest[-2]
+        yield ", ".join("_heads_per_section(k, v, B * H, N)" if name == "SECTION" else name for name in sizes)
+        yield "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, TMA=tma"
+        yield "num_warps=config.num_warps, num_stages=config.num_stages"
+
+    def _matrix(self, name: str) -> str:
+        tensor = next(t for t in self.inputs if t.name == name)
+        rows = Role.QUERY if name == "q" else Role.KEY
+        axes = ", ".join(str(tensor.axis(role)) for role in (Role.BATCH, Role.HEAD, rows))
+        tile = "config.BLOCK_M" if name == "q" else "config.BLOCK_N"
+        width = self._text.block_dv if name == "v" else self._text.block_d
+        return f"_rows({name}, {axes}, {tile}, {width}, tma)"
+
+
+_FLOATS = ("torch.float16", "torch.bfloat16", "torch.float32")
+
+
+def signature(tensor: Tensor) -> str:
+    """`bf16[B, M, H, 128]`."""
+    return f"{tensor.dtype}[{', '.join(map(show, tensor.shape))}]"
+
+
+def _torch(tensor: Tensor) -> str:
+    return TORCH_DTYPES[tensor.dtype]  # type: ignore[index]  # a variant has no dtype params left
+
+
+def _tuple(items: Iterator[str]) -> str:
+    texts = tuple(items)
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _size(expected: Expr | None) -> str:
+    return "None" if expected is None else show(expected)
