@@ -35,7 +35,7 @@ lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/mypy attnc tests
 
 check-generated: $(INSTALLED)
-	@if [ -f attnc/cli.py ]; then set -x; $(BIN)/python -m attnc compile --check; fi
+	$(BIN)/python -m attnc compile --check
 
 fmt: $(INSTALLED)  ## format the Python code and fix what ruff can
 	$(BIN)/ruff check --fix .

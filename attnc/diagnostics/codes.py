@@ -71,12 +71,29 @@ _RESOURCES = {
         "target covers. Smaller tiles, fewer stages or more warps need less.",
     ),
     "E0602": CodeInfo(
+        "schedule that its target cannot compile",
+        "Each target says what it cannot lower, at its place, and ignores nothing. Another key, loop order "
+        "or target may do.",
+    ),
+    "E0603": CodeInfo(
         "file of tuned choices that cannot be read",
         "specs/tuned/<spec>.json is written by 'attnc tune' and holds the fastest config per device and "
         "length. Without the file the first config that fits is used.",
     ),
 }
 
-_ALL = _SYNTAX | SEMANTIC | _LIMITS | _RESOURCES
+_PLAN_WARNINGS = {
+    "W0802": CodeInfo(
+        "gradients that are not generated",
+        "The attention asks for gradients, and the compiler makes a forward kernel only: the callable "
+        "refuses tensors that require a gradient.",
+    ),
+    "W0803": CodeInfo(
+        "schedule for a target that is not compiled",
+        "The schedule is checked but makes no file; the attention's other schedules do.",
+    ),
+}
+
+_ALL = _SYNTAX | SEMANTIC | _LIMITS | _RESOURCES | _PLAN_WARNINGS
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({code: _ALL[code] for code in sorted(_ALL)})

@@ -22,6 +22,7 @@ from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Dropout, Fetch, Grid, Kernel, Let, Regions, Row, Softmax, Statement, Step
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
+from attnc.plan.resources import portable, shared_memory
 from attnc.plan.scores import LOG2E, split_scale
 from attnc.plan.signature import kv_heads
 
@@ -37,7 +38,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     """The forward kernel of a normalised attention (`signature.normalise`); the schedule is known to be
     lowerable.
     """
-    choices = configs(schedule, "forward", variant)
+    choices = portable(configs(schedule, "forward", variant), variant, schedule)
     default = choices[0]
     inner: Axis = "kv" if default["loops"] == ("q", "kv") else "q"
     names = LoadNames()
@@ -67,6 +68,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         softmax=softmax,
         tma=not lengths and all(isinstance(t.storage, Dense) for t in (attention.k, attention.v)),
         configs=choices,
+        shared=tuple(shared_memory(config, variant) for config in choices),
         bound=error_bound(attention, choices, softmax),
     )
 

@@ -219,9 +219,9 @@ class Kernel:
     structure: "forward_q_kv" (FlashAttention-2 loop order) or "forward_kv_q" (FlashAttention-1's); it
     names the template.
     kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order; program:
-    scalars computed once per
-    program; outer: values along the outer axis, loaded once per outer tile; tma: K and V tiles may come
-    through tensor descriptors.
+    scalars computed once per program; outer: values along the outer axis, loaded once per outer tile; tma: K
+    and V tiles may come through tensor descriptors; shared: bytes of shared memory that one block of each
+    config needs, the most over the supported devices.
     """
 
     name: str
@@ -236,31 +236,16 @@ class Kernel:
     softmax: Softmax
     tma: bool
     configs: tuple[Config, ...]
+    shared: tuple[int, ...]
     bound: ErrorBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """Measured choices for one device, by its name: (largest N, position in the first kernel's
-    `configs`), ascending.
-
-    The last bucket is open (None).
-    """
-
-    device: str
-    buckets: tuple[tuple[int | None, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
-
-    tuned: choices to embed; `build` fills it in from the files of `attnc tune`.
-    """
+    """One file of generated/: a variant, for a target, with its kernels and its callable's signature."""
 
     variant: Variant
     target: str
     args: tuple[Arg, ...]
     outputs: tuple[Arg, ...]
     kernels: tuple[Kernel, ...]
-    tuned: tuple[Tuned, ...] = ()

@@ -56,7 +56,7 @@ def check_differentiable(variant: Variant) -> Iterator[Diagnostic]:
     attention = variant.attention
     if attention.grads and attention.span is not None:
         yield Diagnostic(
-            code="W0801",
+            code="W0802",
             severity="warning",
             message=f"gradients of '{attention.name}' are not generated yet",
             primary=Label(attention.span, "the generated callable refuses tensors that require a gradient"),

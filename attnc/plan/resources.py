@@ -74,7 +74,7 @@ def estimate(config: Config, variant: Variant, device: Device) -> Estimate:
     """The needs of a forward kernel of this variant on the device."""
     tile_q, tile_kv = _integer(config, "tile.q", 64), _integer(config, "tile.kv", 64)
     stages, warps = _integer(config, "stages", 2), _integer(config, "warps", 4)
-    d, dv = features(variant.attention.q), features(variant.attention.v)
+    d, dv = _padded(features(variant.attention.q)), _padded(features(variant.attention.v))
     size = _dtype(variant.attention.q).bytes
     threads = warps * _THREADS_PER_WARP
     q = Buffer(name="q", shape=f"{tile_q}x{d}", bytes=tile_q * d * size)
@@ -157,6 +157,11 @@ def shared_memory(config: Config, variant: Variant) -> int:
     with its device's limit.
     """
     return max(estimate(config, variant, device).shared for device in DEVICES.values())
+
+
+def _padded(features: int) -> int:
+    """The width of a tile: Triton's tiles are powers of two, and tensor cores want at least 16."""
+    return max(16, 1 << (features - 1).bit_length())
 
 
 def features(tensor: Tensor) -> int:

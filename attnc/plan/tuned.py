@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.model.schedule import Config, Value
@@ -21,6 +21,8 @@ from attnc.source import Source
 FORMAT = 1
 #: Key lengths up to which a choice holds; None: any.
 BUCKETS: tuple[int | None, ...] = (1024, 4096, None)
+
+Buckets: TypeAlias = tuple[tuple[int | None, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ def as_knobs(config: Config) -> dict[str, str]:
 
 
 def load_tuned(source: Source) -> tuple[Choice, ...]:
-    """The choices of a file. Raises DiagnosticError (E0602) when it is not such a file."""
+    """The choices of a file. Raises DiagnosticError (E0603) when it is not such a file."""
     try:
         data = json.loads(source.text)
         if data["format"] != FORMAT:
@@ -67,7 +69,7 @@ def load_tuned(source: Source) -> tuple[Choice, ...]:
         raise DiagnosticError(
             [
                 error(
-                    "E0602",
+                    "E0603",
                     "file of tuned choices that cannot be read",
                     span,
                     detail,
@@ -98,8 +100,8 @@ def dump_tuned(choices: Iterable[Choice]) -> str:
     return json.dumps({"format": FORMAT, "choices": entries}, indent=2) + "\n"
 
 
-def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> tuple[ir.Tuned, ...]:
-    """What the module embeds: for each device, its buckets with positions in the configs of the first kernel.
+def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> dict[str, Buckets]:
+    """What the module embeds: for each device (largest N, position in the first kernel's configs), ascending.
 
     Of several toolchains the newest one speaks.
     """
@@ -110,13 +112,13 @@ def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> tuple[ir.Tune
         mine = (module.variant.attention.name, module.target, module.variant.name)
         if position is not None and mine == (choice.attention, choice.target, choice.variant):
             found.setdefault(choice.device, {}).setdefault(choice.toolchain, {})[choice.kv_len] = position
-    return tuple(
-        ir.Tuned(device=device, buckets=_buckets(by_toolchain[max(by_toolchain, key=_version)]))
+    return {
+        device: _buckets(by_toolchain[max(by_toolchain, key=_version)])
         for device, by_toolchain in sorted(found.items())
-    )
+    }
 
 
-def _buckets(measured: Mapping[int | None, int]) -> tuple[tuple[int | None, int], ...]:
+def _buckets(measured: Mapping[int | None, int]) -> Buckets:
     """Ascending, the last one open: lengths beyond what was measured take the longest bucket's choice."""
     ascending = sorted(measured.items(), key=lambda item: float("inf") if item[0] is None else item[0])
     return (*ascending[:-1], (None, ascending[-1][1]))

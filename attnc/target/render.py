@@ -57,7 +57,10 @@ def render(
         host=HostText(module, kernel, text),
         header=_header(module, path, sha256),
         numbers=_numbers(kernel, kernels),
-        tuning={"configs": [_config(config) for config in kernel.configs], "table": _table(tuned or {})},
+        tuning={
+            "configs": [_config(*pair) for pair in zip(kernel.configs, kernel.shared, strict=True)],
+            "table": _table(tuned or {}),
+        },
         uses=frozenset(re.findall(r"\b_\w+", kernels)),
     )
     return _tidy(page)
@@ -142,9 +145,9 @@ def _numbers(kernel: Kernel, text: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _config(config: Config) -> str:
+def _config(config: Config, shared: int) -> str:
     names = ("tile.q", "tile.kv", "warps", "stages")
-    return ", ".join(str(config[name]) for name in names)
+    return ", ".join([*(str(config[name]) for name in names), str(shared)])
 
 
 def _table(tuned: Mapping[str, tuple[tuple[int | None, int], ...]]) -> str:

@@ -1,0 +1,120 @@
+"""What is measured: shapes, masks and their inputs.
+
+FLOPs are those of the two matrix products over the elements that the mask keeps, 4 D each; a causal mask
+counts as half of the square, as in the papers. So a library that does not skip what it masks shows as a slow
+one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+Mask: TypeAlias = Literal["full", "causal", "window512", "documents", "prefix", "alibi", "softcap30"]
+
+TOKENS = 16384
+HIDDEN = 2048
+WINDOW = 512
+DOCUMENT = 1000
+PREFIX = 2048
+SOFTCAP = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One row of a table: self-attention of `batch` sequences of `length`, in [B, H, N, D]."""
+
+    mask: Mask
+    batch: int
+    heads: int
+    length: int
+    width: int
+
+    @property
+    def name(self) -> str:
+        return f"d{self.width} h{self.heads} n{self.length} {self.mask}"
+
+    @property
+    def kept(self) -> float:
+        """Elements of one N x N score matrix that count."""
+        n = self.length
+        match self.mask:
+            case "full":
+                return n * n
+            case "causal" | "alibi" | "softcap30":
+                return n * n / 2
+            case "window512":
+                short = min(n, WINDOW)
+                return short * (short + 1) / 2 + (n - short) * (WINDOW + 1)
+            case "documents":
+                sizes = [min(DOCUMENT, n - start) for start in range(0, n, DOCUMENT)]
+                return sum(size * (size + 1) / 2 for size in sizes)
+            case "prefix":
+                return n * n / 2 + min(n, PREFIX) ** 2 / 2
+
+    @property
+    def flops(self) -> float:
+        return 4.0 * self.batch * self.heads * self.kept * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """q, k, v [B, H, N, D] in bf16, and what the mask or score reads besides, in the order of the spec's
+    inputs.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    extras: tuple[torch.Tensor, ...]
+
+
+def standard() -> tuple[Cell, ...]:
+    """Full and causal attention of 16k tokens at hidden size 2048."""
+    return tuple(
+        Cell(mask=mask, batch=TOKENS // length, heads=HIDDEN // width, length=length, width=width)
+        for width in (64, 128, 256)
+        for length in (1024, 4096, 16384)
+        for mask in _PLAIN
+    )
+
+
+def masks() -> tuple[Cell, ...]:
+    """Masks and scores that FlexAttention is for, on one long sequence."""
+    return tuple(Cell(mask=mask, batch=1, heads=16, length=16384, width=128) for mask in _MASKS)
+
+
+def quick() -> tuple[Cell, ...]:
+    """One size of everything: some seconds instead of minutes."""
+    return (*(cell for cell in standard() if cell.width == 128 and cell.length == 4096), *masks())
+
+
+def draw(cell: Cell, seed: int = 0) -> Inputs:
+    """Inputs on the current CUDA device: N(0, 1), documents of 1000 tokens, the slopes of the ALiBi paper."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = (cell.batch, cell.heads, cell.length, cell.width)
+    q, k, v = (
+        torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).bfloat16()
+        for _ in range(3)
+    )
+    return Inputs(q=q, k=k, v=v, extras=_extras(cell))
+
+
+_PLAIN: tuple[Mask, ...] = ("full", "causal")
+_MASKS: tuple[Mask, ...] = ("window512", "documents", "prefix", "alibi", "softcap30")
+
+
+def _extras(cell: Cell) -> tuple[torch.Tensor, ...]:
+    match cell.mask:
+        case "documents":
+            row = torch.arange(cell.length, device="cuda", dtype=torch.int32) // DOCUMENT
+            return (row.repeat(cell.batch, 1),)
+        case "prefix":
+            return (torch.full((cell.batch,), PREFIX, device="cuda", dtype=torch.int32),)
+        case "alibi":
+            powers = torch.arange(1, cell.heads + 1, device="cuda", dtype=torch.float32)
+            return (torch.exp2(-8.0 * powers / cell.heads),)
+        case _:
+            return ()

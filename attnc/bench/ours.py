@@ -1,0 +1,45 @@
+"""The generated kernels as a candidate, compiled from the specs beside this file."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from attnc.bench.cells import Cell, Inputs
+from attnc.bench.peers import Peer, Unavailable
+from attnc.build import front, plan_program, tuned_source
+from attnc.diagnostics import DiagnosticError
+from attnc.plan.tuned import load_tuned
+from attnc.runtime.loader import load_module
+from attnc.runtime.timing import Launch
+
+SPECS = tuple(sorted((Path(__file__).parent / "specs").glob("*.attn")))
+
+
+def make(cell: Cell, x: Inputs) -> Launch:
+    """A launch of the variant for the cell's mask and head dimension."""
+    try:
+        module = _modules()[cell.mask, cell.width]
+    except KeyError:
+        raise Unavailable("no variant in attnc/bench/specs") from None
+    except DiagnosticError as failure:
+        raise Unavailable(str(failure)) from None
+    kernel = getattr(module, cell.mask)
+    return lambda: kernel(x.q, x.k, x.v, *x.extras)
+
+
+@cache
+def _modules() -> dict[tuple[str, int], ModuleType]:
+    found = {}
+    for path in SPECS:
+        tuned = tuned_source(path)
+        choices = () if tuned is None else load_tuned(tuned)
+        for module in plan_program(front(path)).modules:
+            width = module.variant.params["D"]
+            if module.target == "triton" and isinstance(width, int):
+                found[module.variant.attention.name, width] = load_module(module, choices)
+    return found
+
+
+OURS = Peer(name="attnc", title="attnc", make=make, compiles=True)

@@ -1,0 +1,121 @@
+"""Who is measured beside the generated kernels. Each peer makes a launch for a cell, or says why it
+cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnc.bench.cells import SOFTCAP, WINDOW, Cell, Inputs
+from attnc.runtime.timing import Launch
+
+Make: TypeAlias = Callable[[Cell, Inputs], Launch]
+
+_EAGER_BYTES = 16 * 2**30
+
+
+class Unavailable(Exception):
+    """This peer cannot run this cell; the message says why, for the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """`compiles`: its first launch takes seconds, so that it is worth warming up in parallel."""
+
+    name: str
+    title: str
+    make: Make
+    compiles: bool = False
+
+
+def _sdpa(backend: SDPBackend) -> Make:
+    def make(cell: Cell, x: Inputs) -> Launch:
+        if cell.mask not in ("full", "causal"):
+            raise Unavailable("only full and causal")
+
+        def launch() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(x.q, x.k, x.v, is_causal=cell.mask == "causal")
+
+        return launch
+
+    return make
+
+
+def _flex(cell: Cell, x: Inputs) -> Launch:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask_mod = _mask_mod(cell, x)
+    score_mod = _score_mod(cell, x)
+    block_mask = None
+    if mask_mod is not None:
+        batch = cell.batch if x.extras else None
+        block_mask = create_block_mask(mask_mod, batch, None, cell.length, cell.length, device="cuda")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(x.q, x.k, x.v, score_mod=score_mod, block_mask=block_mask)
+
+
+def _mask_mod(cell: Cell, x: Inputs) -> Any:
+    match cell.mask:
+        case "full":
+            return None
+        case "window512":
+            return lambda b, h, q, kv: (kv <= q) & (q - kv <= WINDOW)
+        case "documents":
+            (doc,) = x.extras
+            return lambda b, h, q, kv: (doc[b, q] == doc[b, kv]) & (kv <= q)
+        case "prefix":
+            (prefix,) = x.extras
+            return lambda b, h, q, kv: (kv <= q) | (kv < prefix[b])
+        case _:
+            return lambda b, h, q, kv: kv <= q
+
+
+def _score_mod(cell: Cell, x: Inputs) -> Any:
+    match cell.mask:
+        case "alibi":
+            (slope,) = x.extras
+            return lambda s, b, h, q, kv: s - slope[h] * (q - kv)
+        case "softcap30":
+            return lambda s, b, h, q, kv: SOFTCAP * torch.tanh(s / SOFTCAP)
+        case _:
+            return None
+
+
+def _eager(cell: Cell, x: Inputs) -> Launch:
+    needs = cell.batch * cell.heads * cell.length**2 * 2
+    if needs > _EAGER_BYTES:
+        raise Unavailable(f"scores of {needs / 2**30:.0f} GiB")
+    mask_mod, score_mod = _mask_mod(cell, x), _score_mod(cell, x)
+    b, h, q, kv = (
+        torch.arange(size, device="cuda") for size in (cell.batch, cell.heads, cell.length, cell.length)
+    )
+    grid = (b[:, None, None, None], h[:, None, None], q[:, None], kv)
+    hidden = None if mask_mod is None else ~mask_mod(*grid)
+
+    def launch() -> object:
+        scores = (x.q @ x.k.transpose(-1, -2)) * cell.width**-0.5
+        if score_mod is not None:
+            scores = score_mod(scores, *grid)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, float("-inf"))
+        return scores.softmax(-1).to(x.v.dtype) @ x.v
+
+    return launch
+
+
+PEERS: Mapping[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION)),
+        Peer(name="fa2", title="FlashAttention-2", make=_sdpa(SDPBackend.FLASH_ATTENTION)),
+        Peer(name="flex", title="FlexAttention", make=_flex, compiles=True),
+        Peer(name="eager", title="eager", make=_eager),
+    )
+}

@@ -1,0 +1,133 @@
+"""Results as Markdown, JSON and a plot, written to a folder."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attnc
+from attnc.bench.peers import Peer
+from attnc.bench.run import Result
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on."""
+    import triton
+
+    cudnn: Any = torch.backends.cudnn  # torch ships it without annotations
+    return {
+        "device": torch.cuda.get_device_name(),
+        "attnc": attnc.__version__,
+        "torch": torch.__version__,
+        "triton": str(triton.__version__),
+        "cudnn": str(cudnn.version()),
+        "python": platform.python_version(),
+    }
+
+
+def write_report(results: Sequence[Result], peers: Sequence[Peer], folder: Path) -> tuple[Path, ...]:
+    """Writes bench.md, bench.json and, where matplotlib is installed, bench.png; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table, data = folder / "bench.md", folder / "bench.json"
+    table.write_text(markdown(results, peers, machine()), encoding="utf-8")
+    data.write_text(as_json(results, machine()), encoding="utf-8")
+    plot = folder / "bench.png"
+    return (table, data, plot) if _plot(results, peers, plot) else (table, data)
+
+
+def markdown(results: Sequence[Result], peers: Sequence[Peer], machine: dict[str, str]) -> str:
+    """TFLOP/s of every candidate with its spread, attnc's ratio to the best peer and share of the matmul
+    ceiling.
+    """
+    ours, others = peers[0], peers[1:]
+    software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
+    head = [
+        "forward, bf16",
+        ours.title,
+        "spread",
+        *(peer.title for peer in others),
+        "to the best",
+        "of matmul",
+    ]
+    lines = [
+        f"{machine['device']}; {software}.",
+        "",
+        "Medians of interleaved rounds in TFLOP/s; spread is the width of the middle 80 % of the samples.",
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+    ]
+    for result in results:
+        mine = result.tflops(ours.name)
+        best = result.best_peer()
+        ratio = mine / theirs if mine and best and (theirs := result.tflops(best)) else None
+        row = [
+            result.cell.name,
+            _figure(mine),
+            f"{100 * result.timings[ours.name].spread:.1f} %" if mine else "n/a",
+            *(_figure(result.tflops(peer.name)) for peer in others),
+            f"{ratio:.2f}x {best}" if ratio else "n/a",
+            f"{100 * mine / result.ceiling:.0f} %" if mine else "n/a",
+        ]
+        lines.append(f"| {' | '.join(row)} |")
+    reasons = sorted({f"{name}: {reason}" for r in results for name, reason in r.missing.items()})
+    lines += ["", *(f"* n/a for {reason}" for reason in reasons)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_json(results: Sequence[Result], machine: dict[str, str]) -> str:
+    """All figures: milliseconds with quantiles, TFLOP/s, the ceiling, and why a candidate is missing."""
+    cells = [
+        {
+            "name": result.cell.name,
+            "flops": result.cell.flops,
+            "matmul_tflops": round(result.ceiling, 1),
+            "results": {
+                name: {
+                    "ms": round(timing.median, 5),
+                    "low": round(timing.low, 5),
+                    "high": round(timing.high, 5),
+                    "tflops": round(result.tflops(name) or 0.0, 1),
+                }
+                for name, timing in result.timings.items()
+            },
+            "missing": dict(result.missing),
+        }
+        for result in results
+    ]
+    return json.dumps({"format": 1, "machine": machine, "cells": cells}, indent=2) + "\n"
+
+
+def _figure(tflops: float | None) -> str:
+    return "n/a" if tflops is None else f"{tflops:.0f}"
+
+
+def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path) -> bool:
+    """Horizontal bars, a group for each cell; False where matplotlib is missing."""
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt
+    except ImportError:
+        return False
+    figure, axes = plt.subplots(figsize=(9, 1 + 0.16 * len(peers) * len(results) + 0.2 * len(results)))
+    height = 0.8 / len(peers)
+    for i, peer in enumerate(peers):
+        places = [row + i * height for row in range(len(results))]
+        axes.barh(places, [r.tflops(peer.name) or 0.0 for r in results], height, label=peer.title)
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(results))], [r.cell.name for r in results])
+    axes.invert_yaxis()
+    axes.set_xlabel("TFLOP/s (longer is faster)")
+    axes.set_title(f"Attention forward, bf16, {torch.cuda.get_device_name()}")
+    axes.legend(loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True

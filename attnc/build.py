@@ -1,0 +1,251 @@
+"""Spec files to files in generated/: the whole compiler as one function, and what is on disk compared with
+it.
+
+    path --front--> Program --plan_program--> ir.Module... --compile_program--> Output... --write--> files
+
+The text depends on the spec, its tuned choices and the compiler alone: never on the clock, the environment or
+the folder that the command was run in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from attnc.diagnostics import Diagnostic, DiagnosticError, warning
+from attnc.model.attention import Program
+from attnc.model.resolve import resolve
+from attnc.model.schedule import Schedule
+from attnc.model.variants import variants
+from attnc.plan import ir
+from attnc.plan.lower import plan
+from attnc.plan.lowerable import check_differentiable
+from attnc.plan.tuned import load_tuned, tuned_choices
+from attnc.source import Source, Span
+from attnc.syntax.parser import load, parse
+from attnc.syntax.prelude import prelude
+from attnc.target.dispatch import render_dispatch
+from attnc.target.render import render
+
+#: What there are templates for.
+TARGETS = frozenset({"triton"})
+#: A file below the output folder is ours to replace or remove if this stands in its first lines.
+MARK = "attnc compile"
+_HEAD = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A file to write: `path` is relative to the output folder, with forward slashes."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The modules of a program, with what was found that is not an error."""
+
+    modules: tuple[ir.Module, ...]
+    warnings: tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """The files of a spec, sorted by path, with what was found that is not an error."""
+
+    outputs: tuple[Output, ...]
+    warnings: tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """A file that is not what the specs say. `diff`: unified, from the file on disk to the right text; empty
+    if that says nothing.
+    """
+
+    path: str
+    kind: Literal["stale", "missing", "orphan"]
+    diff: str = ""
+
+
+def front(path: Path) -> Program:
+    """Reads and resolves a spec. Raises OSError, and DiagnosticError for anything wrong with it."""
+    return resolve(parse(load(path)), prelude())
+
+
+def plan_program(program: Program) -> Planned:
+    """Every schedule of the program at every variant. Raises DiagnosticError with all reasons why one cannot
+    be.
+    """
+    modules: list[ir.Module] = []
+    problems: list[Diagnostic] = []
+    warnings = list(program.warnings)
+    for schedule in program.schedules:
+        if schedule.target not in TARGETS and schedule.span is not None:
+            warnings.append(_not_compiled(schedule, schedule.span))
+            continue
+        for variant in variants(program, program.attention(schedule.attention)):
+            try:
+                modules.append(plan(variant, schedule))
+            except DiagnosticError as failure:
+                problems += failure.diagnostics
+            warnings += check_differentiable(variant)
+    if problems:
+        raise DiagnosticError(dict.fromkeys([*problems, *warnings]))
+    return Planned(modules=tuple(modules), warnings=tuple(dict.fromkeys(warnings)))
+
+
+def compile_program(program: Program, name: str, tuned: Source | None = None) -> Compiled:
+    """The text of every module, and for every schedule the `__init__.py` that picks among them.
+
+    name: what the text calls the spec; tuned: its file of tuned choices. Raises DiagnosticError.
+    """
+    planned = plan_program(program)
+    choices = () if tuned is None else load_tuned(tuned)
+    sha256 = digest(program.source)
+    families: dict[str, list[ir.Module]] = {}
+    outputs = []
+    for module in planned.modules:
+        folder = folder_of(module)
+        families.setdefault(folder, []).append(module)
+        text = render(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
+        outputs.append(Output(path=f"{folder}/{module.variant.name}.py", text=text))
+    for folder, family in families.items():
+        attention = program.attention(family[0].variant.attention.name)
+        outputs.append(Output(path=f"{folder}/__init__.py", text=render_dispatch(attention, family, name)))
+    ordered = tuple(sorted(outputs, key=lambda output: output.path))
+    return Compiled(outputs=ordered, warnings=planned.warnings)
+
+
+def compile_spec(path: Path, root: Path | None = None) -> Compiled:
+    """Reads, compiles and renders a spec file. Raises OSError and DiagnosticError.
+
+    The text names the spec by its path below `root` (the folder that holds the output folder), or by its bare
+    name elsewhere.
+    """
+    return compile_program(front(path), display_name(path, root), tuned_source(path))
+
+
+def diagnose(path: Path) -> tuple[Diagnostic, ...]:
+    """Everything to say about a spec, errors and warnings. Raises OSError."""
+    try:
+        return compile_spec(path).warnings
+    except DiagnosticError as failure:
+        return failure.diagnostics
+
+
+def digest(source: Source) -> str:
+    """SHA-256 of a spec's text, line endings normalised."""
+    return hashlib.sha256(source.text.replace("\r\n", "\n").encode()).hexdigest()
+
+
+def display_name(path: Path, root: Path | None) -> str:
+    """What generated text calls a spec: never an absolute path."""
+    resolved = path.resolve()
+    if root is not None and resolved.is_relative_to(root.resolve()):
+        return resolved.relative_to(root.resolve()).as_posix()
+    return path.name
+
+
+def folder_of(module: ir.Module) -> str:
+    """Where the module goes, below the output folder: `causal_gqa/triton`; importable, hence without dots."""
+    return f"{module.variant.attention.name}/{module.target.replace('.', '_')}"
+
+
+def tuned_path(path: Path) -> Path:
+    """Where the tuned choices of a spec file are kept."""
+    return path.parent / "tuned" / f"{path.stem}.json"
+
+
+def tuned_source(path: Path) -> Source | None:
+    """The text of the tuned choices of a spec file, if there is one. Raises OSError."""
+    tuned = tuned_path(path)
+    if not tuned.is_file():
+        return None
+    return Source(str(tuned), tuned.read_text(encoding="utf-8", errors="replace"))
+
+
+def compare(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
+    """How the output folder differs from the outputs, sorted by path.
+
+    Orphans are generated files that no spec makes any more: looked for in the folders of the outputs'
+    attentions, with `complete` (the outputs are those of all specs) in all of `out`.
+    """
+    expected = {output.path: output.text for output in outputs}
+    drifts = []
+    for path, text in expected.items():
+        try:
+            found = out.joinpath(path).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            drifts.append(Drift(path=path, kind="missing"))
+            continue
+        if found != text:
+            drifts.append(Drift(path=path, kind="stale", diff=_diff(found, text, path)))
+    folders = (
+        [out] if complete else [out / name for name in sorted({path.split("/")[0] for path in expected})]
+    )
+    for file in (file for folder in folders for file in folder.glob("**/*")):
+        path = file.relative_to(out).as_posix()
+        if path not in expected and _is_generated(file):
+            drifts.append(Drift(path=path, kind="orphan"))
+    return tuple(sorted(drifts, key=lambda drift: drift.path))
+
+
+def write(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
+    """Makes the output folder agree with the outputs; returns what was not so before. Raises OSError.
+
+    Each file is replaced in one step, so that a reader sees the old text or the new one; right files are not
+    touched.
+    """
+    outputs = tuple(outputs)
+    drifts = compare(outputs, out, complete=complete)
+    texts = {output.path: output.text for output in outputs}
+    for drift in drifts:
+        path = out / drift.path
+        if drift.kind == "orphan":
+            path.unlink()
+        else:
+            write_text(path, texts[drift.path])
+    return drifts
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file in one step: it is never seen half written. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _not_compiled(schedule: Schedule, span: Span) -> Diagnostic:
+    name = schedule.target
+    return warning(
+        "W0803",
+        f"the target '{name}' is not compiled yet",
+        span,
+        "checked, but makes no file",
+        hints=(f"targets that are compiled: {', '.join(sorted(TARGETS))}",),
+    )
+
+
+def _is_generated(file: Path) -> bool:
+    if file.suffix not in (".py", ".cu") or not file.is_file():
+        return False
+    with file.open(encoding="utf-8", errors="replace") as text:
+        return MARK in text.read(_HEAD)
+
+
+def _diff(found: str, right: str, path: str) -> str:
+    lines = difflib.unified_diff(
+        found.splitlines(keepends=True), right.splitlines(keepends=True), f"a/{path}", f"b/{path}", n=2
+    )
+    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)

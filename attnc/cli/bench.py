@@ -1,0 +1,78 @@
+"""`attnc bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnc.cli.console import Mistake, note, progress, say
+
+if TYPE_CHECKING:
+    from attnc.bench.cells import Cell
+    from attnc.bench.peers import Peer
+
+
+def bench(
+    out: Annotated[Path, typer.Option(help="Folder for bench.md, bench.json and bench.png.")] = Path(
+        "bench-results"
+    ),
+    cells: Annotated[
+        str | None,
+        typer.Option(help="Only cells whose name holds one of these, comma separated: d128,causal"),
+    ] = None,
+    peers: Annotated[
+        str, typer.Option(help="Whom to compare with, comma separated.")
+    ] = "cudnn,fa2,flex,eager",
+    rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per cell.")] = 15,
+    is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
+    is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
+) -> None:
+    """Time the generated kernels beside cuDNN, FlashAttention-2, FlexAttention and eager PyTorch.
+
+    One interleaved run on the same data: medians, spreads, TFLOP/s, the ratio to the best peer and the share
+    of the matmul ceiling measured in the same seconds. Needs a CUDA GPU.
+
+    Example: attnc bench --quick --cells causal --peers cudnn,flex
+    """
+    from attnc.bench.cells import masks, quick, standard
+
+    offered = quick() if is_quick else (*standard(), *masks())
+    chosen = _matching(offered, cells)
+    if is_list:
+        for cell in chosen:
+            say(f"{cell.name:26} b{cell.batch:<3} {cell.flops * 1e-9:9.1f} GFLOP")
+        return
+    need_gpu()
+    from attnc.bench.report import machine, markdown, write_report
+    from attnc.bench.run import candidates, measure, warm_up
+
+    rivals: tuple[Peer, ...]
+    try:
+        rivals = candidates(name.strip() for name in peers.split(",") if name.strip())
+    except KeyError as unknown:
+        raise Mistake(f"there is no peer {unknown}", "peers are cudnn, fa2, flex, eager") from None
+    note(f"compiling for {len(chosen)} cells")
+    warm_up(chosen, rivals)
+    with progress("bench", len(chosen)) as bar:
+        results = measure(chosen, rivals, rounds, bar.advance)
+    say(markdown(results, rivals, machine()))
+    for path in write_report(results, rivals, out):
+        note(f"wrote {path}")
+
+
+def _matching(cells: tuple[Cell, ...], patterns: str | None) -> tuple[Cell, ...]:
+    wanted = [pattern.strip() for pattern in (patterns or "").split(",") if pattern.strip()]
+    chosen = tuple(cell for cell in cells if not wanted or any(pattern in cell.name for pattern in wanted))
+    if not chosen:
+        raise Mistake(f"no cell's name holds '{patterns}'", "attnc bench --list shows them")
+    return chosen
+
+
+def need_gpu() -> None:
+    """Raises Mistake where there is no GPU to measure on."""
+    from attnc.runtime.devices import gpus
+
+    if not gpus():
+        raise Mistake("timing needs a CUDA GPU, and PyTorch sees none", "attnc doctor says what is missing")

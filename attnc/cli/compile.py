@@ -1,0 +1,135 @@
+"""`attnc compile` and `attnc check`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnc.cli.console import Mistake, find_specs, note, paint, progress, say, show_diagnostics
+from attnc.diagnostics import Diagnostic, DiagnosticError, to_json
+
+if TYPE_CHECKING:
+    from attnc.build import Drift, Output
+
+SPECS = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[SPEC]...", help="Spec files or folders of them; all of specs/ if left out."),
+]
+JSON = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+
+_DIFF_LINES = 12
+
+
+def compile_(
+    specs: SPECS = None,
+    out: Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)] = Path("generated"),
+    is_check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit with 1 if a file is not up to date.")
+    ] = False,
+    as_json: JSON = False,
+) -> None:
+    """Compile specs into modules below generated/.
+
+    Every param point of every schedule becomes one readable module that needs torch and triton only. Files
+    that are already right are not touched; generated files that no spec makes any more are removed.
+
+    Example: attnc compile specs/causal_gqa.attn
+    """
+    from attnc.build import compare, write
+
+    paths = find_specs(specs or [])
+    outputs, diagnostics = _compile_all(paths, out)
+    ok = not any(d.severity == "error" for d in diagnostics)
+    complete = specs is None and ok
+    drifts = (compare if is_check else write)(outputs, out, complete=complete)
+    if as_json:
+        found = [{"path": f"{out.as_posix()}/{d.path}", "kind": d.kind} for d in drifts]
+        say(json.dumps({"files": found, "diagnostics": json.loads(to_json(diagnostics))}, indent=2))
+    else:
+        show_diagnostics(diagnostics, brief=len(paths) > 1)
+        _report(drifts, out, len(outputs), is_check=is_check)
+    if not ok or (is_check and drifts):
+        raise typer.Exit(1)
+
+
+def check(specs: SPECS = None, as_json: JSON = False) -> None:
+    """Report what is wrong with specs, and write nothing.
+
+    Example: attnc check specs/causal_gqa.attn
+    """
+    paths = find_specs(specs or [])
+    diagnostics = _check_all(paths)
+    errors = sum(d.severity == "error" for d in diagnostics)
+    if as_json:
+        say(to_json(diagnostics))
+    else:
+        show_diagnostics(diagnostics)
+        warnings = _count(len(diagnostics) - errors, "warning")
+        note(f"{_count(len(paths), 'spec')}: {_count(errors, 'error')}, {warnings}")
+    if errors:
+        raise typer.Exit(1)
+
+
+def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[Output, ...], tuple[Diagnostic, ...]]:
+    """The outputs of the specs without errors, and the diagnostics of all. Raises Mistake when two specs make
+    the same file.
+    """
+    from attnc.build import compile_spec
+
+    paths = tuple(paths)
+    outputs: dict[str, Output] = {}
+    makers: dict[str, Path] = {}
+    diagnostics: list[Diagnostic] = []
+    with progress("compile", len(paths)) as bar:
+        for path in paths:
+            bar.advance(path.name)
+            try:
+                compiled = compile_spec(path, out.parent)
+            except DiagnosticError as failure:
+                diagnostics += failure.diagnostics
+                continue
+            diagnostics += compiled.warnings
+            for output in compiled.outputs:
+                if output.path in outputs:
+                    raise Mistake(
+                        f"'{makers[output.path]}' and '{path}' both make '{output.path}'",
+                        "rename one of the attentions",
+                    )
+                outputs[output.path] = output
+                makers[output.path] = path
+    return tuple(outputs.values()), tuple(diagnostics)
+
+
+def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
+    from attnc.build import diagnose
+
+    return tuple(diagnostic for path in paths for diagnostic in diagnose(path))
+
+
+def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -> None:
+    drifts = tuple(drifts)
+    verbs = {"stale": "changed", "missing": "new", "orphan": "removed"}
+    styles = {"stale": "33", "missing": "32", "orphan": "31"}
+    for drift in drifts:
+        word = drift.kind if is_check else verbs[drift.kind]
+        say(f"{paint(f'{word:8}', styles[drift.kind])} {out.as_posix()}/{drift.path}")
+        if is_check and drift.diff:
+            lines = drift.diff.splitlines()
+            say("\n".join(f"    {line}" for line in lines[:_DIFF_LINES]))
+            if len(lines) > _DIFF_LINES:
+                say(f"    ... {len(lines) - _DIFF_LINES} more lines")
+    if is_check and drifts:
+        note(
+            f"{_count(len(drifts), 'file')} of {out.as_posix()}/ not up to date; 'attnc compile' writes them"
+        )
+    else:
+        done = "out of date" if is_check else "written"
+        note(f"{_count(total, 'file')} in {out.as_posix()}/, {len(drifts)} {done}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,122 @@
+"""Talking to the user: results to stdout, everything else to stderr, colour and progress bars only on
+terminals.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from attnc.diagnostics import Diagnostic, did_you_mean, render
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+
+class Mistake(Exception):
+    """Wrong usage, in one line, with what to do instead. Exit code 2."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def has_color(stream: TextIO) -> bool:
+    """Whether ANSI colours are welcome there (see no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str, stream: TextIO | None = None) -> str:
+    """ANSI colour by its code ("1;32"), if the stream is a terminal."""
+    return f"\x1b[{style}m{text}\x1b[0m" if has_color(stream or sys.stdout) else text
+
+
+def say(text: str = "") -> None:
+    """A line of the result."""
+    sys.stdout.write(_printable(text, sys.stdout) + "\n")
+
+
+def note(text: str) -> None:
+    """A line about the work, which a program that reads the result does not want."""
+    sys.stderr.write(_printable(text, sys.stderr) + "\n")
+
+
+def complain(message: str, hint: str = "") -> None:
+    note(f"{paint('error', '1;31', sys.stderr)}: {message}")
+    if hint:
+        note(f"   = help: {hint}")
+
+
+def show_diagnostics(diagnostics: Iterable[Diagnostic], *, brief: bool = False) -> None:
+    """Renders them; `brief`: warnings in a line each, since `attnc check` shows them whole."""
+    color = has_color(sys.stderr)
+    for diagnostic in diagnostics:
+        if brief and diagnostic.severity != "error":
+            place = paint(f"warning[{diagnostic.code}]", "1;33", sys.stderr)
+            note(f"{diagnostic.primary.span}: {place}: {diagnostic.message}")
+        else:
+            sys.stderr.write(_printable(render([diagnostic], color=color), sys.stderr))
+
+
+def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The spec files meant: those named, those in the folders named, or those in specs/. Raises Mistake."""
+    if not paths and not Path("specs").is_dir():
+        raise Mistake("there is no folder 'specs' here", "name a spec file: attnc compile my.attn")
+    found: list[Path] = []
+    for path in paths or (Path("specs"),):
+        if path.is_dir():
+            inside = sorted(path.glob("*.attn"))
+            if not inside:
+                raise Mistake(f"no .attn files in folder '{path}'")
+            found += inside
+        else:
+            found.append(one_spec(path))
+    return tuple(dict.fromkeys(found))
+
+
+def one_spec(path: Path) -> Path:
+    """The path of a spec file, if it is one that can be read. Raises Mistake."""
+    if path.is_dir():
+        raise Mistake(f"'{path}' is a folder", "name one spec file")
+    if not path.exists():
+        beside = [other.name for other in path.parent.glob("*.attn")] if path.parent.is_dir() else []
+        raise Mistake(f"there is no file '{path}'", "".join(did_you_mean(path.name, beside)))
+    return path
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Progress]:
+    """A bar on stderr while the block runs; on anything but a terminal, nothing."""
+    if not sys.stderr.isatty():
+        yield Progress()
+        return
+    from rich.console import Console
+    from rich.progress import Progress as RichBar
+
+    with RichBar(console=Console(stderr=True), transient=True) as bar:
+        yield Progress(bar, bar.add_task(label, total=total))
+
+
+class Progress:
+    """What `progress` hands to its block."""
+
+    def __init__(self, bar: Bar | None = None, task: TaskID | None = None) -> None:
+        self._bar = bar
+        self._task = task
+
+    def advance(self, label: str) -> None:
+        """One more is done; `label` says what comes next."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, advance=1, description=label)
+
+
+def _printable(text: str, stream: TextIO) -> str:
+    """The text in what the stream can encode: a C locale must not turn a message into an error."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, errors="replace").decode(encoding)

@@ -1,0 +1,75 @@
+"""`attnc demo`: from a spec to a verified kernel in one command."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnc.cli.console import Mistake, one_spec, paint, say, show_diagnostics
+
+if TYPE_CHECKING:
+    from attnc.plan import ir
+    from attnc.verify.rehearsal import Outcome
+
+
+def demo(
+    spec: Annotated[Path, typer.Argument(help="The spec file.")] = Path("specs/causal_gqa.attn"),
+    out: Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)] = Path("generated"),
+) -> None:
+    """Compile a spec, run the kernel on real tensors, and verify it against the float64 reference.
+
+    Runs on the GPU where there is one, else in Triton's interpreter on the CPU.
+
+    Example: attnc demo specs/local_sink.attn
+    """
+    from attnc.build import compile_spec, folder_of, front, plan_program, write
+
+    begin = time.perf_counter()
+    compiled = compile_spec(one_spec(spec), out.parent)
+    write(compiled.outputs, out)
+    took = time.perf_counter() - begin
+    show_diagnostics(compiled.warnings)
+    modules = plan_program(front(spec)).modules
+    if not modules:
+        raise Mistake(f"'{spec}' has no schedule", "add one: schedule NAME for triton { ... }")
+    module = modules[0]
+    path = out / folder_of(module) / f"{module.variant.name}.py"
+    lines = path.read_text(encoding="utf-8").count("\n")
+    say(f"{paint('compiled', '1')}  {spec}: {len(compiled.outputs)} files in {took:.2f} s, without a GPU")
+    say(f"{paint('read it', '1')}   {path} ({lines} lines, needs torch and triton only)")
+    _show_mask(module)
+
+    from attnc.verify.rehearsal import rehearse
+
+    outcome = rehearse(module)
+    _show_outcome(outcome)
+    if not outcome.verdict.ok:
+        raise typer.Exit(1)
+
+
+def _show_mask(module: ir.Module) -> None:
+    from attnc.expr.show import show
+    from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
+
+    found = picture(module.kernels[0], 512, 512, 64, 64)
+    say(f"{paint('mask', '1')}      {show(module.variant.attention.mask)}")
+    say(
+        f"          {found.count(SKIP)} of {found.tiles} tiles are skipped, {found.count(FULL)} need no mask,"
+        f" {found.count(PARTIAL)} evaluate it (M = N = 512, tiles of 64)"
+    )
+    for row in found.rows:
+        say(f"            {' '.join(row)}")
+
+
+def _show_outcome(outcome: Outcome) -> None:
+    verdict = outcome.verdict
+    say(f"{paint('ran', '1')}       {outcome.shapes} on {outcome.device} in {outcome.seconds:.2f} s")
+    state = paint("verified", "1;32") if verdict.ok else paint("WRONG", "1;31")
+    say(f"{state}  against the float64 reference, every element within the bound that the plan proves")
+    if verdict.ok:
+        say(f"          worst error: {100 * verdict.worst:.0f} % of the bound, at {verdict.where}")
+    else:
+        say(f"          {verdict.message}")

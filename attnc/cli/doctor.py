@@ -1,0 +1,152 @@
+"""`attnc doctor`: what works here, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import typer
+
+import attnc
+from attnc.cli.compile import JSON
+from attnc.cli.console import paint, say
+
+_NEEDED = ("jinja2", "lark", "numpy", "platformdirs", "rich", "typer", "torch", "triton", "hypothesis")
+_INTERPRETED = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def add(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i) + 1.0)
+
+x, y = torch.zeros(16), torch.empty(16)
+add[(1,)](x, y, 16)
+assert bool((y == 1).all())
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the report. `fix` is what to do when the state is not "ok"; "note" is no failure."""
+
+    name: str
+    state: Literal["ok", "missing", "note"]
+    detail: str
+    fix: str = ""
+
+
+def doctor(as_json: JSON = False) -> None:
+    """Check this machine: versions, GPUs, the interpreter, caches. Exits with 1 if something is missing.
+
+    Example: attnc doctor
+    """
+    findings = [finding for examine in _EXAMINATIONS for finding in examine()]
+    if as_json:
+        say(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    if any(finding.state == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print(findings: list[Finding]) -> None:
+    signs = {"ok": paint("ok", "32"), "missing": paint("!!", "1;31"), "note": paint("--", "33")}
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        say(f"{signs[finding.state]}  {finding.name:{width}}  {finding.detail}")
+        if finding.fix:
+            say(f"    {'':{width}}  help: {finding.fix}")
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding(name="attnc", state="ok", detail=attnc.__version__)
+    yield Finding(name="python", state="ok", detail=f"{platform.python_version()} ({sys.executable})")
+    for package in _NEEDED:
+        try:
+            yield Finding(name=package, state="ok", detail=importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            fix = f"pip install {package}"
+            yield Finding(name=package, state="missing", detail="not installed", fix=fix)
+    try:
+        yield Finding(name="matplotlib", state="ok", detail=importlib.metadata.version("matplotlib"))
+    except importlib.metadata.PackageNotFoundError:
+        fix = "pip install 'attnc[bench]'"
+        yield Finding(name="matplotlib", state="note", detail="not installed: bench draws no plot", fix=fix)
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        from attnc.runtime.devices import gpus, is_cpu_build
+    except ImportError as failure:
+        yield Finding(name="gpu", state="missing", detail=str(failure), fix="pip install torch")
+        return
+    found = gpus()
+    for index, gpu in enumerate(found):
+        memory = f"{gpu.memory / 2**30:.0f} GiB"
+        yield Finding(name=f"gpu {index}", state="ok", detail=f"{gpu.name}, {gpu.arch}, {memory}")
+    if not found:
+        detail = "none: kernels run in Triton's interpreter; bench and tune need a GPU"
+        fix = "this PyTorch is a CPU build; install a CUDA build to use a GPU" if is_cpu_build() else ""
+        yield Finding(name="gpu", state="note", detail=detail, fix=fix)
+
+
+def _interpreter() -> Iterator[Finding]:
+    """In a process of its own: Triton decides once, when it is imported, whether it interprets."""
+    from attnc.runtime.cache import store
+
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, str(store(_INTERPRETED))]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        yield Finding(name="interpreter", state="missing", detail=str(failure), fix=_INTERPRETER_FIX)
+        return
+    if done.returncode == 0:
+        yield Finding(name="interpreter", state="ok", detail="a Triton kernel ran on the CPU")
+    else:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Finding(name="interpreter", state="missing", detail=reason, fix=_INTERPRETER_FIX)
+
+
+_INTERPRETER_FIX = "reinstall triton 3.6 with numpy below 2.4"
+
+
+def _assembler() -> Iterator[Finding]:
+    from attnc.runtime.cubin import tool
+
+    for name in ("ptxas", "cuobjdump"):
+        path = tool(name)
+        if path is None:
+            fix = "they come with triton's wheel; 'attnc explain' shows no registers without them"
+            yield Finding(name=name, state="note", detail="not found", fix=fix)
+        else:
+            yield Finding(name=name, state="ok", detail=str(path))
+
+
+def _caches() -> Iterator[Finding]:
+    from attnc.runtime.cache import cache_folder
+
+    try:
+        yield Finding(name="cache", state="ok", detail=str(cache_folder()))
+    except OSError as failure:
+        fix = "point ATTNC_CACHE_DIR to a folder of yours"
+        yield Finding(name="cache", state="missing", detail=str(failure), fix=fix)
+
+
+_EXAMINATIONS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _versions,
+    _devices,
+    _caches,
+    _interpreter,
+    _assembler,
+)

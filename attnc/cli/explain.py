@@ -1,0 +1,91 @@
+"""`attnc explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnc.cli.compile import JSON
+from attnc.cli.console import Mistake, note, one_spec, say
+from attnc.diagnostics import did_you_mean
+
+if TYPE_CHECKING:
+    from attnc.model.attention import Program
+    from attnc.model.schedule import Schedule
+    from attnc.plan import ir
+    from attnc.plan.device import Device
+    from attnc.runtime.cubin import Usage
+
+
+def explain(
+    spec: Annotated[Path, typer.Argument(help="The spec file.")],
+    variant: Annotated[
+        str | None, typer.Option(help="Which variant, e.g. bf16_d128; the first if left out.")
+    ] = None,
+    config: Annotated[int, typer.Option(min=0, help="Which config, by its position; 0 is the default.")] = 0,
+    arch: Annotated[
+        str, typer.Option(help="For which GPU: sm_80, sm_86, sm_89, sm_90, sm_100, sm_120.")
+    ] = "sm_90",
+    is_compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Ask Triton and ptxas for registers and spills.")
+    ] = True,
+    as_json: JSON = False,
+) -> None:
+    """Show what a kernel does and why, without a GPU.
+
+    Tiles that the mask skips, the loops, shared memory by buffer, registers and spills, the roofline, the
+    error bound, and the spec line that each decision follows from.
+
+    Example: attnc explain specs/causal_gqa.attn --arch sm_80
+    """
+    from attnc.build import front, plan_program
+    from attnc.plan.device import DEVICES
+    from attnc.plan.explain import as_dict, as_text
+    from attnc.plan.explain import explain as explain_plan
+
+    if arch not in DEVICES:
+        raise Mistake(
+            f"there is no architecture '{arch}'", "".join(did_you_mean(arch, DEVICES)) or ", ".join(DEVICES)
+        )
+    program = front(one_spec(spec))
+    modules = plan_program(program).modules
+    if not modules:
+        raise Mistake(f"'{spec}' has no schedule", "add one: schedule NAME for triton { ... }")
+    module = _variant(modules, variant)
+    count = len(module.kernels[0].configs)
+    if config >= count:
+        raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
+    usage = _compiled(module, config, DEVICES[arch]) if is_compiled else None
+    explanation = explain_plan(module, _schedule(program, module), DEVICES[arch], config, usage=usage)
+    say(json.dumps(as_dict(explanation), indent=2) if as_json else as_text(explanation).rstrip())
+
+
+def _variant(modules: tuple[ir.Module, ...], name: str | None) -> ir.Module:
+    for module in modules:
+        if name is None or module.variant.name == name:
+            return module
+    names = list(dict.fromkeys(module.variant.name for module in modules))
+    hint = "".join(did_you_mean(name or "", names)) or f"variants are {', '.join(names)}"
+    raise Mistake(f"there is no variant '{name}'", hint)
+
+
+def _schedule(program: Program, module: ir.Module) -> Schedule:
+    name = module.variant.attention.name
+    return next(s for s in program.schedules if (s.attention, s.target) == (name, module.target))
+
+
+def _compiled(module: ir.Module, config: int, device: Device) -> Usage | None:
+    """Registers and spills; a compiler that is missing or too old for the architecture costs only these
+    lines.
+    """
+    try:
+        from attnc.runtime.cubin import usage_of
+
+        return usage_of(module, config, device)
+    except Exception as failure:  # Triton raises whatever its passes raise
+        reason = (str(failure).strip().splitlines() or ["no message"])[0]
+        note(f"not compiled for {device.arch}: {type(failure).__name__}: {reason[:200]}")
+        return None

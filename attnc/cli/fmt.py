@@ -1,0 +1,69 @@
+"""`attnc fmt`."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnc.cli.compile import SPECS
+from attnc.cli.console import find_specs, note, say, show_diagnostics
+from attnc.diagnostics import DiagnosticError
+from attnc.source import Source
+
+
+def fmt(
+    specs: SPECS = None,
+    is_check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit with 1 if a file would change.")
+    ] = False,
+    is_diff: Annotated[
+        bool, typer.Option("--diff", help="Print the changes instead of making them.")
+    ] = False,
+) -> None:
+    """Format specs in place, keeping comments and meaning.
+
+    Example: attnc fmt --diff specs/causal_gqa.attn
+    """
+    paths = find_specs(specs or [])
+    changed = failed = 0
+    for path in paths:
+        try:
+            old, new = _formatted(path)
+        except DiagnosticError as failure:
+            show_diagnostics(failure.diagnostics)
+            failed += 1
+            continue
+        if old == new:
+            continue
+        changed += 1
+        if is_diff:
+            _show_diff(path, old, new)
+        elif is_check:
+            say(f"would format {path}")
+        else:
+            from attnc.build import write_text
+
+            write_text(path, new)
+            say(f"formatted {path}")
+    verb = "to format" if is_check or is_diff else "formatted"
+    note(f"{len(paths)} checked, {changed} {verb}" + (f", {failed} with errors" if failed else ""))
+    if failed or (changed and (is_check or is_diff)):
+        raise typer.Exit(1)
+
+
+def _formatted(path: Path) -> tuple[str, str]:
+    from attnc.syntax.format import format_file
+    from attnc.syntax.parser import load, parse
+
+    source: Source = load(path)
+    return source.text, format_file(parse(source))
+
+
+def _show_diff(path: Path, old: str, new: str) -> None:
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), str(path), f"{path} (formatted)", lineterm=""
+    )
+    say("\n".join(lines))

@@ -1,0 +1,44 @@
+"""`attnc tune`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attnc.cli.bench import need_gpu
+from attnc.cli.compile import SPECS
+from attnc.cli.console import find_specs, note, progress, say
+
+
+def tune(
+    specs: SPECS = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per config.")] = 9,
+) -> None:
+    """Measure which config of a schedule is fastest on this GPU, and write it to specs/tuned/.
+
+    'attnc compile' embeds the choices in the generated modules, by device and key length; importing or
+    calling a kernel never measures anything. Commit the file. Needs a CUDA GPU.
+
+    Example: attnc tune specs/causal_gqa.attn
+    """
+    paths = find_specs(specs or [])
+    need_gpu()
+    from attnc.build import tuned_path
+    from attnc.tune import tune as measure
+
+    for path in paths:
+        with progress(path.name, 0) as bar:
+            winners = measure(path, rounds, bar.advance)
+        for winner in winners:
+            choice = winner.choice
+            knobs = ", ".join(f"{key} = {choice.config[key]}" for key in _SHOWN if key in choice.config)
+            length = "any N" if choice.kv_len is None else f"N <= {choice.kv_len}"
+            say(
+                f"{choice.attention} {choice.variant:14} {length:10} {knobs}"
+                f"  {choice.microseconds:.1f} us, {winner.gain:.2f}x the default"
+            )
+        note(f"wrote {tuned_path(path)}; 'attnc compile {path}' embeds it")
+
+
+_SHOWN = ("tile.q", "tile.kv", "warps", "stages")

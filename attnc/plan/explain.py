@@ -1,0 +1,327 @@
+"""The plan in words and figures: what is computed where, what it takes, how fast it could be, how wrong it
+may be.
+
+Nothing is run and no GPU is needed. Every figure follows from the plan and the device table; what only a
+compiler knows (registers, spills) is passed in by the caller, who may ask Triton for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from attnc.expr.nodes import TRUE
+from attnc.expr.show import show
+from attnc.model.schedule import Schedule
+from attnc.model.tensors import DType
+from attnc.plan import ir
+from attnc.plan.device import Device
+from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
+from attnc.plan.resources import estimate, features
+from attnc.plan.tuned import as_knobs
+from attnc.source import Span
+
+_U = 2.0**-24
+
+
+class Usage(Protocol):
+    """What a compiler says of one kernel: registers of a thread, bytes of stack (spills), bytes of shared
+    memory.
+    """
+
+    @property
+    def registers(self) -> int: ...
+    @property
+    def stack(self) -> int: ...
+    @property
+    def shared(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Lower bounds of the run time of one launch, in microseconds, and the work they come from."""
+
+    shape: str
+    flops: float
+    bytes: float
+    exponentials: float
+    tensor_us: float
+    memory_us: float
+    exp2_us: float
+
+    @property
+    def bound(self) -> str:
+        times = {"tensor cores": self.tensor_us, "memory": self.memory_us, "exponentials": self.exp2_us}
+        return max(times, key=lambda name: times[name])
+
+    @property
+    def us(self) -> float:
+        return max(self.tensor_us, self.memory_us, self.exp2_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One kernel of one module under one config, on one device."""
+
+    module: ir.Module
+    schedule: Schedule
+    position: int
+    device: Device
+    pictures: tuple[Picture, ...]
+    roofline: Roofline
+    usage: Usage | None = None
+
+    @property
+    def kernel(self) -> ir.Kernel:
+        return self.module.kernels[0]
+
+
+def explain(
+    module: ir.Module,
+    schedule: Schedule,
+    device: Device,
+    position: int = 0,
+    shapes: Sequence[tuple[int, int]] = ((512, 512), (192, 576)),
+    length: int = 4096,
+    usage: Usage | None = None,
+) -> Explanation:
+    """Explains the config at `position`; pictures at (M, N) `shapes`, the roofline at M = N = `length`."""
+    tiles = _tiles(module, position)
+    kernel = module.kernels[0]
+    return Explanation(
+        module=module,
+        schedule=schedule,
+        position=position,
+        device=device,
+        pictures=tuple(picture(kernel, m, n, *tiles) for m, n in shapes),
+        roofline=_roofline(module, device, picture(kernel, length, length, *tiles)),
+        usage=usage,
+    )
+
+
+def as_text(e: Explanation) -> str:
+    """The explanation for a reader, in sections."""
+    sections = (_head, _structure, _mask, _resources, _speed, _accuracy, _because)
+    return "\n\n".join("\n".join(section(e)) for section in sections) + "\n"
+
+
+def as_dict(e: Explanation) -> dict[str, Any]:
+    """The explanation for a program."""
+    needs = estimate(_config(e), e.module.variant, e.device)
+    bound = e.kernel.bound
+    return {
+        "attention": e.module.variant.attention.name,
+        "variant": e.module.variant.name,
+        "target": e.module.target,
+        "device": e.device.arch,
+        "config": as_knobs(_config(e)),
+        "structure": e.kernel.structure,
+        "mask": show(e.module.variant.attention.mask),
+        "bounds": [{"name": name, "value": value} for name, value in _bounds(e.kernel)],
+        "loops": [
+            {"start": show(loop.start), "stop": show(loop.stop), "masked": loop.masked, "guard": _guard(loop)}
+            for loop in e.kernel.regions.loops
+        ],
+        "pictures": [{"M": p.queries, "N": p.keys, "rows": list(p.rows), "note": p.note} for p in e.pictures],
+        "shared_memory": {
+            "total": needs.shared,
+            "limit": e.device.shared_per_block,
+            "buffers": {buffer.name: buffer.bytes for buffer in needs.buffers},
+        },
+        "registers": {"estimate": dict(needs.registers), "limit": e.device.registers_per_thread},
+        "compiled": None
+        if e.usage is None
+        else {"registers": e.usage.registers, "stack": e.usage.stack, "shared": e.usage.shared},
+        "roofline": {
+            "shape": e.roofline.shape,
+            "flops": e.roofline.flops,
+            "bytes": e.roofline.bytes,
+            "exponentials": e.roofline.exponentials,
+            "tensor_us": round(e.roofline.tensor_us, 2),
+            "memory_us": round(e.roofline.memory_us, 2),
+            "exp2_us": round(e.roofline.exp2_us, 2),
+            "bound": e.roofline.bound,
+        },
+        "error_bound": {
+            "p_roundoff": bound.p_dtype.unit_roundoff,
+            "o_roundoff": bound.o_dtype.unit_roundoff,
+            "sum_terms": _sum_terms(bound, 4096),
+        },
+        "because": [{"decision": what, "spec": where} for what, where in _decisions(e)],
+    }
+
+
+def _head(e: Explanation) -> Iterator[str]:
+    variant, device = e.module.variant, e.device
+    yield f"{variant.attention.name} {variant.name} for {e.module.target}, on {device.arch} ({device.part})"
+    written = e.schedule.knobs.get("forward", {})
+    knobs = ", ".join(f"{key} = {value}" for key, value in as_knobs(_config(e)).items() if key in written)
+    yield f"config {e.position} of {len(e.kernel.configs)}: {knobs}"
+
+
+def _structure(e: Explanation) -> Iterator[str]:
+    grid = e.kernel.grid
+    tile_q, tile_kv = _tiles(e.module, e.position)
+    yield "grid and loops"
+    if grid.over == "q":
+        yield f"  a program for each q tile of {tile_q} rows, head and batch: ceil(M / {tile_q}) * B * H"
+    else:
+        yield "  a program for each head and batch: B * H"
+    if grid.persistent:
+        yield f"  persistent: one program per SM ({e.device.sms} here) walks over the tiles"
+    if grid.longest_first:
+        yield "  longest first: the last rows, which see most keys, start first"
+    for name, value in _bounds(e.kernel):
+        yield f"  {name} = {value}"
+    step = tile_kv if e.kernel.regions.axis == "kv" else tile_q
+    for loop in e.kernel.regions.loops:
+        kind = "partial tiles, mask evaluated" if loop.masked else "full tiles, no mask code"
+        guard = f", where {show(loop.guard)}" if loop.guard is not None else ""
+        axis = e.kernel.regions.axis
+        yield f"  for {axis} in {show(loop.start)} .. {show(loop.stop)} step {step}: {kind}{guard}"
+
+
+def _mask(e: Explanation) -> Iterator[str]:
+    mask = e.module.variant.attention.mask
+    yield f"mask: {'none' if mask == TRUE else show(mask)}"
+    yield f"  tiles: '{SKIP}' skipped, '{PARTIAL}' partial, '{FULL}' full; q downwards, kv to the right"
+    for p in e.pictures:
+        note = f" ({p.note})" if p.note else ""
+        yield (
+            f"  M = {p.queries}, N = {p.keys}{note}: "
+            f"{p.count(SKIP)} skipped, {p.count(PARTIAL)} partial, {p.count(FULL)} full of {p.tiles}"
+        )
+        yield from (f"    {row}" for row in p.rows)
+
+
+def _resources(e: Explanation) -> Iterator[str]:
+    needs = estimate(_config(e), e.module.variant, e.device)
+    yield f"shared memory: {needs.shared} B of {e.device.shared_per_block} B a block (estimate)"
+    yield from (f"  {b.name:4} {b.bytes:8} B  {b.shape}" for b in needs.buffers)
+    registers = ", ".join(f"{name} {count}" for name, count in needs.registers.items())
+    limit = e.device.registers_per_thread
+    yield f"registers: {needs.registers_per_thread} a thread of {limit} (estimate: {registers})"
+    if e.usage is not None:
+        spills = f"{e.usage.stack} B spilled a thread" if e.usage.stack else "no spills"
+        yield f"compiled: {e.usage.registers} registers, {spills}, {e.usage.shared} B of shared memory"
+
+
+def _speed(e: Explanation) -> Iterator[str]:
+    r, device = e.roofline, e.device
+    yield f"roofline at {r.shape}"
+    rows = (
+        ("tensor cores", r.tensor_us, f"{r.flops * 1e-9:.1f} GFLOP at {device.tensor_tflops:.0f} TFLOP/s"),
+        ("memory", r.memory_us, f"{r.bytes * 1e-6:.1f} MB at {device.bandwidth_gbs:.0f} GB/s"),
+        (
+            "exponentials",
+            r.exp2_us,
+            f"{r.exponentials * 1e-9:.2f} G at {device.exp2_per_second * 1e-12:.2f} T/s",
+        ),
+    )
+    yield from (f"  {name:12} {us:9.1f} us  {work}" for name, us, work in rows)
+    yield f"  bound by {r.bound}: no launch takes less than {r.us:.1f} us"
+
+
+def _accuracy(e: Explanation) -> Iterator[str]:
+    bound = e.kernel.bound
+    sums = _sum_terms(bound, 4096)
+    yield "error bound, first order (Blanchard, Higham, Higham; arXiv 1909.03469), per element"
+    yield "  |o - exact| <= sum_j P_ij (e_ij + sum_j P_ij e_ij + sums + u_p) |v_j| + u_o |o|"
+    yield f"  u_p = {bound.p_dtype.unit_roundoff:.2g} ({bound.p_dtype}: p is rounded before it meets v)"
+    yield f"  u_o = {bound.o_dtype.unit_roundoff:.2g} ({bound.o_dtype}: the result is rounded once)"
+    yield f"  sums = {sums:.2g} at N = 4096 (f32, {bound.tile_kv} keys a partial sum, {bound.splits} split)"
+    per_score = (bound.head_dim + 3) * _U
+    yield f"  e_ij <= {per_score:.2g} |q_i||k_j| scale + {_U:.2g} (2 (m_i - s_ij) + 2 |m_i| + 4)"
+    total = bound.p_dtype.unit_roundoff + sums + bound.o_dtype.unit_roundoff
+    yield f"  for scores of moderate size: about {total:.2g} of the largest |v|"
+
+
+def _because(e: Explanation) -> Iterator[str]:
+    yield "because"
+    width = max(len(where) for _, where in _decisions(e))
+    yield from (f"  {where:{width}}  {what}" for what, where in _decisions(e))
+
+
+def _decisions(e: Explanation) -> list[tuple[str, str]]:
+    """What was decided, and the spec line that it follows from."""
+    attention = e.module.variant.attention
+    order = "FlashAttention-2" if e.kernel.structure == "forward_q_kv" else "FlashAttention-1"
+    knobs = e.schedule.knobs.get("forward", {})
+    loops = knobs["loops"].span if "loops" in knobs else e.schedule.span
+    masked = sum(loop.masked for loop in e.kernel.regions.loops)
+    found = [(f"{order} loop order", _place(loops))]
+    if attention.mask != TRUE:
+        kinds = len(e.kernel.regions.loops)
+        found.append((f"{kinds} loops, {masked} with mask code", _place(attention.mask.span)))
+    found.append((_scale(e.kernel), _place(attention.score.span)))
+    if e.kernel.softmax.sink is not None:
+        found.append(("the sink joins the denominator", _place(attention.softmax.span)))
+    knob_lines = {
+        key: _place(knobs[key].span) for key in ("tile.q", "tile.kv", "warps", "stages") if key in knobs
+    }
+    for key, where in knob_lines.items():
+        found.append((f"{key} = {as_knobs(_config(e))[key]} of {len(knobs[key].choices)}", where))
+    return found
+
+
+def _scale(kernel: ir.Kernel) -> str:
+    if kernel.softmax.scale is None:
+        return "the score is evaluated in base-2 units, element by element"
+    return f"exp2(scale * s - m) with scale = {kernel.softmax.scale:.6g}: one fused multiply-add per element"
+
+
+def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
+    """Work of one head times enough heads and sequences for 16k tokens at hidden size 2048."""
+    d, dv = features(module.variant.attention.q), features(module.variant.attention.v)
+    heads = max(1, 2048 // d) * max(1, 16384 // p.keys)
+    elements = float(p.visited * p.tile_q * p.tile_kv * heads)
+    flops = 2.0 * elements * (d + dv)
+    size = DType(module.variant.attention.q.dtype).bytes
+    moved = float(heads * size * (p.queries * (d + dv) + p.keys * (d + dv)))
+    return Roofline(
+        shape=f"M = N = {p.keys}, {heads} heads in all, {p.visited} of {p.tiles} tiles visited",
+        flops=flops,
+        bytes=moved,
+        exponentials=elements,
+        tensor_us=flops / (device.tensor_tflops * 1e12) * 1e6,
+        memory_us=moved / (device.bandwidth_gbs * 1e9) * 1e6,
+        exp2_us=elements / device.exp2_per_second * 1e6,
+    )
+
+
+def _sum_terms(bound: ir.ErrorBound, keys: int) -> float:
+    """2 u (keys of a partial sum + partial sums + 2 splits + 8): rounding of the f32 sums over the keys."""
+    tiles = math.ceil(keys / bound.min_tile_kv)
+    return 2 * _U * (bound.tile_kv + tiles + 2 * bound.splits + 8)
+
+
+def _bounds(kernel: ir.Kernel) -> list[tuple[str, str]]:
+    """Names and values of the scalars of a program."""
+    found = []
+    for statement in (*kernel.program, *kernel.regions.bounds):
+        match statement:
+            case ir.Let(name=name, value=value) | ir.Fetch(name=name, load=value):
+                found.append((name, show(value)))
+    return found
+
+
+def _guard(loop: ir.Loop) -> str | None:
+    return None if loop.guard is None else show(loop.guard)
+
+
+def _place(span: Span | None) -> str:
+    return "-" if span is None else f"{span.source.path}:{span.line}"
+
+
+def _config(e: Explanation) -> Any:
+    return e.kernel.configs[e.position]
+
+
+def _tiles(module: ir.Module, position: int) -> tuple[int, int]:
+    config = module.kernels[0].configs[position]
+    tile_q, tile_kv = config["tile.q"], config["tile.kv"]
+    if not (isinstance(tile_q, int) and isinstance(tile_kv, int)):
+        raise ValueError("tile sizes are numbers")
+    return tile_q, tile_kv

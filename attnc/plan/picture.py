@@ -1,0 +1,151 @@
+"""What the plan visits, tile by tile: its loop bounds evaluated at an example shape, with no kernel and no
+GPU.
+
+The picture is made from the plan, not from the mask, so it shows what the kernel does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attnc.expr.nodes import Dim, Expr, Load, Search, walk
+from attnc.plan import ir
+
+if TYPE_CHECKING:
+    from attnc.expr.evaluate import Env
+
+SKIP, PARTIAL, FULL = ".", "/", "#"
+#: Values of sizes that no picture depends on much.
+_DIMS = {"B": 1, "H": 4, "Hkv": 2, "G": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """`rows[i][j]` is the class of q tile i and kv tile j, for head 0 of sequence 0."""
+
+    queries: int
+    keys: int
+    tile_q: int
+    tile_kv: int
+    rows: tuple[str, ...]
+    note: str = ""
+
+    def count(self, kind: str) -> int:
+        return sum(row.count(kind) for row in self.rows)
+
+    @property
+    def tiles(self) -> int:
+        return sum(map(len, self.rows))
+
+    @property
+    def visited(self) -> int:
+        return self.tiles - self.count(SKIP)
+
+
+def picture(kernel: ir.Kernel, queries: int, keys: int, tile_q: int, tile_kv: int) -> Picture:
+    """Evaluates the kernel's bounds for every tile of its outer axis."""
+    scene = _Scene(queries=queries, keys=keys, tile_q=tile_q, tile_kv=tile_kv)
+    grid = [[SKIP] * _ceil(keys, tile_kv) for _ in range(_ceil(queries, tile_q))]
+    over_kv = kernel.regions.axis == "kv"
+    outer, step = (len(grid), tile_kv) if over_kv else (_ceil(keys, tile_kv), tile_q)
+    for i in range(outer):
+        for start, kind in _visits(kernel, scene, i, step):
+            row, column = (i, start // step) if over_kv else (start // step, i)
+            grid[row][column] = kind
+    return Picture(
+        queries=queries,
+        keys=keys,
+        tile_q=tile_q,
+        tile_kv=tile_kv,
+        rows=tuple("".join(row) for row in grid),
+        note=scene.note,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Scene:
+    """The example: sizes, and made-up contents of the tensors that the bounds read."""
+
+    queries: int
+    keys: int
+    tile_q: int
+    tile_kv: int
+    tensors: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        tiles = {"BLOCK_M": self.tile_q, "BLOCK_N": self.tile_kv}
+        return {**_DIMS, "M": self.queries, "N": self.keys, **tiles}
+
+    def provide(self, expr: Expr) -> None:
+        """Makes up the tensors that an expression reads: sorted ones number four documents, others hold N /
+        4.
+        """
+        import numpy as np
+
+        for node in walk(expr):
+            if not isinstance(node, Load | Search) or node.tensor in self.tensors:
+                continue
+            sizes = [self._size(extent) for extent in node.extents]
+            if isinstance(node, Search) or node.is_sorted:
+                length = max(1, -(-sizes[-1] // 4))
+                row = np.arange(sizes[-1], dtype=np.int64) // length
+                self.tensors[node.tensor] = np.broadcast_to(row, sizes)
+                self._remark(f"{node.tensor} numbers 4 equal documents")
+            else:
+                self.tensors[node.tensor] = np.full(sizes, self.keys // 4, dtype=np.int64)
+                self._remark(f"{node.tensor} = N / 4")
+
+    def _remark(self, text: str) -> None:
+        self.note = f"{self.note}, {text}" if self.note else text
+
+    def _size(self, extent: Expr) -> int:
+        from attnc.expr.evaluate import Env, evaluate
+
+        known = {
+            node.name: self.dims.get(node.name, self.keys) for node in walk(extent) if isinstance(node, Dim)
+        }
+        return int(evaluate(extent, Env(dims=known)))
+
+
+def _visits(kernel: ir.Kernel, scene: _Scene, outer: int, step: int) -> Iterator[tuple[int, str]]:
+    """(start, class) of every inner tile that one outer tile visits."""
+    from attnc.expr.evaluate import Env, evaluate
+
+    inner = "kv" if kernel.regions.axis == "kv" else "q"
+    tile, length = (scene.tile_q, scene.queries) if inner == "kv" else (scene.tile_kv, scene.keys)
+    inner_length = scene.keys if inner == "kv" else scene.queries
+    name = "q" if inner == "kv" else "kv"
+    indices: dict[str, Any] = {
+        "b": 0,
+        "h": 0,
+        f"{name}_lo": outer * tile,
+        f"{name}_hi": min(outer * tile + tile, length) - 1,
+    }
+    names: dict[str, Any] = {}
+
+    def env() -> Env:
+        return Env(indices=indices, dims=scene.dims, tensors=scene.tensors, names=names)
+
+    for statement in (*kernel.program, *kernel.regions.bounds):
+        if isinstance(statement, ir.Row):  # a pointer: what is read through it is evaluated where it is read
+            continue
+        expr = statement.value if isinstance(statement, ir.Let) else statement.load
+        scene.provide(expr)
+        names[statement.name] = evaluate(expr, env())[()]
+    for loop in kernel.regions.loops:
+        start, stop = int(evaluate(loop.start, env())), int(evaluate(loop.stop, env()))
+        for position in range(start, stop, step):
+            indices[f"{inner}_lo"] = position
+            indices[f"{inner}_hi"] = min(position + step, inner_length) - 1
+            if loop.guard is not None:
+                scene.provide(loop.guard)
+            if loop.guard is None or bool(evaluate(loop.guard, env())):
+                yield position, PARTIAL if loop.masked else FULL
+
+
+def _ceil(size: int, tile: int) -> int:
+    return -(-size // tile)

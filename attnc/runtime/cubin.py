@@ -1,0 +1,137 @@
+"""Compiling a generated kernel for a GPU that is not there, and reading what it takes from the binary.
+
+Triton and the ptxas in its wheel need no device; cuobjdump, beside it, lists registers, local memory (spills)
+and static shared memory of a cubin.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnc.model.tensors import DType
+from attnc.plan import ir
+from attnc.plan.device import Device
+from attnc.runtime.loader import load_module
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one block of a compiled kernel takes: registers of a thread, bytes of stack (spills) and shared
+    memory.
+    """
+
+    registers: int
+    stack: int
+    shared: int
+
+
+def tool(name: str) -> Path | None:
+    """A program of the CUDA toolkit that ships in Triton's wheel, e.g. "cuobjdump"; None if it is not
+    there.
+    """
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return path if path.is_file() else None
+
+
+def compile_offline(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[str, object],
+    capability: int,
+    warps: int,
+    stages: int,
+) -> Usage | None:
+    """Compiles a `triton.jit` function for e.g. capability 90; None where cuobjdump is missing.
+
+    signature: Triton's type of every argument ("*bf16", "i32", "constexpr"). Raises what Triton's compiler
+    raises.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    divisible = {
+        (i,): [["tt.divisibility", 16]]
+        for i, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name.startswith("stride_")
+    }
+    source = ASTSource(
+        fn=kernel,
+        signature=dict(signature),
+        constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
+        attrs=divisible,
+    )
+    options = {"num_warps": warps, "num_stages": stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    usage = read_usage(compiled.asm["cubin"])
+    if usage is None:
+        return None
+    return Usage(registers=usage.registers, stack=usage.stack, shared=int(compiled.metadata.shared))
+
+
+def read_usage(cubin: bytes) -> Usage | None:
+    """What cuobjdump says of the first kernel in a cubin; None where cuobjdump is missing."""
+    program = tool("cuobjdump")
+    if program is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(program), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = _USAGE.search(text)
+    if found is None:
+        return None
+    registers, stack, shared, local = map(int, found.groups())
+    return Usage(registers=registers, stack=max(stack, local), shared=shared)
+
+
+def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
+    """Compiles the first kernel of a planned module at one of its configs for a device; None without
+    cuobjdump.
+    """
+    kernel, config = module.kernels[0], module.kernels[0].configs[position]
+    function = getattr(load_module(module), kernel.name)
+    constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"], "TMA": False}
+    signature = {name: _type_of(name, module, constants) for name in function.arg_names}
+    return compile_offline(
+        function,
+        signature,
+        {name: value for name, value in constants.items() if name in signature},
+        device.capability,
+        int(str(config["warps"])),
+        int(str(config["stages"])),
+    )
+
+
+def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:
+    """Triton's type of a kernel argument, by its name: Q, K, V and x_ptr are tensors, the rest are 32-bit
+    integers.
+    """
+    if name in constants:
+        return "constexpr"
+    tensors = {arg.tensor.name: arg.tensor for arg in (*module.args, *module.outputs)}
+    tensor = tensors.get(name.lower() if name in ("Q", "K", "V") else name.removesuffix("_ptr"))
+    if tensor is not None and (name in ("Q", "K", "V") or name.endswith("_ptr")):
+        return f"*{_TYPES[DType(tensor.dtype)]}"
+    return "*fp32" if name.endswith("_ptr") else "i32"
+
+
+_TYPES = {
+    DType.F16: "fp16",
+    DType.BF16: "bf16",
+    DType.F32: "fp32",
+    DType.I32: "i32",
+    DType.I64: "i64",
+    DType.BOOL: "i1",
+}

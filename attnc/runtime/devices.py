@@ -1,0 +1,29 @@
+"""The GPUs of this machine, as far as PyTorch sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One CUDA device; memory in bytes."""
+
+    name: str
+    arch: str
+    memory: int
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """All CUDA devices, in PyTorch's order; empty without a driver or with a CPU build."""
+    if not torch.cuda.is_available():
+        return ()
+    found = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+    return tuple(Gpu(name=p.name, arch=f"sm_{p.major}{p.minor}", memory=p.total_memory) for p in found)
+
+
+def is_cpu_build() -> bool:
+    """Whether this PyTorch could not use a GPU even if there were one."""
+    return torch.version.cuda is None

@@ -1,0 +1,78 @@
+"""Timing kernels on a GPU, fairly: all candidates in one run, taking turns, on the same data.
+
+A GPU is power limited and drifts by several percent within a minute, so a candidate is never timed before or
+after the others but between them. A sample is the mean over enough back-to-back launches to last
+`_SAMPLE_MS`, taken with CUDA events.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+Launch: TypeAlias = Callable[[], object]
+
+_SAMPLE_MS = 10.0
+_WARMUP = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Milliseconds per launch: the median of all samples, and their 10 % and 90 % quantiles."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+    @property
+    def spread(self) -> float:
+        """Width of the middle 80 % as a share of the median."""
+        return (self.high - self.low) / self.median
+
+
+def interleave(launches: Mapping[str, Launch], rounds: int = 15) -> dict[str, Timing]:
+    """Times the candidates round by round, each round in another order. Needs a CUDA device."""
+    repeats = {name: _repeats(launch) for name, launch in launches.items()}
+    samples: dict[str, list[float]] = {name: [] for name in launches}
+    order = list(launches)
+    for _ in range(rounds):
+        for name in order:
+            samples[name].append(_sample(launches[name], repeats[name]))
+        order = order[1:] + order[:1]
+    return {name: summarise(values) for name, values in samples.items()}
+
+
+def summarise(samples: list[float]) -> Timing:
+    """Median and 10 % / 90 % quantiles of at least one sample."""
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    return Timing(
+        median=statistics.median(ordered),
+        low=ordered[round(0.1 * last)],
+        high=ordered[round(0.9 * last)],
+        samples=len(ordered),
+    )
+
+
+def _repeats(launch: Launch) -> int:
+    for _ in range(_WARMUP):
+        launch()
+    torch.cuda.synchronize()
+    once = _sample(launch, 2)
+    return max(1, min(500, round(_SAMPLE_MS / max(once, 1e-3))))
+
+
+def _sample(launch: Launch, repeats: int) -> float:
+    event: Any = torch.cuda.Event  # torch ships it without annotations
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        launch()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / repeats

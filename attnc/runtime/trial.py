@@ -1,0 +1,109 @@
+"""A planned module made ready to launch at a realistic size: what `attnc tune` and `attnc demo` run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Dim, Expr, walk
+from attnc.model.tensors import DType
+from attnc.plan import ir
+from attnc.runtime.loader import load_module
+from attnc.runtime.timing import Launch
+
+_TORCH = {
+    DType.F16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.F32: torch.float32,
+    DType.I32: torch.int32,
+    DType.I64: torch.int64,
+    DType.BOOL: torch.bool,
+}
+#: Sizes that a spec leaves open, apart from the lengths.
+_DIMS = {"H": 16, "Hkv": 4, "G": 4}
+_TOKENS = 16384
+_DOCUMENT = 1000
+#: Integer inputs that are lengths of sequences, by the names that specs give them.
+_LENGTHS = frozenset({"kv_len", "q_len"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Arguments of the callable in order, and the sizes they were made for."""
+
+    tensors: tuple[torch.Tensor, ...]
+    dims: Mapping[str, int]
+
+
+def problem_for(module: ir.Module, length: int, *, device: str = "cuda", tokens: int = _TOKENS) -> Problem:
+    """N(0, 1) inputs with M = N = `length` and as many sequences as make `tokens` tokens.
+
+    Sorted integers number documents of 1000 tokens; other integers of the size of a length are one eighth of
+    it.
+    """
+    dims = {**_DIMS, "B": max(1, tokens // length), "M": length, "N": length}
+    for arg in module.args:
+        for bind in arg.axes:
+            if bind.name is not None:
+                dims.setdefault(bind.name, length)
+    generator = torch.Generator(device).manual_seed(0)
+    return Problem(tensors=tuple(_draw(arg, dims, generator) for arg in module.args), dims=dims)
+
+
+def trial(module: ir.Module, problem: Problem, position: int | None = None) -> Launch:
+    """A launch of the config at this position (None: the module's own choice); each call makes new
+    outputs.
+    """
+    loaded: Any = load_module(module)
+    function = getattr(loaded, module.variant.attention.name)
+    if position is None:
+        return lambda: function(*problem.tensors)
+    config = loaded.CONFIGS[position]
+    return lambda: function(*problem.tensors, config=config)
+
+
+def device_name() -> str:
+    """The current CUDA device, as tuned files call it."""
+    return torch.cuda.get_device_name()
+
+
+def toolchain() -> str:
+    """What compiles the kernels here, as tuned files call it."""
+    import triton
+
+    return f"triton {triton.__version__}"
+
+
+def synchronize() -> None:
+    """Waits for the GPU, so that a failed launch raises here."""
+    torch.cuda.synchronize()
+
+
+def _draw(arg: ir.Arg, dims: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
+    shape = [_size(bind, dims) for bind in arg.axes]
+    dtype = _TORCH[DType(arg.tensor.dtype)]
+    device = generator.device
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    if arg.tensor.is_sorted:
+        row = torch.arange(shape[-1], device=device) // _DOCUMENT
+        return row.expand(shape).to(dtype).contiguous()
+    if dtype is torch.bool:
+        return torch.ones(shape, device=device, dtype=dtype)
+    length = dims["N"] if arg.tensor.name in _LENGTHS else dims["N"] // 8
+    return torch.full(shape, length, device=device, dtype=dtype)
+
+
+def _size(bind: ir.Bind, dims: Mapping[str, int]) -> int:
+    return dims[bind.name] if bind.name is not None else _value(bind.expected, dims)
+
+
+def _value(expr: Expr | None, dims: Mapping[str, int]) -> int:
+    if expr is None:
+        raise ValueError("an axis that is neither bound nor checked")
+    used = {node.name: dims[node.name] for node in walk(expr) if isinstance(node, Dim)}
+    return int(evaluate(expr, Env(dims=used)))
