@@ -86,10 +86,7 @@ def _named(loops: Regions, names: LoadNames) -> Regions:
     searches.
     """
     lets = [let for let in loops.bounds if isinstance(let, Let)]
-    exprs = [
-        *(let.value for let in lets),
-        *(e for loop in loops.loops for e in (loop.start, loop.stop, loop.guard) if e is not None),
-    ]
+    exprs = [*(let.value for let in lets), *(expr for loop in loops.loops for expr in loop.expressions)]
     ends = [end for end in _ENDS if any(end.value in walk(expr) for expr in exprs)]
     mapping: dict[Expr, Expr] = {end.value: Ref(end.name, "int") for end in ends}
     searches: dict[Expr, Let] = {}
@@ -108,15 +105,7 @@ def _named(loops: Regions, names: LoadNames) -> Regions:
         return substitute(expr, {node: Ref(let.name, "int", natural=True) for node, let in searches.items()})
 
     bounds = [replace(let, value=name(let.value)) for let in lets]
-    tiles = tuple(
-        replace(
-            loop,
-            start=name(loop.start),
-            stop=name(loop.stop),
-            guard=None if loop.guard is None else name(loop.guard),
-        )
-        for loop in loops.loops
-    )
+    tiles = tuple(loop.rewritten(name) for loop in loops.loops)
     fetches = (fetch for fetch in names.fetches if _at_tile_ends(fetch))
     return replace(loops, bounds=(*ends, *fetches, *searches.values(), *bounds), loops=tiles)
 
@@ -157,7 +146,7 @@ def _step(
 ) -> Step:
     in_score = _in_step(names, inner)
     keep = None
-    if any(loop.masked for loop in loops.loops):
+    if any(loop.masked is not False for loop in loops.loops):
         mask = names.replace(attention.mask)
         keep = conj(IN_BOUNDS, mask) if tail else mask
         keep = None if keep == TRUE else keep
@@ -242,9 +231,7 @@ def _expressions(
             case Fetch():
                 yield from _fetch_expressions((statement,))
     for loop in loops.loops:
-        yield from (loop.start, loop.stop)
-        if loop.guard is not None:
-            yield loop.guard
+        yield from loop.expressions
     for expr in (step.score, step.keep, softmax.sink):
         if expr is not None:
             yield expr

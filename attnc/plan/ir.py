@@ -10,6 +10,7 @@ bounds are half open.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -65,18 +66,34 @@ Statement: TypeAlias = Let | Row | Fetch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """Tiles of one axis in a region: `for n in range(start, stop, BLOCK)`.
+    """Tiles of one axis in a region: `for kv_lo in range(start, stop, BLOCK_N)`.
 
-    masked: the tiles are *partial*, the step evaluates the mask; otherwise they are *full* and carry no
-    mask code.
+    masked: True, the tiles are *partial* and the step evaluates the mask; False, they are *full* and carry no
+    mask code; an Expr over kv_lo (or q_lo) tells at run time, tile by tile.
     guard: a condition over the tile's kv_lo, kv_hi (or q_lo, q_hi) under which the tile has work; None:
     it always has.
     """
 
     start: Expr
     stop: Expr
-    masked: bool
+    masked: bool | Expr
     guard: Expr | None = None
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """Everything that the loop computes."""
+        masked = () if isinstance(self.masked, bool) else (self.masked,)
+        guard = () if self.guard is None else (self.guard,)
+        return (self.start, self.stop, *masked, *guard)
+
+    def rewritten(self, rewrite: Callable[[Expr], Expr]) -> Loop:
+        """The loop with every expression rewritten."""
+        return Loop(
+            start=rewrite(self.start),
+            stop=rewrite(self.stop),
+            masked=self.masked if isinstance(self.masked, bool) else rewrite(self.masked),
+            guard=None if self.guard is None else rewrite(self.guard),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

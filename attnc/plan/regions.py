@@ -1,24 +1,27 @@
 """Mask -> loops: the closed-form solve of `expr.solve`, rounded to tiles.
 
-For one tile of the outer axis, positions of the inner axis fall into [lo, full_lo) partial, [full_lo,
-full_hi) full, [full_hi, hi)
-partial, and nothing else is visited. Tiles start at multiples of the tile size, so lo and full_hi round down,
-full_lo rounds up.
-An empty full range makes the two partial ranges meet; an empty hull (hi <= lo) makes all three empty.
+For one tile of the outer axis, positions of the inner axis fall into [lo, full_lo) partial, [full_lo, full_hi)
+full, [full_hi, hi) partial, and nothing else is visited; tiles start at multiples of the tile size. Where only one
+side can be partial there are two loops, and the full one carries no mask code. Where both sides can (windows,
+documents) the ranges are short and a loop each would spend its time filling pipelines: one loop then tests which
+of its tiles are full (measured on an H200: 10 to 22 % faster than three loops).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attnc.expr.facts import at_least, larger, smaller
 from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref
-from attnc.expr.simplify import add, compare, floordiv, mul, sub, where
+from attnc.expr.simplify import add, compare, disj, floordiv, mul, where
 from attnc.expr.solve import Ranges, Var, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
 from attnc.source import Span
 
-ZERO, ONE = Const(0), Const(1)
+ZERO = Const(0)
 TILE: dict[Axis, Expr] = {"q": Dim("BLOCK_M"), "kv": Dim("BLOCK_N")}
+START: dict[Axis, Expr] = {"q": Index("q_lo"), "kv": Index("kv_lo")}
 LENGTH: dict[Axis, Expr] = {"q": Dim("M"), "kv": Dim("N")}
 VARIABLE: dict[Axis, Var] = {"q": "q_idx", "kv": "kv_idx"}
 
@@ -43,19 +46,23 @@ def regions(mask: Expr, axis: Axis, span: Span | None) -> tuple[Regions, bool]:
     lo = named("lo", _align_down(_from_zero(ranges.may_lo), axis))
     hi = named("hi", _up_to(ranges.may_hi, length))
     tail = axis == "q" or ranges.may_hi is None or not at_least(length, ranges.may_hi)
+
+    def made(*loops: Loop) -> tuple[Regions, bool]:
+        return Regions(axis=axis, bounds=tuple(bounds), loops=loops), tail
+
     if not ranges.any_full:
-        return Regions(axis=axis, bounds=tuple(bounds), loops=(_partial(lo, hi, ranges),)), tail
-    full_lo = named("full_lo", _align_up(_from_zero(ranges.must_lo), axis) if ranges.left_partial else lo)
-    full_hi = _align_down(larger(_up_to(ranges.must_hi, length), ZERO), axis)
-    full_hi = full_hi if full_lo == ZERO else larger(full_hi, full_lo)
+        return made(_partial(lo, hi, ranges))
+    must_lo, must_hi = _from_zero(ranges.must_lo), _up_to(ranges.must_hi, length)
     if axis == "q":  # rows of a kv tile that is cut short are never full
         whole = compare("<=", add(Index("kv_lo"), TILE["kv"]), LENGTH["kv"])
-        full_hi = where(whole, full_hi, full_lo)
-    full_hi = named("full_hi", full_hi)
-    loops = [Loop(start=full_lo, stop=full_hi, masked=False), _partial(full_hi, hi, ranges)]
+        must_hi = where(whole, must_hi, ZERO)
     if ranges.left_partial:
-        loops.insert(0, _partial(lo, smaller(full_lo, hi), ranges))
-    return Regions(axis=axis, bounds=tuple(bounds), loops=tuple(loops)), tail
+        full_lo, full_hi = named("full_lo", must_lo), named("full_hi", must_hi)
+        start = START[axis]
+        partial = disj(compare("<", start, full_lo), compare(">", add(start, TILE[axis]), full_hi))
+        return made(replace(_partial(lo, hi, ranges), masked=partial))
+    full_hi = named("full_hi", larger(_align_down(larger(must_hi, ZERO), axis), lo))
+    return made(Loop(start=lo, stop=full_hi, masked=False), _partial(full_hi, hi, ranges))
 
 
 def _partial(start: Expr, stop: Expr, ranges: Ranges) -> Loop:
@@ -74,7 +81,3 @@ def _up_to(stop: Expr | None, length: Expr) -> Expr:
 
 def _align_down(value: Expr, axis: Axis) -> Expr:
     return value if value == ZERO else mul(floordiv(value, TILE[axis]), TILE[axis])
-
-
-def _align_up(value: Expr, axis: Axis) -> Expr:
-    return value if value == ZERO else mul(floordiv(add(value, sub(TILE[axis], ONE)), TILE[axis]), TILE[axis])

@@ -32,8 +32,7 @@ def _verify_scopes(kernel: Kernel) -> None:
     for statement in (*kernel.outer, *kernel.regions.bounds):
         _verify_statement(kernel, statement, known, SCALARS | VECTORS, sizes)
     for loop in kernel.regions.loops:
-        guard = () if loop.guard is None else (loop.guard,)
-        _verify_names(kernel, (loop.start, loop.stop, *guard), known, SCALARS, sizes)
+        _verify_names(kernel, loop.expressions, known, SCALARS, sizes)
     for fetch in (*kernel.step.fetches, *kernel.step.masked_fetches):
         _verify_statement(kernel, fetch, known, SCALARS | VECTORS, sizes)
     for expr in (kernel.step.score, kernel.step.keep, kernel.softmax.sink):
@@ -74,7 +73,7 @@ def _verify_names(
 
 def _verify_regions(kernel: Kernel) -> None:
     """A partial loop needs a mask, and a kernel without one has only full loops besides its tail."""
-    masked = any(loop.masked for loop in kernel.regions.loops)
+    masked = any(loop.masked is not False for loop in kernel.regions.loops)
     if kernel.step.keep is not None and not masked:
         raise ValueError(f"{kernel.name}: a mask, but no partial loop")
     if kernel.regions.axis != ("kv" if kernel.structure == "forward_q_kv" else "q"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -81,7 +81,13 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # the output is Python, and only printers put text into it
     )
     environment.filters.update(
-        load=load, scalar=scalar, tiled=tiled, statement=statement, times_scale=_times_scale, quote=_quote
+        load=load,
+        scalar=scalar,
+        tiled=tiled,
+        statement=statement,
+        times_scale=_times_scale,
+        quote=_quote,
+        quoted=_quoted,
     )
     return environment
 
@@ -96,6 +102,10 @@ def _quote(span: Span | None, otherwise: str = "") -> str:
         return otherwise
     line = span.source.line_text(span.line).split("#")[0].strip()
     return f"{Path(span.source.path).name}:{span.line}  {line}"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:

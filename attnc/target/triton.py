@@ -18,6 +18,8 @@ TORCH_DTYPES = {
     DType.BOOL: "torch.bool",
 }
 
+TL_DTYPES = {DType.F16: "tl.float16", DType.BF16: "tl.bfloat16", DType.F32: "tl.float32"}
+
 #: Python's precedences: Triton text is Python. `&` and `|` bind tighter than comparisons there, so those
 #: take parentheses.
 _BINDING = {

@@ -30,7 +30,7 @@ class HostText:
         self.persistent = kernel.grid.persistent
         self.nothing_to_do = "B * H * M == 0"
         self.differentiable = ", ".join(t.name for t in self.inputs if _torch(t) in _FLOATS and t.shape)
-        self.tma = "_tma(q, k, v)" if kernel.tma else "False"
+        self.tma = "_tma(q, k, v, o)" if kernel.tma else "False"
         masked = "" if attention.mask == TRUE else ", masked"
         self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
 
@@ -80,7 +80,7 @@ class HostText:
                 yield '    raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")'
                 if "G" in self._kernel.dims:
                     yield "G = H // Hkv"
-        yield f"_contiguous_rows({', '.join(f'{name}={name}' for name in MATRICES)})"
+        yield "_contiguous_rows(q=q, k=k, v=v)"
 
     @property
     def outputs(self) -> Iterator[str]:
@@ -115,7 +115,8 @@ class HostText:
         """Arguments of the launch, line by line like the kernel's parameters."""
         tensors, *rest = self._text.parameter_lines
         yield from (self._matrix(name) for name in MATRICES)
-        yield ", ".join(name.removesuffix("_ptr") for name in tensors[len(MATRICES) :])
+        if len(tensors) > len(MATRICES):
+            yield ", ".join(name.removesuffix("_ptr") for name in tensors[len(MATRICES) :])
         for arg in (*self.module.args, *self.module.outputs):
             strides = dict(zip(arg.strides, range(len(arg.strides)), strict=True))
             line = ", ".join(f"{arg.tensor.name}.stride({strides[name]})" for name in self._text.strides(arg))
@@ -127,11 +128,11 @@ class HostText:
         yield "num_warps=config.num_warps, num_stages=config.num_stages"
 
     def _matrix(self, name: str) -> str:
-        tensor = next(t for t in self.inputs if t.name == name)
-        rows = Role.QUERY if name == "q" else Role.KEY
+        tensor = next(t for t in (*self.inputs, *self.results) if t.name == name)
+        rows = Role.QUERY if name in ("q", "o") else Role.KEY
         axes = ", ".join(str(tensor.axis(role)) for role in (Role.BATCH, Role.HEAD, rows))
-        tile = "config.BLOCK_M" if name == "q" else "config.BLOCK_N"
-        width = self._text.block_dv if name == "v" else self._text.block_d
+        tile = "config.BLOCK_M" if name in ("q", "o") else "config.BLOCK_N"
+        width = self._text.block_dv if name in ("v", "o") else self._text.block_d
         return f"_rows({name}, {axes}, {tile}, {width}, tma)"
 
 

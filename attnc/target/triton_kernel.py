@@ -8,11 +8,12 @@ from attnc.expr.nodes import Const, Expr, Index, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Role
 from attnc.plan.error_bound import feature
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row
-from attnc.target.triton import scalar
+from attnc.plan.ir import Arg, Fetch, Kernel, Let, Loop, Module, Row
+from attnc.target.triton import TL_DTYPES, scalar
 
 CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "TMA")
-MATRICES = {"q": "Q", "k": "K", "v": "V"}
+#: Tensors that are read or written in whole tiles.
+MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
 
 
 def block(size: int) -> int:
@@ -43,11 +44,11 @@ class KernelText:
 
     @property
     def load_k(self) -> str:
-        return f"_load_rows(K, b, {self.kv_name}, n, N, stride_kn, BLOCK_N, {self._width(self.d)}, TMA)"
+        return f"_load_rows(K, b, {self.kv_name}, kv_lo, N, stride_kn, BLOCK_N, {self._width(self.d)}, TMA)"
 
     @property
     def load_v(self) -> str:
-        return f"_load_rows(V, b, {self.kv_name}, n, N, stride_vn, BLOCK_N, {self._width(self.dv)}, TMA)"
+        return f"_load_rows(V, b, {self.kv_name}, kv_lo, N, stride_vn, BLOCK_N, {self._width(self.dv)}, TMA)"
 
     def _width(self, size: int) -> str:
         return f"{size}, {block(size)}" if self.padded else str(size)
@@ -79,12 +80,14 @@ class KernelText:
     def parameter_lines(self) -> list[list[str]]:
         tensors = [*MATRICES.values(), *(f"{arg.tensor.name}_ptr" for arg in self._pointers())]
         strides = [list(self.strides(arg)) for arg in (*self.module.args, *self.module.outputs)]
-        sizes = [*self.kernel.dims]
-        if self.kernel.grid.over == "q":
-            sizes.append("SECTION")
-        else:
+        if self.kernel.grid.over == "head":
             tensors += ["acc_ptr", "l_ptr", "m_ptr"]
-        return [tensors, *(line for line in strides if line), sizes, ["BLOCK_M", "BLOCK_N", "TMA"]]
+        return [tensors, *(line for line in strides if line), self.sizes, ["BLOCK_M", "BLOCK_N", "TMA"]]
+
+    @property
+    def sizes(self) -> list[str]:
+        """Sizes known at run time; the kernel is not specialised on them, so that no length recompiles it."""
+        return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
 
     @property
     def tile_parameters(self) -> list[str]:
@@ -102,21 +105,21 @@ class KernelText:
                 yield name
 
     def _pointers(self) -> Iterator[Arg]:
-        yield from self.module.outputs
-        yield from (arg for arg in self.module.args if arg.tensor.name not in MATRICES)
+        everything = (*self.module.outputs, *self.module.args)
+        yield from (arg for arg in everything if arg.tensor.name not in MATRICES)
 
     @property
     def step_names(self) -> list[str]:
         """Parameters of the step that are not about masking."""
         own: list[str]
         if self.kernel.grid.over == "q":
-            own = ["l", "m", "q", "K", "V", "b", self.kv_name, "n", "N", "stride_kn", "stride_vn"]
+            own = ["l", "m", "q", "K", "V", "b", self.kv_name, "kv_lo", "N", "stride_kn", "stride_vn"]
             if not self.two_pass:
                 own.insert(0, "acc")
             else:
                 own = [name for name in own if name not in ("V", "stride_vn")]
             return _unique((*own, *self.kernel.step.names))
-        own = ["q_lo", "k", "v", "Q", "o_rows", "l_rows", "m_rows", "b", "h", "n", "M", "N", "stride_qm"]
+        own = ["q_lo", "k", "v", "Q", "o_rows", "l_rows", "m_rows", "b", "h", "kv_lo", "M", "N", "stride_qm"]
         if any(fetch.axes == ("kv",) for fetch in self.kernel.outer):
             own.append("kv_idx")
         names = (name for name in self.kernel.step.names if name not in ("q_idx", "q_pos"))
@@ -124,7 +127,7 @@ class KernelText:
 
     @property
     def apply_names(self) -> list[str]:
-        own = ("acc", "shift", "q", "K", "V", "b", self.kv_name, "n", "N", "stride_kn", "stride_vn")
+        own = ("acc", "shift", "q", "K", "V", "b", self.kv_name, "kv_lo", "N", "stride_kn", "stride_vn")
         return _unique((*own, *self.kernel.step.names))
 
     @property
@@ -135,18 +138,29 @@ class KernelText:
     def apply_parameters(self) -> str:
         return ", ".join(_typed((*self.apply_names, *self._step_constants())))
 
-    def step_arguments(self, masked: bool) -> str:
-        return ", ".join((*self.step_names, *self._step_values(masked)))
+    def step_arguments(self, loop: Loop) -> str:
+        return ", ".join((*self.step_names, *self._step_values(loop)))
 
-    def apply_arguments(self, masked: bool) -> str:
-        return ", ".join((*self.apply_names, *self._step_values(masked)))
+    def apply_arguments(self, loop: Loop) -> str:
+        return ", ".join((*self.apply_names, *self._step_values(loop)))
+
+    @property
+    def branches(self) -> bool:
+        """Whether the step learns at run time that its tile is partial."""
+        return any(not isinstance(loop.masked, bool) for loop in self.kernel.regions.loops)
+
+    @property
+    def masked(self) -> str:
+        """The step's parameter that says so."""
+        return "partial" if self.branches else "MASKED"
 
     def _step_constants(self) -> list[str]:
-        masked = ["MASKED"] if self.kernel.step.keep is not None else []
+        masked = [self.masked] if self.kernel.step.keep is not None else []
         return [*masked, *(["BLOCK_M"] if self._step_needs_block_m() else []), "BLOCK_N", "TMA"]
 
-    def _step_values(self, masked: bool) -> list[str]:
-        return [f"{name}={masked if name == 'MASKED' else name}" for name in self._step_constants()]
+    def _step_values(self, loop: Loop) -> list[str]:
+        partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
+        return [f"{name}={partial if name == self.masked else name}" for name in self._step_constants()]
 
     def _step_needs_block_m(self) -> bool:
         return self.kernel.grid.over == "head" or self.kernel.softmax.dropout is not None
@@ -185,8 +199,11 @@ class KernelText:
         return "row[:, None]" + ("" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})")
 
     @property
-    def o_mask(self) -> str:
-        return "(q_idx < M)[:, None]" + ("" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})")
+    def store_o(self) -> str:
+        dtype = TL_DTYPES[self.kernel.bound.o_dtype]
+        return (
+            f"_store_rows(O, b, h, q_lo, M, stride_om, o.to({dtype}), BLOCK_M, {self._width(self.dv)}, TMA)"
+        )
 
     @property
     def bounds_comment(self) -> str:
@@ -203,12 +220,7 @@ class KernelText:
         loads = (
             e for item in self.kernel.regions.bounds if isinstance(item, Fetch) for e in item.load.indices
         )
-        loops = (
-            e
-            for loop in self.kernel.regions.loops
-            for e in (loop.start, loop.stop, loop.guard)
-            if e is not None
-        )
+        loops = (expr for loop in self.kernel.regions.loops for expr in loop.expressions)
         return any(Index(index) in walk(expr) for expr in (*bounds, *loads, *loops))
 
     def _expressions(self) -> Iterator[Expr]:
