@@ -1,13 +1,15 @@
 """The typed expression tree: what a mask, a score or a tile bound *is*, once every name is resolved.
 
-A tree has no names left to look up and no sugar: `let`s and `def`s are inlined, chained comparisons are conjunctions, params are
-constants after `model.variants`. Every node knows its type and the span of spec text it came from; spans never take part in
-equality, so two spellings of one formula compare equal.
+A tree has no names left to look up and no sugar: `let`s and `def`s are inlined, chained comparisons are
+conjunctions, params are constants after `model.variants`. Every node knows its type and the span of spec text
+it came from; spans never take part in equality, so two spellings of one formula compare equal.
 
 Semantics, in one place (`evaluate.py` implements them, every target must agree):
 
-* ``int`` is a 64-bit integer, ``float`` is a real number (targets compute it in float32), ``bool`` is true or false;
-* ``//`` and ``%`` are floor division and its non-negative-for-positive-divisor remainder, as in Python; by 0 both give 0;
+* ``int`` is a 64-bit integer, ``float`` is a real number (targets compute it in float32), ``bool`` is true or
+  false;
+* ``//`` and ``%`` are floor division and its non-negative-for-positive-divisor remainder, as in Python; by 0
+  both give 0;
 * ``and``, ``or`` and ``where`` evaluate all operands; no operand can fail;
 * a load whose index lies outside its tensor reads 0 (false), so every expression is total;
 * an ``int`` operand of a float operation is converted; ``/`` always gives a float.
@@ -62,7 +64,7 @@ class Const(Node):
 
 @dataclass(frozen=True, slots=True)
 class Index(Node):
-    """A coordinate of the score (`INDICES`), or a scalar that bounds one over a tile: `q_lo`, `q_hi`, `kv_lo`, `kv_hi` (inclusive)."""
+    """A coordinate of the score (`INDICES`), or its inclusive bound over a tile: `q_lo`, `q_hi`, ..."""
 
     name: str
     type: Literal["int"] = "int"
@@ -89,14 +91,17 @@ class Param(Node):
 
 @dataclass(frozen=True, slots=True)
 class Dot(Node):
-    """dot(q, k): the inner product of query row q_idx and key row kv_idx of head h, accumulated in float32."""
+    """dot(q, k): query row q_idx times key row kv_idx of head h, accumulated in float32."""
 
     type: Literal["float"] = "float"
 
 
 @dataclass(frozen=True, slots=True)
 class Load(Node):
-    """`tensor[indices]`; 0 outside the tensor. `extents` are its sizes, for bounds checks; `is_sorted`: ascending along the last axis."""
+    """`tensor[indices]`; 0 outside the tensor.
+
+    `extents` are its sizes, for bounds checks; `is_sorted`: ascending along the last axis.
+    """
 
     tensor: str
     indices: tuple[Expr, ...]
@@ -153,7 +158,10 @@ class Not(Node):
 
 @dataclass(frozen=True, slots=True)
 class Call(Node):
-    """An intrinsic of `FUNCTIONS`. min/max of two ints is an int; `where` takes the type of its branches; the rest are float."""
+    """An intrinsic of `FUNCTIONS`.
+
+    min/max of two ints is an int; `where` takes the type of its branches; the rest are float.
+    """
 
     function: str
     args: tuple[Expr, ...]
@@ -174,10 +182,12 @@ class Call(Node):
 
 @dataclass(frozen=True, slots=True)
 class Search(Node):
-    """Binary search in the last axis of a sorted tensor: the first position whose value is >= (`lower`) or > (`upper`) `value`.
+    """Binary search in the last axis of a sorted tensor.
 
-    Lies in 0..extent; reads outside the tensor give 0, as in a Load. Appears only in tile bounds, where it turns
-    `doc[b, kv_idx] == x` into a range of kv_idx. `row` names a pointer to the tensor at `prefix`, once a plan has made one.
+    The first position whose value is >= (`lower`) or > (`upper`) `value`.
+    Lies in 0..extent; reads outside the tensor give 0, as in a Load. Appears only in tile bounds, where it
+    turns `doc[b, kv_idx] == x` into a range of kv_idx. `row` names a pointer to the tensor at `prefix`, once
+    a plan has made one.
     """
 
     side: Literal["lower", "upper"]

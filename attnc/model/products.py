@@ -1,4 +1,4 @@
-"""Sizes as products: when two of them are equal, and when one divides another, whatever the dimensions are."""
+"""Sizes as products: when two are equal, and when one divides another, whatever the dimensions are."""
 
 from __future__ import annotations
 

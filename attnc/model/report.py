@@ -39,7 +39,10 @@ class Report:
         self.add(warning(code, message, span, label, hints=hints))
 
     def add(self, diagnostic: Diagnostic) -> None:
-        """Keeps a diagnostic unless the same was said of the same place: `input k, v: ...` has one mistake, not two."""
+        """Keeps a diagnostic unless the same was said of the same place.
+
+        `input k, v: ...` has one mistake, not two.
+        """
         said = (diagnostic.code, diagnostic.primary)
         if any((other.code, other.primary) == said for other in self.diagnostics):
             return

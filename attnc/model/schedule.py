@@ -18,7 +18,7 @@ PHASES: tuple[Phase, ...] = ("forward", "backward", "combine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A value with arguments, e.g. `online(rescale = lazy(8))` or `unified_max(phi = 0, bounds = [-60, 60])`."""
+    """A value with arguments, e.g. `lazy(8)` or `unified_max(phi = 0, bounds = [-60, 60])`."""
 
     name: str
     args: Mapping[str, Value]
