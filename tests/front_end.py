@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from attnc.build import compile_program, tuned_source
 from attnc.diagnostics import Diagnostic, DiagnosticError
 from attnc.model.configs import configs
 from attnc.model.resolve import resolve
@@ -13,7 +14,7 @@ from attnc.syntax.parser import load, parse
 from attnc.syntax.prelude import prelude
 
 # The codes that the passes below can report. A new pass is a line in `_warnings` and its range here.
-CODE_RANGES = ("E01", "E02", "E03", "E04", "E05", "W02", "W08")
+CODE_RANGES = ("E01", "E02", "E03", "E04", "E05", "E06", "W02", "W08")
 
 
 def diagnose(path: Path) -> tuple[Diagnostic, ...]:
@@ -34,3 +35,5 @@ def _warnings(path: Path) -> Iterator[Diagnostic]:
             if schedule.attention == attention.name:
                 for variant, phase in product(made, PHASES):
                     configs(schedule, phase, variant)
+    compiled = compile_program(program, path.name, tuned_source(path))
+    yield from (found for found in compiled.warnings if found not in program.warnings)

@@ -217,7 +217,7 @@ def _nearest(config: Config, variant: Variant, device: Device) -> list[str]:
         )
     key, value, changed = max(fitting, key=lambda entry: estimate(entry[2], variant, device).shared)
     needs = estimate(changed, variant, device)
-    return [f"'{key} = {value}' needs {needs.shared} B and {needs.registers_per_thread} registers a thread"]
+    return [f"'{key} = {value}' needs {needs.shared} B and about {needs.registers_per_thread} registers"]
 
 
 #: Tried in this order, the smallest change of each knob first.
