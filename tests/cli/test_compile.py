@@ -1,0 +1,121 @@
+"""`attnc compile`, `check` and `fmt`: what they write, print and return."""
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import TINY, Run
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("generated/**/*.py"))
+
+
+def test_compile_writes_a_module_for_each_variant(run: Run, folder: Path) -> None:
+    done = run("compile")
+    assert (done.code, done.err) == (0, "5 files in generated/, 5 written\n")
+    assert len(files(folder)) == 5
+    assert all(line.startswith("new ") for line in done.out.splitlines())
+    for path in files(folder):
+        compile((folder / path).read_text(), path, "exec")
+
+
+def test_the_names_of_variants(run: Run, folder: Path) -> None:
+    run("compile")
+    stems = {Path(path).stem for path in files(folder)}
+    assert stems == {"__init__", "f16_w16", "f16_w32", "bf16_w16", "bf16_w32"}
+
+
+def test_compiling_again_touches_nothing(run: Run, folder: Path) -> None:
+    run("compile")
+    before = {path: (folder / path).stat().st_mtime_ns for path in files(folder)}
+    assert run("compile").out == ""
+    assert {path: (folder / path).stat().st_mtime_ns for path in files(folder)} == before
+
+
+def test_check_mode_reports_stale_missing_and_orphaned_files(run: Run, folder: Path) -> None:
+    run("compile")
+    assert run("compile", "--check").code == 0
+    triton = folder / "generated" / "tiny" / "triton"
+    stale = triton / "f16_w16.py"
+    stale.write_text(stale.read_text().replace("import torch\n", "import torch as t\n"))
+    (triton / "f16_w32.py").unlink()
+    (triton / "f8_w16.py").write_text(stale.read_text())
+    (triton / "notes.py").write_text("# written by hand\n")
+    done = run("compile", "--check")
+    assert done.code == 1
+    assert "stale    generated/tiny/triton/f16_w16.py" in done.out
+    assert "    -import torch as t" in done.out
+    assert "missing  generated/tiny/triton/f16_w32.py" in done.out
+    assert "orphan   generated/tiny/triton/f8_w16.py" in done.out
+    assert "notes" not in done.out
+    assert run("compile").code == 0
+    assert not (triton / "f8_w16.py").exists()
+    assert (triton / "notes.py").exists()
+    assert run("compile", "--check").code == 0
+
+
+def test_files_of_a_removed_spec_are_orphans_of_all_specs_only(run: Run, folder: Path) -> None:
+    other = folder / "specs" / "other.attn"
+    other.write_text(TINY.replace("tiny", "other"))
+    run("compile")
+    other.unlink()
+    assert run("compile", "--check", "specs/tiny.attn").code == 0
+    assert run("compile", "--check").out.count("orphan") == 5
+
+
+def test_json_names_files_and_diagnostics(run: Run) -> None:
+    data = json.loads(run("compile", "--json").out)
+    assert set(data) == {"files", "diagnostics"}
+    assert {entry["kind"] for entry in data["files"]} == {"missing"}
+    assert data["diagnostics"] == []
+
+
+def test_a_wrong_spec_does_not_stop_the_others(run: Run, folder: Path) -> None:
+    (folder / "specs" / "wrong.attn").write_text(TINY.replace("tiny", "wrong").replace("kv in", "kw in"))
+    done = run("compile")
+    assert done.code == 1
+    assert "error[E04" in done.err
+    assert "did you mean 'tile.kv'?" in done.err
+    assert len(files(folder)) == 5
+
+
+def test_two_specs_with_the_same_attention_are_refused(run: Run, folder: Path) -> None:
+    (folder / "specs" / "twin.attn").write_text(TINY)
+    done = run("compile")
+    assert done.code == 2
+    assert "both make 'tiny/triton/" in done.err
+
+
+def test_check_writes_nothing(run: Run, folder: Path) -> None:
+    done = run("check")
+    assert (done.code, done.out, done.err) == (0, "", "1 spec: 0 errors, 0 warnings\n")
+    assert not (folder / "generated").exists()
+
+
+def test_check_as_json(run: Run, folder: Path) -> None:
+    (folder / "specs" / "tiny.attn").write_text(TINY.replace("window(W", "window(V"))
+    done = run("check", "--json")
+    assert done.code == 1
+    (found,) = json.loads(done.out)
+    assert found["severity"] == "error"
+    assert found["primary"]["path"] == "specs/tiny.attn"
+
+
+def test_warnings_are_rendered(run: Run, folder: Path) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    spec.write_text(TINY.replace("M, 64]\n}", "M, 64]\n  grad q, k, v\n}"))
+    done = run("check")
+    assert done.code == 0
+    assert "warning[W0802]" in done.err
+
+
+def test_fmt_is_idempotent_and_diffs(run: Run, folder: Path) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    spec.write_text(TINY.replace("  mask = window(W, 0)", "      mask=window( W,0 )"))
+    assert run("fmt", "--check").code == 1
+    diff = run("fmt", "--diff")
+    assert diff.code == 1
+    assert "+  mask = window(W, 0)" in diff.out
+    assert run("fmt").out == "formatted specs/tiny.attn\n"
+    assert spec.read_text() == TINY
+    assert run("fmt", "--check").code == 0

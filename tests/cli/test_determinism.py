@@ -1,0 +1,51 @@
+"""The same spec gives the same bytes, wherever and however the command is run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+ENVIRONMENTS = [
+    {"PYTHONHASHSEED": "1"},
+    {"PYTHONHASHSEED": "4242", "LC_ALL": "C", "PYTHONUTF8": "0"},
+    {"LC_ALL": "tr_TR.UTF-8", "TZ": "Asia/Kathmandu", "COLUMNS": "37", "NO_COLOR": "1"},
+]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.glob("**/*.py"))}
+
+
+@pytest.mark.slow
+def test_bytes_do_not_depend_on_the_environment(spawn: Run, folder: Path) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    spec.write_text(spec.read_text().replace("attention", "# naïve → ok\nattention", 1), encoding="utf-8")
+    spawn("compile", environment={"PYTHONHASHSEED": "0"})
+    expected = tree(folder / "generated")
+    assert len(expected) == 5
+    for environment in ENVIRONMENTS:
+        done = spawn("compile", "--check", environment=environment)
+        assert (done.code, done.out) == (0, ""), environment
+
+
+@pytest.mark.slow
+def test_bytes_do_not_depend_on_the_current_folder(spawn: Run, folder: Path) -> None:
+    spawn("compile")
+    expected = tree(folder / "generated")
+    inside = folder / "specs"
+    done = spawn("compile", "--check", "tiny.attn", "--out", "../generated", cwd=inside)
+    assert (done.code, done.out) == (0, "")
+    spec, out = str(folder / "specs" / "tiny.attn"), str(folder / "generated")
+    assert spawn("compile", "--check", spec, "--out", out, cwd=Path("/")).code == 0
+    assert tree(folder / "generated") == expected
+
+
+@pytest.mark.slow
+def test_a_c_locale_turns_no_message_into_an_error(spawn: Run, folder: Path) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    spec.write_text(spec.read_text().replace("mask = window", "mask = wíndow"), encoding="utf-8")
+    done = spawn("check", environment={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+    assert done.code == 1
+    assert "error[E0101]" in done.err
+    assert "Traceback" not in done.err

@@ -1,0 +1,141 @@
+"""A user's mistake is a message and an exit code, never a traceback; a bug says that it is one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnc.cli import main
+from tests.cli.conftest import ROOT, Run
+
+COMMANDS = ("compile", "check", "fmt", "explain", "demo")
+
+
+def assert_is_a_message(err: str) -> None:
+    assert "Traceback" not in err
+    assert "bug in attnc" not in err
+    assert "rror" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_missing_file(run: Run, command: str) -> None:
+    done = run(command, "specs/tinny.attn")
+    assert done.code == 2
+    assert "there is no file 'specs/tinny.attn'" in done.err
+    assert "did you mean 'tiny.attn'?" in done.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "content", [b"\x00\x01\x02\xff", b"\x7fELF\x02\x01\x01\x00", b"caf\xe9", b"x" * 300_000]
+)
+def test_files_that_are_no_specs(run: Run, folder: Path, command: str, content: bytes) -> None:
+    (folder / "odd.attn").write_bytes(content)
+    done = run(command, "odd.attn")
+    assert done.code == 1
+    assert "error[E0" in done.err
+    assert_is_a_message(done.err)
+
+
+def test_empty_file_makes_nothing(run: Run, folder: Path) -> None:
+    (folder / "empty.attn").write_text("")
+    assert run("compile", "empty.attn").code == 0
+    done = run("explain", "empty.attn")
+    assert done.code == 2
+    assert "has no schedule" in done.err
+
+
+def test_folder_instead_of_file(run: Run, folder: Path) -> None:
+    (folder / "nothing").mkdir()
+    assert "no .attn files in folder 'nothing'" in run("compile", "nothing").err
+    assert "'specs' is a folder" in run("explain", "specs").err
+
+
+def test_no_specs_at_all(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    done = run("compile")
+    assert done.code == 2
+    assert "there is no folder 'specs' here" in done.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_file(run: Run, folder: Path) -> None:
+    (folder / "specs" / "tiny.attn").chmod(0)
+    done = run("compile")
+    assert done.code == 2
+    assert "permission denied" in done.err
+
+
+def test_output_folder_that_is_a_file(run: Run, folder: Path) -> None:
+    (folder / "generated").write_text("")
+    done = run("compile")
+    assert done.code == 2
+    assert_is_a_message(done.err)
+
+
+def test_device_and_pipe_are_read_like_files(run: Run, folder: Path) -> None:
+    assert run("check", "/dev/null").code == 0
+
+
+@pytest.mark.parametrize("arguments", [("compile", "--chek"), ("frobnicate",), ("fmt", "--out", "x")])
+def test_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--arch", "sm_91"), "there is no architecture 'sm_91'"),
+        (("--variant", "bf16_w61"), "did you mean 'bf16_w16'?"),
+        (("--config", "99"), "there is no config 99"),
+    ],
+)
+def test_explain_names_what_there_is(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    done = run("explain", "specs/tiny.attn", "--no-compile", *arguments)
+    assert done.code == 2
+    assert message in done.err
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_timing_without_a_gpu(run: Run, command: str) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = run(command)
+    assert done.code == 2
+    assert "needs a CUDA GPU" in done.err
+
+
+def test_a_bug_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise AssertionError("planted")
+
+    monkeypatch.setattr("attnc.build.compile_spec", broken)
+    assert main(["compile"]) == 3
+    err = capsys.readouterr().err
+    assert "this is a bug in attnc: AssertionError: planted" in err
+    assert "ATTNC_DEBUG=1" in err
+    assert "Traceback" not in err
+    monkeypatch.setenv("ATTNC_DEBUG", "1")
+    main(["compile"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away(folder: Path) -> None:
+    writer = f"{sys.executable} -m attnc explain specs/tiny.attn --no-compile --json"
+    command = f"{writer} | head -c 1"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
