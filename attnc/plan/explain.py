@@ -250,7 +250,7 @@ def _decisions(e: Explanation) -> list[tuple[str, str]]:
     order = "FlashAttention-2" if e.kernel.structure == "forward_q_kv" else "FlashAttention-1"
     knobs = e.schedule.knobs.get("forward", {})
     loops = knobs["loops"].span if "loops" in knobs else e.schedule.span
-    masked = sum(loop.masked for loop in e.kernel.regions.loops)
+    masked = sum(loop.masked is not False for loop in e.kernel.regions.loops)
     found = [(f"{order} loop order", _place(loops))]
     if attention.mask != TRUE:
         kinds = len(e.kernel.regions.loops)
