@@ -144,7 +144,7 @@ def relate(op: CompareOp, left: Expr, right: Expr) -> Expr:
     if not difference.terms:
         return compare(op, Const(difference.const), ZERO)
     moved = _left_side(difference)
-    if any(c > 0 for _, c in moved.terms):
+    if any(c > 0 for atom, c in moved.terms if isinstance(atom, Index)) or moved.terms[0][1] > 0:
         return compare(op, moved.expr, (moved - difference).expr)
     return compare(MIRRORED[op], (-moved).expr, (difference - moved).expr)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnc.expr.facts import at_least, larger, relate, shift, smaller
-from attnc.expr.nodes import FALSE, TRUE, Call, Expr
+from attnc.expr.nodes import FALSE, TRUE, Call, Expr, walk
 from attnc.expr.simplify import ZERO, conj, disj, negate, nnf, sub, where
 
 
@@ -114,10 +114,15 @@ def _touch(a: Run, b: Run, given: Expr = TRUE) -> bool:
 
 
 def largest(a: Run, b: Run, length: Expr) -> Run:
-    """A run inside the union: the union itself where it is one run, else the longer of the two."""
+    """A run inside the union: the union itself where it is one run, else the longer of the two.
+
+    Which is longer is found at run time, unless that would take a page of code.
+    """
     joined, is_union = hull(a, b, length)
     if is_union:
         return joined
+    if _cost(a) + _cost(b) > 60:
+        return b if a.guard != TRUE == b.guard else a
     is_longer = relate(">", _count(b, length), _count(a, length))
     takes_b = conj(b.guard, disj(nnf(negate(a.guard)), is_longer))
     lo = where(takes_b, b.lo or ZERO, a.lo or ZERO) if a.lo != b.lo else a.lo
@@ -127,3 +132,7 @@ def largest(a: Run, b: Run, length: Expr) -> Run:
 
 def _count(run: Run, length: Expr) -> Expr:
     return sub(run.hi or length, run.lo or ZERO)
+
+
+def _cost(run: Run) -> int:
+    return sum(1 for part in (run.lo, run.hi, run.guard) if part is not None for _ in walk(part))

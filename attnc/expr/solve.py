@@ -198,7 +198,10 @@ def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
 
 def _at_most_zero(d: Affine, var: Var) -> Solution:
     found = [(atom, c) for atom, c in d.terms if var in uses(atom)]
-    if len(found) != 1:
+    if not found:
+        may, must = classify(compare("<=", d.expr, ZERO))
+        return Solution(Run(guard=may), Run(guard=must))
+    if len(found) > 1:
         return _unsolved(compare("<=", d.expr, ZERO))
     ((atom, c),) = found
     rest = d - affine(atom) * c

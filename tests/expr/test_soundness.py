@@ -1,27 +1,60 @@
-"""Random masks: no tile is ever skipped or called full in error."""
+"""No tile is ever skipped or called full in error: random masks, and masks that lie where mistakes would."""
 
+import pytest
 from hypothesis import given, settings
 
 from attnc.expr.nodes import Expr
-from tests.expr.masks import Case, cases, masks
+from tests.expr.masks import Case, case, cases, masks
 from tests.expr.soundness import check_classify, check_solve
+from tests.expr.spell import spell
 
-EXAMPLES = 120
+CORNERS = (
+    "doc[b, q_pos] <= doc[b, kv_idx]",
+    "doc[b, q_pos] > doc[b, kv_idx - 2]",
+    "doc[b, kv_idx + 3] >= prefix[b]",
+    "doc[b, kv_idx + 3] <= 0",
+    "doc[b, kv_idx - 3] >= 0",
+    "doc[b, kv_idx] != doc[b, q_idx]",
+    "doc[b, q_pos + 2] == 0",
+    "time[b, q_pos] < time[b, kv_idx]",
+    "time[b, kv_idx - 1] == time[b, q_pos]",
+    "not time[b, kv_idx + 1] > 1",
+    "where(q_pos < 2, kv_idx, q_pos) <= kv_idx - 2",
+    "where(kv_idx < q_pos, 3, kv_idx) == where(flag[b], 3, q_idx)",
+    "kv_idx % 3 > q_pos % 4",
+    "(q_pos - kv_idx) % 3 == h",
+    "kv_idx % N == q_idx % M",
+    "abs(q_pos // 3 - kv_idx // 3) >= 1",
+    "abs(2 * kv_idx - 3 * q_pos) < 7",
+    "(kv_idx - q_pos) // 3 == -1",
+    "(kv_idx - 2 * q_idx) // -2 <= h",
+    "3 * kv_idx > q_pos + 1 and -2 * kv_idx >= q_pos - 9",
+    "min(kv_idx, q_pos) < max(3, q_idx) - 2",
+    "kv_idx < 2 or kv_idx > q_pos + 1 or kv_idx == 4",
+    "kv_idx * width[h] <= q_pos * prefix[b]",
+    "slope[h] * (q_pos - kv_idx) <= 1",
+    "kv_idx < prefix[b] and flag[b] or kv_idx > q_pos - 2 and not flag[b]",
+    "q_pos < prefix[b] and kv_idx < prefix[b] or kv_idx <= q_pos",
+    "keep[b, kv_idx] == (kv_idx <= q_pos)",
+)
 
 
-@settings(max_examples=EXAMPLES)
-@given(mask=masks(), case=cases())
-def test_classify_is_sound(mask: Expr, case: Case) -> None:
-    check_classify(mask, case)
+def check(mask: Expr, drawn: Case) -> None:
+    check_classify(mask, drawn)
+    check_solve(mask, drawn, "kv_idx")
+    check_solve(mask, drawn, "q_idx")
 
 
-@settings(max_examples=EXAMPLES)
-@given(mask=masks(), case=cases())
-def test_solve_is_sound_for_kv(mask: Expr, case: Case) -> None:
-    check_solve(mask, case, "kv_idx")
+@settings(max_examples=150)
+@given(mask=masks(), drawn=cases())
+def test_random_masks(mask: Expr, drawn: Case) -> None:
+    check(mask, drawn)
 
 
-@settings(max_examples=EXAMPLES)
-@given(mask=masks(), case=cases())
-def test_solve_is_sound_for_q(mask: Expr, case: Case) -> None:
-    check_solve(mask, case, "q_idx")
+@pytest.mark.parametrize("text", CORNERS)
+def test_corners(text: str) -> None:
+    mask = spell(text)
+    for shape in ((6, 6), (3, 11), (11, 4), (1, 5)):
+        for tile in ((2, 3), (4, 2)):
+            for seed in range(3):
+                check(mask, case(seed, *shape, *tile))
