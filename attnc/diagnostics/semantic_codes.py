@@ -224,11 +224,11 @@ EXPANSION = {
     "E0506": CodeInfo(
         "expression that expands too far",
         "Lets and defs are expanded where they are used; the result has at most 4096 operations and "
-        "128 levels, and an attention expands at most 10000 calls.",
+        "96 levels, and an attention expands at most 10000 calls.",
     ),
     "E0507": CodeInfo(
-        "integer beyond 64 bits",
-        "Integers lie from -2^63 to 2^63 - 1.",
+        "constant out of range",
+        "Integers lie from -2^63 to 2^63 - 1, and what is computed from constants alone is finite.",
     ),
     "E0508": CodeInfo(
         "too many variants",

@@ -1,7 +1,7 @@
-"""`where` conditions of a schedule: checked once, then evaluated over the knobs of a config and the params of
-a variant.
+"""`where` conditions of a schedule: checked once, then evaluated over a config's knobs and a variant's
+params.
 
-They compare numbers (`tile.q <= tile.kv`), words (`order == longest_first`) and lists (`loops == [q, kv]`).
+They compare numbers (`tile.q <= tile.kv`) and words (`order == longest_first`); lists have no operators.
 Evaluation is total: what has no value, such as 1 // 0 or an order between words, compares as false.
 """
 
@@ -68,8 +68,6 @@ def _kind(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -> Kind | N
             label = "not a key, param or word of this phase"
             report.error("E0203", f"unknown name '{name}'", tree.span, label, hints=did_you_mean(name, names))
             return None
-        case ast.ListValue(items=items):
-            return "list" if needs(items, "word", "number") else None
         case ast.UnaryOp(operand=operand):
             return "number" if need(operand, "number") else None
         case ast.BinaryOp(left=left, right=right):
@@ -90,7 +88,7 @@ def _kind(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -> Kind | N
             return None if None in kinds else "bool"
         case ast.Compare(operands=operands):
             return "bool" if needs(operands, "number", "any") else None
-        case ast.Call() | ast.Subscript():
+        case ast.Call() | ast.Subscript() | ast.ListValue():
             report.error("E0407", "not a condition", tree.span, "conditions compare keys, params and numbers")
             return None
 
@@ -106,8 +104,6 @@ def _evaluate(tree: ast.Expr, values: Mapping[str, Value]) -> Operand:
             return value
         case ast.Name(id=name):
             return _plain(values.get(name, name))
-        case ast.ListValue(items=items):
-            return tuple(_evaluate(item, values) for item in items)
         case ast.UnaryOp(operand=operand):
             return _arithmetic("-", 0, _evaluate(operand, values))
         case ast.BinaryOp(op=op, left=left, right=right):

@@ -25,20 +25,15 @@ from attnc.expr.nodes import (
     Or,
     Param,
     Type,
-    children,
 )
 from attnc.model import attention
 from attnc.model.definitions import Definition
+from attnc.model.expansion import MAX_CALLS, MAX_DEPTH, Expansion, report_expansion
 from attnc.model.misuse import report_misuse
 from attnc.model.report import Report
 from attnc.model.scope import WRONG, Argument, Context, Scope, Wrong
 from attnc.model.tensors import DType, Tensor
 from attnc.syntax import ast
-
-MAX_NODES = 4096
-MAX_DEPTH = 128
-#: Calls of defs that one attention may expand to.
-MAX_CALLS = 10_000
 
 _NUMBERS: tuple[Type, ...] = ("int", "float")
 _A: dict[Type, str] = {"bool": "true or false", "int": "an integer", "float": "a number"}
@@ -50,9 +45,7 @@ class Elaborator:
 
     scope: Scope
     report: Report
-    _calls_left: int = MAX_CALLS
-    #: By id; each entry keeps its node alive, so that ids stay unique.
-    _extents: dict[int, tuple[Expr, int, int]] = field(default_factory=dict)
+    _expansion: Expansion = field(default_factory=Expansion)
 
     def expr(self, tree: ast.Expr) -> Expr | None:
         """The typed expression, or None when something in it is wrong."""
@@ -70,6 +63,15 @@ class Elaborator:
         return None
 
     def _expr(self, tree: ast.Expr, at: Context) -> Expr | None:
+        self._expansion.level += 1
+        made = self._made(tree, at) if self._expansion.level <= MAX_DEPTH else None
+        if self._expansion.level > MAX_DEPTH or (made is not None and not self._expansion.fits(made)):
+            report_expansion(tree, at)
+            made = None
+        self._expansion.level -= 1
+        return made
+
+    def _made(self, tree: ast.Expr, at: Context) -> Expr | None:
         made: Expr | None
         match tree:
             case ast.Number(value=value) | ast.Bool(value=value):
@@ -99,7 +101,7 @@ class Elaborator:
             case ast.ListValue():
                 at.error("E0303", "a list is not a value", tree.span, "lists belong to schedules")
                 return None
-        return made and self._within_limits(made, tree, at)
+        return made
 
     # --- operators
     # -----------------------------------------------------------------------------------------------
@@ -116,9 +118,12 @@ class Elaborator:
         self, trees: tuple[ast.Expr, ...], what: str, wanted: tuple[Type, ...], at: Context
     ) -> tuple[Expr, ...] | None:
         """All operands, or None; every one is looked at even after a mistake."""
-        made = [self._operand(tree, what, wanted, at) for tree in trees]
-        present = tuple(operand for operand in made if operand is not None)
-        return present if len(present) == len(made) else None
+        made: list[Expr] = []
+        for tree in trees:
+            operand = self._operand(tree, what, wanted, at)
+            if operand is not None:
+                made.append(operand)
+        return tuple(made) if len(made) == len(trees) else None
 
     def _binary(self, tree: ast.BinaryOp, at: Context) -> Expr | None:
         wanted: tuple[Type, ...] = ("int",) if tree.op in ("//", "%") else _NUMBERS
@@ -137,10 +142,7 @@ class Elaborator:
         pairs: list[Expr] = []
         for i, op in enumerate(tree.ops):
             span = at.site or tree.operands[i].span.to(tree.operands[i + 1].span)
-            pair = self._within_limits(Compare(op, operands[i], operands[i + 1], span=span), tree, at)
-            if pair is None:
-                return None
-            pairs.append(pair)
+            pairs.append(Compare(op, operands[i], operands[i + 1], span=span))
         return And(tuple(pairs), span=at.span(tree)) if len(pairs) > 1 else pairs[0]
 
     # --- names and subscripts
@@ -253,31 +255,12 @@ class Elaborator:
         if len(arguments) != len(definition.params):
             _report_count(tree, definition.name, len(definition.params), at, definition)
             return None
-        self._calls_left -= 1
-        if self._calls_left < 0 or at.depth >= MAX_DEPTH:
-            if self._calls_left >= -1:
-                _report_size(tree, at)
-            self._calls_left = min(self._calls_left, -1)
+        self._expansion.calls += 1
+        if self._expansion.calls > MAX_CALLS:
+            if self._expansion.calls == MAX_CALLS + 1:
+                report_expansion(tree, at)
             return None
         return self._expr(definition.tree.value, at.enter(definition, arguments, tree.span))
-
-    def _within_limits(self, made: Expr, tree: ast.Expr, at: Context) -> Expr | None:
-        """The node itself, if its tree is not too large to walk."""
-        size, depth = self._extent(made)
-        if size <= MAX_NODES and depth <= MAX_DEPTH:
-            return made
-        _report_size(tree, at)
-        return None
-
-    def _extent(self, expr: Expr) -> tuple[int, int]:
-        """Operations and levels of a tree; shared parts count each time they are used, as a walk would see
-        them.
-        """
-        if id(expr) not in self._extents:
-            parts = [self._extent(child) for child in children(expr)]
-            size, depth = 1 + sum(part[0] for part in parts), 1 + max((part[1] for part in parts), default=0)
-            self._extents[id(expr)] = (expr, size, depth)
-        return self._extents[id(expr)][1:]
 
 
 def _constant(value: bool | int | float, tree: ast.Expr, at: Context) -> Expr | None:
@@ -285,16 +268,6 @@ def _constant(value: bool | int | float, tree: ast.Expr, at: Context) -> Expr | 
         at.error("E0507", "integer beyond 64 bits", tree.span, "too large")
         return None
     return Const(value, span=at.span(tree))
-
-
-def _report_size(tree: ast.Expr, at: Context) -> None:
-    at.error(
-        "E0506",
-        "expression that expands too far",
-        tree.span,
-        "lets and defs are expanded where they are used",
-        notes=(f"the limits are {MAX_NODES} operations, {MAX_DEPTH} levels and {MAX_CALLS} calls of defs",),
-    )
 
 
 def _report_count(

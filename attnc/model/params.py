@@ -18,23 +18,24 @@ MAX_HEAD_DIM = 1024
 def resolve_param(tree: ast.Param, report: Report) -> Param | Wrong:
     """The param with its choices, which are all element types, all numbers, or all true or false."""
     name, before = tree.name.id, report.errors
-    choices: list[DType | bool | int | float] = []
+    choices: dict[tuple[str, DType | bool | int | float], DType | bool | int | float] = {}
     for choice in tree.choices:
         value = _choice(choice)
         if value is None:
             label = "a number, an element type, true or false"
             report.error("E0307", "not a choice of a param", choice.span, f"must be {label}")
-        elif any(_kind(value) == _kind(other) and value == other for other in choices):
+        elif (_kind(value), value) in choices:
             report.error("E0307", f"'{choice.span.text}' is listed twice", choice.span, "second time")
         else:
-            choices.append(value)
-    if len({_kind(value) for value in choices}) > 1:
+            choices[_kind(value), value] = value
+    values = tuple(choices.values())
+    if len({kind for kind, _ in choices}) > 1:
         report.error("E0307", f"choices of param '{name}' are of different kinds", tree.span, "mixed")
-    elif choices and isinstance(choices[0], DType) and len({DType(str(c)).is_float for c in choices}) > 1:
+    elif len({value.is_float for value in values if isinstance(value, DType)}) > 1:
         report.error("E0307", f"choices of param '{name}' mix floats and integers", tree.span, "mixed")
-    elif name in DIMS and not all(type(value) is int and value > 0 for value in choices):
+    elif name in DIMS and not all(type(value) is int and value > 0 for value in values):
         report.error("E0307", f"'{name}' is a size", tree.span, "its choices must be positive integers")
-    return WRONG if report.errors > before else Param(name=name, choices=tuple(choices), span=tree.span)
+    return WRONG if report.errors > before else Param(name=name, choices=values, span=tree.span)
 
 
 def _choice(tree: ast.Expr) -> DType | bool | int | float | None:

@@ -13,12 +13,15 @@ MAX_DIAGNOSTICS = 100
 class Report:
     """The diagnostics of one `resolve`, in the order in which they were found.
 
-    Raises DiagnosticError as soon as there are MAX_DIAGNOSTICS of them: nobody reads more, and a hostile file
-    could make millions.
+    Nobody reads more than MAX_DIAGNOSTICS, and a hostile file could make millions: that many errors raise
+    DiagnosticError at once, and further warnings are dropped.
     """
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
+        #: How many of them are errors.
+        self.errors = 0
+        self._said: set[tuple[str, Label]] = set()
 
     def error(
         self,
@@ -39,21 +42,16 @@ class Report:
         self.add(warning(code, message, span, label, hints=hints))
 
     def add(self, diagnostic: Diagnostic) -> None:
-        """Keeps a diagnostic unless the same was said of the same place.
-
-        `input k, v: ...` has one mistake, not two.
-        """
+        """Keeps a diagnostic, unless the same was said of the same place: `input k, v` is one mistake."""
         said = (diagnostic.code, diagnostic.primary)
-        if any((other.code, other.primary) == said for other in self.diagnostics):
+        is_full = len(self.diagnostics) >= MAX_DIAGNOSTICS
+        if said in self._said or (is_full and diagnostic.severity != "error"):
             return
+        self._said.add(said)
         self.diagnostics.append(diagnostic)
-        if len(self.diagnostics) >= MAX_DIAGNOSTICS:
+        self.errors += diagnostic.severity == "error"
+        if self.errors >= MAX_DIAGNOSTICS:
             raise DiagnosticError(self.in_source_order())
-
-    @property
-    def errors(self) -> int:
-        """How many errors there are so far."""
-        return sum(d.severity == "error" for d in self.diagnostics)
 
     def in_source_order(self) -> tuple[Diagnostic, ...]:
         return tuple(

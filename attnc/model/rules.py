@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from attnc.diagnostics import Label
-from attnc.expr.nodes import Const, Dim, Expr, Load, Param, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Param, walk
 from attnc.model.attention import Attention
 from attnc.model.definitions import mentioned
 from attnc.model.params import MAX_HEAD_DIM
@@ -49,22 +49,21 @@ def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Report)
 
 def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Report) -> None:
     """Every run-time size can be computed from the shapes of the tensors passed in."""
-    known = {"M", "N"} | set(_bound_by_storage(attention))
     axes = [axis for tensor in attention.inputs for axis in _memory_axes(tensor)]
-    while solved := {name for axis in axes if len(unknown := _dims(axis) - known) == 1 for name in unknown}:
-        known |= solved
-    reported: set[str] = set()
+    unknown = _unknown_dims(axes, known={"M", "N", *_bound_by_storage(attention)})
     for axis in axes:
-        for name in sorted(_dims(axis) - known - reported):
-            reported.add(name)
-            hints = ("give K/V heads an axis of their own, 'Hkv'",) if name in ("Hkv", "G") else ()
+        names = sorted(_dims(axis) & unknown)
+        if names:
+            hints = ("give K/V heads an axis of their own, 'Hkv'",) if "Hkv" in names else ()
+            listed = " and ".join(f"'{name}'" for name in names)
             report.error(
                 "E0321",
-                f"no shape determines '{name}'",
+                f"no shape determines {listed}",
                 axis.span or tree.span,
-                "has two unknowns",
+                "cannot be solved for it",
                 hints=hints,
             )
+            unknown -= set(names)
 
 
 def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Report) -> None:
@@ -207,6 +206,34 @@ def _grad_names(tree: ast.Attention) -> list[ast.Name]:
 
 def _dims(axis: Expr) -> set[str]:
     return {node.name for node in walk(axis) if isinstance(node, Dim)}
+
+
+def _unknown_dims(axes: Sequence[Expr], known: set[str]) -> set[str]:
+    """The dims of the axes that cannot be solved for, each axis giving the value of its last unknown.
+
+    Sums and products in which every dim occurs once can be solved, floor divisions and squares cannot.
+    """
+    unknown = [_dims(axis) - known for axis in axes]
+    solvable = [_is_solvable(axis) for axis in axes]
+    axes_of: dict[str, list[int]] = {}
+    for i, names in enumerate(unknown):
+        for name in names:
+            axes_of.setdefault(name, []).append(i)
+    ready = [i for i, names in enumerate(unknown) if len(names) == 1 and solvable[i]]
+    while ready:
+        names = unknown[ready.pop()]
+        if len(names) == 1:
+            [name] = names
+            for i in axes_of[name]:
+                unknown[i].discard(name)
+                ready += [i] if len(unknown[i]) == 1 and solvable[i] else []
+    return set().union(*unknown)
+
+
+def _is_solvable(axis: Expr) -> bool:
+    nodes = tuple(walk(axis))
+    has_division = any(isinstance(node, Binary) and node.op == "//" for node in nodes)
+    return not has_division and sum(isinstance(node, Dim) for node in nodes) == len(_dims(axis))
 
 
 def _memory_axes(tensor: Tensor) -> tuple[Expr, ...]:

@@ -71,7 +71,6 @@ class Context:
     defs: Mapping[str, Definition]
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     site: Span | None = None
-    depth: int = 0
 
     def enter(self, definition: Definition, arguments: Iterable[Argument], call: Span) -> Context:
         """The context of a def's body."""
@@ -80,7 +79,6 @@ class Context:
             defs=definition.visible,
             arguments=dict(zip(definition.params, arguments, strict=True)),
             site=self.site or call,
-            depth=self.depth + 1,
         )
 
     def meaning(self, name: str) -> Meaning | None:

@@ -7,16 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from math import prod
+from math import isfinite, prod
 from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.expr.nodes import Binary, Const, Expr, walk
 from attnc.expr.nodes import Param as ParamNode
-from attnc.expr.simplify import substitute
+from attnc.expr.simplify import number, substitute
 from attnc.model.attention import Attention, Program, Variant
+from attnc.model.products import is_static
 from attnc.model.report import Report
 from attnc.model.tensors import DType, Prefix, Tensor
+from attnc.source import Span
 
 MAX_VARIANTS = 256
 
@@ -29,14 +31,7 @@ def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
     Raises DiagnosticError when there are more than MAX_VARIANTS (counted, not expanded), and for sizes and
     divisors that turn out to be zero or negative.
     """
-    count = prod(len(param.choices) for param in attention.params)
-    if count > MAX_VARIANTS:
-        span = attention.span or program.source.span(0, 0)
-        message = f"attention '{attention.name}' has {count} variants; the limit is {MAX_VARIANTS}"
-        sizes = " x ".join(f"{len(param.choices)} {param.name}" for param in attention.params)
-        raise DiagnosticError(
-            [error("E0508", message, span, "each is a kernel of its own", notes=(f"{sizes}",))]
-        )
+    _check_count(program, attention)
     report = Report()
     made = []
     for point in product(*(param.choices for param in attention.params)):
@@ -49,6 +44,24 @@ def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
             _check(variant, report)
     report.raise_errors()
     return tuple(made)
+
+
+def _check_count(program: Program, attention: Attention) -> None:
+    count = prod(len(param.choices) for param in attention.params)
+    if count > MAX_VARIANTS:
+        shown = str(count) if count < 10**9 else "more than 10^9"  # huge integers cannot be printed
+        sizes = " x ".join(f"{len(param.choices)} {param.name}" for param in attention.params[:8])
+        raise DiagnosticError(
+            [
+                error(
+                    "E0508",
+                    f"attention '{attention.name}' has {shown} variants; the limit is {MAX_VARIANTS}",
+                    attention.span or program.source.span(0, 0),
+                    "each is a kernel of its own",
+                    notes=(sizes + " x ..." * (len(attention.params) > 8),),
+                )
+            ]
+        )
 
 
 def variant_name(params: Mapping[str, ParamValue]) -> str:
@@ -101,31 +114,32 @@ def _fix(attention: Attention, params: Mapping[str, ParamValue]) -> Attention:
 
 
 def _check(variant: Variant, report: Report) -> None:
-    """What only numbers show: sizes below 1, division by zero, a prefix that is wider than the whole."""
+    """What only numbers show: sizes below 1, division by zero, overflow, a prefix wider than the whole."""
     attention, note = variant.attention, f"in variant '{variant.name}'"
     place = attention.span or variant.source.span(0, 0)
     for tensor in (*attention.inputs, *attention.outputs):
         for size in tensor.shape:
-            if isinstance(size, Const) and size.value < 1:
-                report.error("E0308", f"an axis of '{tensor.name}' is {size.value}", size.span or place, note)
+            if is_static(size) and not (isinstance(size, Const) and 1 <= size.value < 2**63):
+                value = size.value if isinstance(size, Const) else "not a number"
+                report.error("E0308", f"an axis of '{tensor.name}' is {value}", size.span or place, note)
     for expr in _expressions(attention):
         for node in walk(expr):
-            if (
-                isinstance(node, Binary)
-                and node.op in ("/", "//", "%")
-                and node.right in (Const(0), Const(0.0))
-            ):
-                report.error("E0320", "division by zero", node.span or place, note)
+            _check_arithmetic(node, node.span or place, note, report)
     storage = attention.v.storage
-    whole, part = attention.k.shape[-1], attention.v.shape[-1]
-    if (
-        isinstance(storage, Prefix)
-        and isinstance(whole, Const)
-        and isinstance(part, Const)
-        and part.value > whole.value
-    ):
-        message = f"v has {part.value} columns, the k that it is a prefix of has {whole.value}"
+    whole, part = number(attention.k.shape[-1]) or 0, number(attention.v.shape[-1]) or 0
+    if isinstance(storage, Prefix) and part > whole:
+        message = f"v has {part} columns, the k that it is a prefix of has {whole}"
         report.error("E0316", message, storage.span or place, note)
+
+
+def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> None:
+    if isinstance(node, Binary) and node.op in ("/", "//", "%") and number(node.right) == 0:
+        report.error("E0320", "division by zero", place, note)
+    value = number(node)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        report.error("E0507", "integer beyond 64 bits", place, note)
+    elif value is not None and not isfinite(value):
+        report.error("E0507", "constant that is not finite", place, note)
 
 
 def _expressions(attention: Attention) -> Iterator[Expr]:

@@ -1,0 +1,151 @@
+"""Schedules as data, and the configs that they span."""
+
+import pytest
+
+from attnc.diagnostics import DiagnosticError
+from attnc.model.configs import configs
+from attnc.model.schedule import Choice, Config, Phase, Value
+from attnc.model.variants import variants
+from tests.model.resolving import codes_of, plain, resolve_text
+
+ONLINE = Choice(name="online", args={"rescale": "deferred"})
+
+
+def configs_of(
+    body: str, phase: Phase = "forward", *, extra: str = "", grads: str = ""
+) -> tuple[Config, ...]:
+    """The configs of the default variant under a schedule with this body."""
+    text = plain(extra).removesuffix("}\n") + f"  {grads}\n}}\nschedule plain for triton {{\n{body}\n}}\n"
+    program = resolve_text(text)
+    return configs(program.schedules[0], phase, variants(program, program.attentions[0])[0])
+
+
+def values(body: str, key: str, phase: Phase = "forward") -> list[Value]:
+    return [config[key] for config in configs_of(body, phase)]
+
+
+def test_absent_keys_have_defaults() -> None:
+    [config] = configs_of("")
+    assert dict(config.values) == {
+        "loops": ("q", "kv"),
+        "tile.q": 64,
+        "tile.kv": 64,
+        "tile.d": 64,
+        "warps": 4,
+        "warp_split": "q",
+        "stages": 2,
+        "split.kv": 1,
+        "pack": "none",
+        "softmax": ONLINE,
+        "persistent": False,
+        "order": "default",
+    }
+
+
+def test_backward_has_its_own_keys_and_defaults() -> None:
+    [config] = configs_of("tile.q = 32", "backward", grads="grad q, v")
+    assert config["loops"] == ("kv", "q")
+    assert config["tile.q"] == 64
+    assert config["accumulate.dq"] == config["accumulate.dv"] == "two_pass"
+    assert "accumulate.dk" not in config.values
+    assert "softmax" not in config.values
+
+
+def test_the_first_choices_are_the_default() -> None:
+    found = configs_of("tile.q in {128, 64}, stages in {3, 2}")
+    assert [(config["tile.q"], config["stages"]) for config in found] == [
+        (128, 3),
+        (128, 2),
+        (64, 3),
+        (64, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("online", ONLINE),
+        ("online(rescale = every_step)", Choice(name="online", args={"rescale": "every_step"})),
+        (
+            "online(rescale = lazy(8))",
+            Choice(name="online", args={"rescale": Choice(name="lazy", args={"threshold": 8.0})}),
+        ),
+        ("two_pass", Choice(name="two_pass", args={})),
+        (
+            "unified_max(phi = -1, bounds = [-60, 60.5])",
+            Choice(name="unified_max", args={"phi": -1.0, "bounds": (-60.0, 60.5), "fallback": ONLINE}),
+        ),
+    ],
+)
+def test_softmax_values(written: str, value: Choice) -> None:
+    assert values(f"softmax = {written}", "softmax") == [value]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "softmax = online(rescale = lazy(0))",
+        "softmax = online(8)",
+        "softmax = online(scale = deferred)",
+        "softmax = unified_max(phi = 0)",
+        "softmax = unified_max(phi = 0, bounds = [60, -60])",
+        "softmax = unified_max(phi = 0, bounds = [1, 2, 3])",
+        "softmax = unified_max(phi = 0, phi = 1, bounds = [1, 2])",
+        "softmax = unified_max(phi = 0, bounds = [1, 2], fallback = unified_max(phi = 0, bounds = [1, 2]))",
+        "loops = q",
+        "loops = [q]",
+        "loops = [kv, kv]",
+        "tile.q = 0",
+        "tile.q = 48.0",
+        "tile.q = -16",
+        "tile.q = 2048",
+        "split.kv = 0",
+        "persistent = yes",
+        "warps in {4, 5}",
+    ],
+)
+def test_values_outside_of_the_domain(setting: str) -> None:
+    assert codes_of(plain() + f"schedule plain for triton {{\n{setting}\n}}") == ["E0403"]
+
+
+@pytest.mark.parametrize("tile", [1, 8, 16, 80, 176, 1024])
+def test_tiles(tile: int) -> None:
+    assert values(f"tile.kv = {tile}", "tile.kv") == [tile]
+
+
+@pytest.mark.parametrize(
+    ("condition", "left"),
+    [
+        ("tile.q <= stages * 32", [(64, 2), (64, 3)]),
+        ("tile.q > 64 and stages == 3", [(128, 3)]),
+        ("not (tile.q == D) or 2 <= stages < 3", [(128, 2), (128, 3), (64, 2)]),
+        ("tile.q % 128 == 0", [(128, 2), (128, 3)]),
+        ("tile.q / (stages - 2) < 100", [(64, 3)]),
+        ("stages // 0 == 1 or tile.q == 64", [(64, 2), (64, 3)]),
+        ("softmax == two_pass or order == longest_first or stages == 2", [(128, 2), (64, 2)]),
+        (
+            "softmax == online and persistent == false and split.kv != auto",
+            [(128, 2), (128, 3), (64, 2), (64, 3)],
+        ),
+        ("T == bf16 and W < 4 and is_long and scale < 0.75 and stages == 2", [(128, 2), (64, 2)]),
+        ("-stages < -2", [(128, 3), (64, 3)]),
+    ],
+)
+def test_where_prunes(condition: str, left: list[tuple[int, int]]) -> None:
+    extra = "param T in {bf16}, W in {1}, is_long in {true}, scale in {0.5}\n  input x: T[W]"
+    found = configs_of(f"tile.q in {{128, 64}}, stages in {{2, 3}}\nwhere {condition}", extra=extra)
+    assert [(config["tile.q"], config["stages"]) for config in found] == left
+
+
+def test_where_of_a_phase_prunes_that_phase() -> None:
+    body = "stages in {2, 3}\nbackward {\nstages in {1, 2}\nwhere stages > 1\n}"
+    assert values(body, "stages") == [2, 3]
+    assert values(body, "stages", "backward") == [2]
+
+
+def test_conditions_that_exclude_everything() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        configs_of("stages in {2, 3}\nwhere stages > 0\nwhere stages > 3")
+    [diagnostic] = caught.value.diagnostics
+    assert diagnostic.code == "E0409"
+    assert diagnostic.primary.span.text == "stages > 3"
