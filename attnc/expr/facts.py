@@ -1,8 +1,9 @@
 """What holds for every tile, and the little proving that it allows.
 
-A tile is a non-empty box: 0 <= q_lo <= q_hi < M and 0 <= kv_lo <= kv_hi < N. Sizes are not negative. A proof
-here removes a `max`, a test or a whole loop from a kernel; where none is found the code is longer, never
-wrong.
+Where a tile is, it is a non-empty box: 0 <= q_lo <= q_hi < M and 0 <= kv_lo <= kv_hi < N. Sizes are not
+negative; a sequence may be empty, since the bounds of a loop are computed before anything is known of its
+tiles. A proof here removes a `max`, a test or a whole loop from a kernel; where none is found the code is
+longer, never wrong.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
 """The loop bounds of masks that people use, as kernels print them; and what they decide, by brute force."""
 
+from dataclasses import replace
+
 import pytest
 
+from attnc.expr.evaluate import evaluate
+from attnc.expr.facts import larger, smaller
 from attnc.expr.interval import classify
-from attnc.expr.nodes import Expr
+from attnc.expr.nodes import Dim, Expr
 from attnc.expr.show import show
+from attnc.expr.simplify import ZERO
 from attnc.expr.solve import Ranges, Var, solve
 from tests.expr.masks import case
 from tests.expr.soundness import check_classify, check_solve
@@ -167,3 +172,13 @@ def test_usual_masks_are_decided_wherever_they_can_be(mask: str, shape: tuple[in
             assert counts["decided"] == counts["decidable"] or ("doc" in mask and shape[0] > shape[1])
             check_solve(tree, drawn, "kv_idx")
             check_solve(tree, drawn, "q_idx")
+
+
+@pytest.mark.parametrize("mask", [*KV, "kv_idx < 1", "kv_idx >= 0 or h < 9", "abs(kv_idx - 3) <= 5"])
+def test_an_empty_key_sequence_has_no_tiles(mask: str) -> None:
+    ranges = solve(spell(mask))
+    drawn = case(0, 5, 0, 2, 2)
+    for lo, hi in ((ranges.may_lo, ranges.may_hi), (ranges.must_lo, ranges.must_hi)):
+        first, last = larger(lo or ZERO, ZERO), smaller(hi or Dim("N"), Dim("N"))
+        env = replace(drawn.tiles, indices={**drawn.tiles.indices, "kv_lo": 0, "kv_hi": -1})
+        assert (evaluate(first, env) >= evaluate(last, env)).all()

@@ -45,7 +45,7 @@ def check(mask: Expr, drawn: Case) -> None:
     check_solve(mask, drawn, "q_idx")
 
 
-@settings(max_examples=150)
+@settings(max_examples=120)
 @given(mask=masks(), drawn=cases())
 def test_random_masks(mask: Expr, drawn: Case) -> None:
     check(mask, drawn)
@@ -56,5 +56,5 @@ def test_corners(text: str) -> None:
     mask = spell(text)
     for shape in ((6, 6), (3, 11), (11, 4), (1, 5)):
         for tile in ((2, 3), (4, 2)):
-            for seed in range(3):
+            for seed in range(2):
                 check(mask, case(seed, *shape, *tile))
