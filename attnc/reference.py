@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -47,7 +48,7 @@ Input: TypeAlias = "Array | torch.Tensor | bool | int | float"
 SCORES_AT_ONCE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Head:
     """Some rows of a query head: q [M, D], k [N, D], v [N, Dv], in float64, and what the scores read.
 
@@ -81,26 +82,30 @@ class Head:
         """The expression as an array that broadcasts to [M, N]; `dot` is [M, N]."""
         return evaluate(expr, Env(indices=self.indices, dims=self.dims, tensors=self.arrays, dot=dot))
 
+    @cached_property
     def visible(self) -> Bools:
         """[M, N]: which keys each row may see."""
         return np.broadcast_to(self.value(self.attention.mask).astype(np.bool_), self.shape)
 
+    @cached_property
     def scores(self) -> Floats:
         """[M, N]: s_ij, -inf where row i may not see key j."""
         with np.errstate(all="ignore"):
             score = self.value(self.attention.score, self.q @ self.k.T).astype(np.float64)
-        return np.where(self.visible(), score, -np.inf)
+        return np.where(self.visible, score, -np.inf)
 
     def place(self, output: Tensor, outputs: Mapping[str, Array]) -> Array:
         """A view of this piece's rows in an output: [M, Dv] of o, [M, 1] of lse."""
         view = rows(output, {**self.arrays, **outputs}, self.b)
         return view[self.first : self.first + len(self.q), self.h]
 
+    @cached_property
     def sink(self) -> float:
         """The sink of this head, -inf where the spec has none."""
         sink = self.attention.softmax.sink
         return -np.inf if sink is None else float(self.value(sink).item())
 
+    @cached_property
     def dropout(self) -> tuple[float, Bools]:
         """(p, keep [M, N]); (0, all true) without dropout."""
         softmax = self.attention.softmax
@@ -129,7 +134,7 @@ def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, F
 
 def softmax(head: Head) -> tuple[Floats, Floats]:
     """(o [M, Dv], lse [M]) of one head."""
-    scores, sink, (p, kept) = head.scores(), head.sink(), head.dropout()
+    scores, sink, (p, kept) = head.scores, head.sink, head.dropout
     with np.errstate(all="ignore"):
         m = np.fmax(scores.max(axis=1, initial=-np.inf), sink)
         shift = np.where(np.isneginf(m), 0.0, m)

@@ -29,7 +29,7 @@ class Approx:
 
 @dataclass(frozen=True, slots=True)
 class RunningError:
-    """The analysis of one head. `dot`: the inner products; `intrinsics`: errors in units of u, absolute."""
+    """The analysis of one head. `dot`: the inner products; `intrinsics`: their absolute errors."""
 
     head: Head
     dot: Approx
@@ -65,8 +65,8 @@ class RunningError:
                 chosen = np.where(self.head.value(condition, self.dot.value), a.error, b.error)
                 return Approx(value, np.where(turned, other, chosen))
             case Call(function=function, args=args) if expr.type == "float":
-                own = (2 + self.intrinsics.get(function, 0.0)) * U
-                return Approx(value, self._call(function, [self._float(arg) for arg in args], value, own))
+                error = self._call(function, [self._float(arg) for arg in args], value)
+                return Approx(value, error + self.intrinsics.get(function, 0.0))
             case _:
                 return Approx(value, np.zeros(value.shape))
 
@@ -98,8 +98,8 @@ class RunningError:
                     return np.where(jump, 1.0, 2 * U * size)
                 return np.where(jump, abs_b, a.error + quotient * b.error + 2 * U * (abs_a + size))
 
-    def _call(self, function: str, args: list[Approx], value: Array, own: float) -> Floats:
-        x, size = args[0], np.abs(value)
+    def _call(self, function: str, args: list[Approx], value: Array) -> Floats:
+        x, size, own = args[0], np.abs(value), 2 * U
         match function:
             case "abs":
                 return x.error
@@ -113,8 +113,6 @@ class RunningError:
                 return np.asarray(x.error / (2 * np.sqrt((x.value - x.error).clip(0))) + own * size)
             case "tanh":
                 nearest = (np.abs(x.value) - x.error).clip(0)
-                # An intrinsic with an absolute error below 1 still may not pass a score of 0 through as 0.
-                approximate = self.intrinsics.get("tanh", 0.0) * U
-                return np.asarray(x.error / np.cosh(nearest) ** 2 + 2 * U * size + approximate)
+                return np.asarray(x.error / np.cosh(nearest) ** 2 + own * size)
             case _:
                 raise ValueError(f"no error analysis of '{function}'")

@@ -116,12 +116,12 @@ def _expect_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         rounding = (head.q.shape[1] + 3) * U + bound.product_error
         dot = Approx(head.q @ head.k.T, rounding * size)
         score = RunningError(head, dot, dict(bound.intrinsics)).analyse(head.attention.score)
-        visible = head.visible()
+        visible = head.visible
         s = np.where(visible, score.value.astype(np.float64), -np.inf)
         seen = ~np.isneginf(s)
         too_large = seen & ((np.abs(s) + score.error > _HUGE) | (size > _HUGE)) & np.isfinite(s)
 
-        sink = head.sink()
+        sink = head.sink
         m_keys = s.max(axis=1, initial=-np.inf, keepdims=True)
         m = np.fmax(m_keys, sink)
         m_size = np.fmax(_finite(np.abs(m)), _finite(np.abs(m_keys)))
@@ -130,7 +130,7 @@ def _expect_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         p = np.where(seen, np.exp(s - lse[:, None]), 0.0)
         p_sink = _finite(np.exp(sink - lse[:, None]))
         mean_e = (p * e).sum(axis=1, keepdims=True) + p_sink * e_sink
-        tiles = -(-head.shape[1] // bound.tile_kv)
+        tiles = -(-head.shape[1] // bound.min_tile_kv)
         sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8) + (
             4 * U * tiles if bound.renormalised else 0
         )
@@ -166,7 +166,7 @@ class _Weights:
         p_dtype, o_dtype = DType(bound.p_dtype), DType(bound.o_dtype)
         u_p = p_dtype.unit_roundoff
         u_v = bound.product_error
-        drop, kept = self.head.dropout()
+        drop, kept = self.head.dropout
         kept_p = np.where(kept, self.p / (1 - drop), 0.0)
         w = _finite(kept_p * (self.relative + u_p + u_v))
         v_size = np.abs(np.where(np.isfinite(v), v, 0.0))
@@ -195,12 +195,12 @@ def _eager(head: Head, dtype: DType) -> Floats:
     """o as an unfused evaluation gives it that rounds every intermediate result to the input's type."""
     dot = round_to(dtype, head.q @ head.k.T)
     score = round_to(dtype, np.broadcast_to(head.value(head.attention.score, dot), head.shape))
-    s = np.where(head.visible(), score.astype(np.float64), -np.inf)
-    sink = head.sink()
+    s = np.where(head.visible, score.astype(np.float64), -np.inf)
+    sink = head.sink
     m = np.fmax(s.max(axis=1, initial=-np.inf, keepdims=True), sink)
     weights = np.exp(s - np.where(np.isneginf(m), 0.0, m))
     total = weights.sum(axis=1, keepdims=True) + np.exp(sink - m)
-    drop, kept = head.dropout()
+    drop, kept = head.dropout
     p = round_to(dtype, np.where(kept, weights / np.where(total == 0, 1.0, total) / (1 - drop), 0.0))
     return round_to(dtype, p @ head.v)
 
@@ -252,8 +252,8 @@ def _norms(want: Expected, got: Floats) -> tuple[float, float]:
     judged = np.isfinite(want.value) & np.isfinite(got) & np.isfinite(want.eager) & ~want.open
     if not judged.any():
         return 0.0, 0.0
-    error = np.abs(got - want.value)[judged].max()
-    eager = np.abs(want.eager - want.value)[judged].max()
+    error = np.abs(got[judged] - want.value[judged]).max()
+    eager = np.abs(want.eager[judged] - want.value[judged]).max()
     size = np.abs(want.value[judged]).max()
     return _quotient(error, size), _quotient(error, eager)
 

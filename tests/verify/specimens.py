@@ -85,4 +85,5 @@ def error_bound(dtype: DType, head_dim: int, tile_kv: int) -> ErrorBound:
         p_dtype=dtype,
         o_dtype=dtype,
         tile_kv=tile_kv,
+        min_tile_kv=tile_kv,
     )

@@ -61,16 +61,16 @@ class Tiled:
         score = np.broadcast_to(head.value(head.attention.score, dot), head.shape).astype(F32) * F32(
             self.scale
         )
-        visible = head.visible()
+        visible = head.visible
         if self.shift_mask:
             visible = np.roll(visible, self.shift_mask, axis=1)
         s = np.where(visible, score * LOG2E, F32(self.sentinel))
         m = np.full((len(s), 1), -np.inf, F32)
         total, acc = np.zeros_like(m), np.zeros((len(s), head.v.shape[1]), F32)
-        sink = F32(-np.inf if self.forget_sink else head.sink()) * LOG2E
+        sink = F32(-np.inf if self.forget_sink else head.sink) * LOG2E
         if np.isfinite(sink):
             m, total = np.full_like(m, sink), np.ones_like(m)
-        drop, kept = head.dropout()
+        drop, kept = head.dropout
         tiles = range(0, head.shape[1], self.tile)
         for n in tiles[:-1] if self.skip_last_tile else tiles:
             at = slice(n, n + self.tile)

@@ -1,0 +1,267 @@
+"""Runs a generated module on cases and judges what comes out.
+
+A case passes when the outputs are within the plan's error bound of the reference, do not depend on what
+surrounds the tensors in memory, and nothing but the outputs was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings, target
+from hypothesis import seed as seeded
+
+from attnc.model.attention import Variant
+from attnc.plan.ir import ErrorBound
+from attnc.verify.memory import guarding
+from attnc.verify.problem import FILLS, Problem, Value, build
+from attnc.verify.strategies import Case, Limits, cases, fixed_cases
+from attnc.verify.tolerance import Verdict, expect, judge
+
+Progress: TypeAlias = Callable[[int, Case, Verdict], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is verified: the module of a variant, and the bound that its plan promises."""
+
+    variant: Variant
+    bound: ErrorBound
+    module: ModuleType
+    device: str = "cpu"
+
+    @property
+    def tiles(self) -> tuple[tuple[int, int], ...]:
+        """(BLOCK_M, BLOCK_N) of each config."""
+        return tuple((config.BLOCK_M, config.BLOCK_N) for config in self.module.CONFIGS)
+
+    def limits(self) -> Limits:
+        """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds."""
+        if self.device == "cpu":
+            return Limits(tiles=self.tiles)
+        return Limits(tiles=self.tiles, longest=2100, work=20_000)
+
+    def run(self, inputs: Mapping[str, Value], outputs: Mapping[str, torch.Tensor], config: int = 0) -> None:
+        """Calls the generated function; inputs and outputs in the order of the declaration."""
+        function = getattr(self.module, self.variant.attention.name)
+        out = tuple(outputs.values())
+        tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        with guarding(*tensors):
+            function(
+                *inputs.values(), out=out[0] if len(out) == 1 else out, config=self.module.CONFIGS[config]
+            )
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A case that fails, the smallest found, and the command that runs it again."""
+
+    case: Case
+    verdict: Verdict
+    repro: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How a module did. `worst`, `eager_ratio`, `norm_ratio`: the largest seen; `examples`: how many cases
+    were run.
+    """
+
+    examples: int
+    seconds: float
+    worst: float = 0.0
+    where: str = ""
+    worst_case: Case | None = None
+    norm_ratio: float = 0.0
+    eager_ratio: float = 0.0
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+
+def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> Verdict:
+    """Runs one case, with each of the fills around its tensors. Nothing that the kernel does makes this
+    raise.
+    """
+    attention = subject.variant.attention
+    first: Problem | None = None
+    verdict = Verdict(ok=True, message="nothing was run")
+    for fill in fills:
+        problem = build(attention, case, fill=fill, device=subject.device)
+        try:
+            subject.run(problem.inputs, problem.outputs, case.config)
+        except Exception as error:
+            return _broken(f"{type(error).__name__}: {error}")
+        disturbed = problem.disturbed()
+        if disturbed is not None:
+            return _broken(f"memory around '{disturbed}' was written to, or the input itself")
+        if first is None:
+            first = problem
+            verdict = judge(attention, expect(attention, problem.inputs, subject.bound), problem.outputs)
+            if not verdict.ok:
+                return verdict
+        for name, output in problem.outputs.items():
+            if not same_bits(output, first.outputs[name]):
+                return _broken(f"'{name}' depends on memory outside the tensors")
+    return verdict
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bitwise equality of two tensors, NaN included."""
+    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+
+
+def _broken(message: str) -> Verdict:
+    return Verdict(ok=False, message=message, worst=float("inf"))
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Collects verdicts into a report."""
+
+    subject: Subject
+    progress: Progress | None
+    started: float = field(default_factory=time.monotonic)
+    examples: int = 0
+    worst: tuple[float, str, Case | None] = (0.0, "", None)
+    norm_ratio: float = 0.0
+    eager_ratio: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def count(self, case: Case, verdict: Verdict) -> None:
+        self.examples += 1
+        self.norm_ratio = max(self.norm_ratio, verdict.norm_ratio)
+        self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)
+        if verdict.worst > self.worst[0]:
+            self.worst = (verdict.worst, verdict.where, case)
+        if self.progress is not None:
+            self.progress(self.examples, case, verdict)
+
+    def fail(self, case: Case, verdict: Verdict) -> None:
+        self.failures.append(Failure(case=case, verdict=verdict, repro=case.repro(self.subject.variant)))
+
+    def report(self) -> Report:
+        worst, where, case = self.worst
+        return Report(
+            examples=self.examples,
+            seconds=self.seconds,
+            worst=worst,
+            where=where,
+            worst_case=case,
+            norm_ratio=self.norm_ratio,
+            eager_ratio=self.eager_ratio,
+            failures=tuple(self.failures),
+        )
+
+
+def verify(
+    subject: Subject,
+    *,
+    count: int = 24,
+    seconds: float = float("inf"),
+    fills: Iterable[str] = tuple(FILLS),
+    progress: Progress | None = None,
+) -> Report:
+    """The fixed cases: the same on every run. Stops after `seconds`, or at the third failure.
+
+    On the CPU call `interpreter.ensure_interpreter()` before the module is loaded.
+    """
+    tally = _Tally(subject, progress)
+    for case in fixed_cases(subject.variant, subject.limits(), count):
+        verdict = check(subject, case, fills=fills)
+        tally.count(case, verdict)
+        if not verdict.ok:
+            tally.fail(case, verdict)
+        if tally.seconds > seconds or len(tally.failures) == 3:
+            break
+    return tally.report()
+
+
+def fuzz(
+    subject: Subject,
+    *,
+    examples: int = 100,
+    seconds: float = 60.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    failures: Path | None = None,
+) -> Report:
+    """Draws cases, leaning towards those that come close to the bound, until one fails; then makes it
+    smaller.
+
+    Ends after `examples` or about `seconds`, whichever is first. `failures`: a directory for the case that
+    failed, as JSON.
+    """
+    tally = _Tally(subject, progress)
+    known: dict[str, Verdict] = {}
+
+    @seeded(seed)
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=(Phase.generate, Phase.target, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(subject.variant, subject.limits()))
+    def passes(case: Case) -> None:
+        key = case.to_json()
+        if key not in known:
+            if tally.seconds > seconds:
+                return
+            known[key] = check(subject, case)
+            tally.count(case, known[key])
+        verdict = known[key]
+        target(min(verdict.worst, 1e3), label="error / bound")
+        if not verdict.ok:
+            raise _Caught(case, verdict)
+
+    try:
+        passes()
+    except _Caught as caught:
+        tally.fail(caught.case, caught.verdict)
+        if failures is not None:
+            save(failures, subject, tally.failures[0])
+    return tally.report()
+
+
+class _Caught(Exception):
+    """A failing case on its way out of Hypothesis, which raises the smallest."""
+
+    def __init__(self, case: Case, verdict: Verdict) -> None:
+        super().__init__(verdict.message)
+        self.case = case
+        self.verdict = verdict
+
+
+def save(directory: Path, subject: Subject, failure: Failure) -> Path:
+    """Writes a failing case as JSON (`Case.from_json` reads it), named after its variant and content."""
+    text = failure.case.to_json()
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    variant = subject.variant
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{variant.attention.name}-{variant.name}-{digest}.json"
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def with_config(case: Case, config: int) -> Case:
+    """The same case for another config."""
+    return replace(case, config=config)

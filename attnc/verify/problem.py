@@ -1,0 +1,213 @@
+"""A case made concrete: tensors in guarded buffers, in the layouts that the case asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
+from attnc.model.attention import Attention
+from attnc.model.tensors import DType, Role, Tensor
+from attnc.reference import Array
+from attnc.verify.data import Rng, Sizes, draw_qkv, generator
+from attnc.verify.strategies import Case, Layout
+
+TORCH: Mapping[DType, torch.dtype] = {
+    DType.F16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.F32: torch.float32,
+    DType.I32: torch.int32,
+    DType.I64: torch.int64,
+    DType.BOOL: torch.bool,
+}
+#: What surrounds the tensors: of a float, an int and a bool type. Results must not depend on it.
+FILLS: Mapping[str, tuple[float, int, bool]] = {
+    "nan": (float("nan"), -(2**31), True),
+    "zero": (0.0, 0, False),
+    "large": (1e30, 2**31 - 1, True),
+}
+_GUARD = 64
+Value: TypeAlias = torch.Tensor | float | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A tensor inside a larger buffer, and the bytes of the buffer as they were."""
+
+    name: str
+    view: torch.Tensor
+    buffer: torch.Tensor
+    before: torch.Tensor
+
+    def disturbed(self, *, is_output: bool) -> bool:
+        """True if anything changed that should not: an input, or what surrounds an output."""
+        now = self.buffer.clone()
+        if is_output:
+            _restrided(now, self.view).copy_(_restrided(self.before, self.view))
+        return not torch.equal(_bytes(now), _bytes(self.before))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Inputs by name in declaration order, outputs to write to, and the memory of both."""
+
+    inputs: Mapping[str, Value]
+    outputs: Mapping[str, torch.Tensor]
+    guarded: tuple[Guarded, ...]
+
+    def disturbed(self) -> str | None:
+        """The name of a tensor whose surroundings, or for an input whose elements, have changed."""
+        for tensor in self.guarded:
+            if tensor.disturbed(is_output=tensor.name in self.outputs):
+                return tensor.name
+        return None
+
+
+def all_dims(attention: Attention, case: Case) -> dict[str, int]:
+    """The case's sizes, and the number of query heads as H."""
+    dims = dict(case.dims)
+    dims["H"] = size(attention.heads_q, dims)
+    return dims
+
+
+def size(expr: Expr, dims: Mapping[str, int]) -> int:
+    """The value of a size."""
+    return int(evaluate(expr, Env(dims=dims)).item())
+
+
+def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = "cpu") -> Problem:
+    """The tensors of a case; the same for every fill, except outside the tensors."""
+    dims = all_dims(attention, case)
+    values = draw_values(attention, case, dims)
+    inputs: dict[str, Value] = {}
+    guarded = []
+    for tensor in attention.inputs:
+        value = values[tensor.name]
+        if not tensor.shape and case.seed % 2:
+            inputs[tensor.name] = value.item()
+            continue
+        data = torch.from_numpy(np.array(value)).to(TORCH[DType(tensor.dtype)])
+        made = _place(tensor, data, case.layouts.get(tensor.name), fill, device)
+        inputs[tensor.name] = made.view
+        guarded.append(made)
+    outputs = {}
+    for tensor in attention.outputs:
+        shape = [size(expr, dims) for expr in tensor.shape]
+        data = torch.full(shape, torch.nan, dtype=TORCH[DType(tensor.dtype)])
+        made = _place(tensor, data, case.layouts.get(tensor.name), fill, device)
+        outputs[tensor.name] = made.view
+        guarded.append(made)
+    return Problem(inputs, outputs, tuple(guarded))
+
+
+def _place(tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str, device: str) -> Guarded:
+    """The data in a buffer with guards, strided as the layout says."""
+    layout = layout or Layout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
+    strides, reach = [0] * data.dim(), 1
+    for axis in reversed(layout.order):
+        if axis not in layout.expanded:
+            strides[axis] = reach
+            reach *= data.shape[axis] + layout.gaps[axis]
+    as_float, as_int, as_bool = FILLS[fill]
+    filler = as_float if data.is_floating_point() else as_bool if data.dtype == torch.bool else as_int
+    if data.dtype == torch.float16 and fill == "large":
+        filler = 6e4
+    buffer = torch.full((reach + 2 * _GUARD + layout.offset,), filler, dtype=data.dtype, device=device)
+    start = _GUARD + layout.offset
+    view, shape = buffer.as_strided(data.shape, strides, start), data.shape
+    for axis in layout.expanded:
+        length = min(1, shape[axis])
+        data, view = data.narrow(axis, 0, length), view.narrow(axis, 0, length)
+    view.copy_(data)
+    return Guarded(tensor.name, buffer.as_strided(shape, strides, start), buffer, buffer.clone())
+
+
+def _restrided(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    return buffer.as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    """NaN differs from itself, its bits do not."""
+    return buffer.view(torch.uint8)
+
+
+def draw_values(attention: Attention, case: Case, dims: Mapping[str, int]) -> dict[str, Array]:
+    """Every input as a dense array: q, k, v in the case's styles, the rest by what the spec does with it."""
+    at = Sizes(
+        B=_axis(attention.q, Role.BATCH, dims),
+        M=_axis(attention.q, Role.QUERY, dims),
+        N=_axis(attention.k, Role.KEY, dims),
+        H=_axis(attention.q, Role.HEAD, dims),
+        Hkv=_axis(attention.k, Role.HEAD, dims),
+        D=_axis(attention.q, Role.FEATURE, dims),
+        Dv=_axis(attention.v, Role.FEATURE, dims),
+    )
+    styles = {"logits": case.logits, "values": case.values, "special": case.special}
+    canonical = draw_qkv(at, dtype=DType(attention.q.dtype), seed=case.seed, **styles)
+    order = (Role.BATCH, None, Role.HEAD, Role.FEATURE)
+    values: dict[str, Array] = {}
+    for tensor in (attention.q, attention.k, attention.v):
+        rows = Role.QUERY if tensor is attention.q else Role.KEY
+        source = [order.index(None if role is rows else role) for role in tensor.roles]
+        missing = tuple({0, 1, 2, 3} - set(source))
+        array = canonical[tensor.name].squeeze(axis=missing) if missing else canonical[tensor.name]
+        values[tensor.name] = array.transpose(np.argsort(np.argsort(source)))
+    for stream, tensor in enumerate(attention.extras, start=2):
+        shape = tuple(size(expr, dims) for expr in tensor.shape)
+        array = _draw_extra(attention, tensor, shape, at, generator(case.seed, stream))
+        values[tensor.name] = np.sort(array, axis=-1) if tensor.is_sorted else array
+    return values
+
+
+def _axis(tensor: Tensor, role: Role, dims: Mapping[str, int]) -> int:
+    axis = tensor.axis(role)
+    return 1 if axis is None else size(tensor.shape[axis], dims)
+
+
+def _draw_extra(attention: Attention, tensor: Tensor, shape: tuple[int, ...], at: Sizes, rng: Rng) -> Array:
+    softmax, longest = attention.softmax, max(at.M, at.N)
+    if any(tensor.name in _names(expr) for expr in attention.lengths.values()):
+        return rng.integers(0, at.N + 1, shape)
+    match DType(tensor.dtype):
+        case DType.BOOL:
+            return rng.random(shape) < 0.7
+        case DType.I32 | DType.I64:
+            if softmax.seed is not None and tensor.name in _names(softmax.seed):
+                return rng.integers(-(2**62), 2**62, shape)
+            if _is_id(attention.mask, tensor.name):
+                return rng.integers(0, 4, shape)
+            marks = np.array([0, 1, at.N // 2, max(at.N - 1, 0), at.N, at.N + 1])
+            return np.where(
+                rng.random(shape) < 0.5, rng.choice(marks, shape), rng.integers(0, longest + 2, shape)
+            )
+        case _ if softmax.dropout is not None and tensor.name in _names(softmax.dropout):
+            return rng.choice([0.0, 0.1, 0.5, 0.9], shape)
+        case _ if _scales_an_index(attention.score, tensor.name):
+            return 2.0 ** -rng.uniform(1, 8, shape)
+        case _:
+            return rng.standard_normal(shape) + (1.5 if not shape else 0.0)
+
+
+def _names(expr: Expr) -> set[str]:
+    return {node.tensor for node in walk(expr) if isinstance(node, Load)}
+
+
+def _is_id(mask: Expr, name: str) -> bool:
+    """Its elements are compared with each other: document ids, of which there are few."""
+    compared = (node for node in walk(mask) if isinstance(node, Compare))
+    return any(name in _names(node.left) and name in _names(node.right) for node in compared)
+
+
+def _scales_an_index(score: Expr, name: str) -> bool:
+    """It multiplies a distance, as a slope does: small, so that the mask does not become one key wide."""
+    for node in walk(score):
+        if isinstance(node, Binary) and node.op == "*":
+            sides = ((node.left, node.right), (node.right, node.left))
+            if any(name in _names(a) and any(isinstance(x, Index) for x in walk(b)) for a, b in sides):
+                return True
+    return False

@@ -1,0 +1,226 @@
+"""What is drawn: sizes, layouts, styles and a seed. A case is a few integers and names; its tensors follow
+from it.
+
+Hypothesis sees the structure only, so that shrinking stays fast, and a failing case fits on one command line.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import cycle
+from typing import Any
+
+from hypothesis import strategies as st
+
+from attnc.expr.nodes import Const, Dim, walk
+from attnc.model.attention import Attention, Variant
+from attnc.model.tensors import Dense, Role, Tensor
+from attnc.verify.data import LOGITS, SPECIALS, VALUES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a tensor lies in memory.
+
+    order: its axes, slowest first (the last axis of q, k, v and o stays fastest); gaps: elements left out
+    after each axis, as when the tensor is a slice of a larger one; expanded: axes of stride 0; offset:
+    elements before its first one.
+    """
+
+    order: tuple[int, ...]
+    gaps: tuple[int, ...]
+    expanded: tuple[int, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One problem. dims: the value of every free size; layouts: of the tensors that are not contiguous;
+    config: its number.
+    """
+
+    dims: Mapping[str, int]
+    seed: int = 0
+    logits: str = "random"
+    values: str = "random"
+    special: str = "none"
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    config: int = 0
+
+    def to_json(self) -> str:
+        """One line; `from_json` reads it."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Case:
+        """The case of `to_json`; ValueError, TypeError or KeyError for other text."""
+        fields: dict[str, Any] = json.loads(text)
+        layouts = {
+            name: Layout(
+                order=tuple(layout["order"]),
+                gaps=tuple(layout["gaps"]),
+                expanded=tuple(layout["expanded"]),
+                offset=layout["offset"],
+            )
+            for name, layout in fields.pop("layouts", {}).items()
+        }
+        return Case(**fields, layouts=layouts)
+
+    def repro(self, variant: Variant, target: str = "triton") -> str:
+        """The command that runs this case again."""
+        spec = shlex.quote(variant.source.path)
+        return (
+            f"attnc verify {spec} --attention {variant.attention.name} --variant {variant.name} "
+            f"--target {target} --case {shlex.quote(self.to_json())}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a case may cost. longest: of M and N; tiles: q tiles x kv tiles over all heads; tile: the configs'
+    (M, N) tiles.
+    """
+
+    tiles: tuple[tuple[int, int], ...]
+    longest: int = 320
+    work: int = 32
+
+    def cost(self, dims: Mapping[str, int], config: int) -> int:
+        """Tile steps of a case, if no tile is skipped."""
+        block_m, block_n = self.tiles[config]
+        steps = -(-dims.get("M", 1) // block_m) * max(-(-dims.get("N", 1) // block_n), 1)
+        heads = dims.get("Hkv", 1) * dims.get("G", 1) * dims.get("H", 1)
+        return steps * dims.get("B", 1) * heads
+
+
+_PRIMES = (3, 13, 37, 61, 97, 131, 257, 521)
+_GROUPS = (1, 2, 3, 5, 7, 8)
+
+
+def free_dims(attention: Attention) -> tuple[str, ...]:
+    """Sizes that a caller chooses, in order of appearance. H is not one when it is a product of others."""
+    shapes = [e for t in attention.inputs if isinstance(t.storage, Dense) for e in t.shape]
+    names = dict.fromkeys(node.name for e in shapes for node in walk(e) if isinstance(node, Dim))
+    if attention.heads_q != Dim("H"):
+        names.pop("H", None)
+    return tuple(names)
+
+
+def lengths(attention: Attention, limits: Limits, config: int) -> tuple[int, ...]:
+    """Lengths at which something changes: tiles, constants of the mask, and primes."""
+    marks = {0, 1, 2, *_PRIMES}
+    constants = {node.value for node in walk(attention.mask) if isinstance(node, Const)}
+    for size in {*limits.tiles[config], *(int(c) for c in constants if c > 2)}:
+        marks |= {size - 1, size, size + 1, 2 * size - 1, 2 * size + 1}
+    return tuple(sorted(mark for mark in marks if 0 <= mark <= limits.longest))
+
+
+@st.composite
+def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
+    """A case of this variant that costs no more than the limits allow."""
+    attention = variant.attention
+    config = draw(st.integers(0, len(limits.tiles) - 1))
+    marks = lengths(attention, limits, config)
+    dims: dict[str, int] = {}
+    for name in sorted(free_dims(attention), key=lambda name: name not in ("M", "N")):
+        match name:
+            case "M" | "N":
+                choices = [n for n in marks if limits.cost({**dims, name: n}, config) <= limits.work]
+                dims[name] = draw(st.sampled_from(choices) | st.integers(0, choices[-1]))
+            case "B":
+                dims[name] = draw(_affordable((1, 2, 3, 0), name, dims, limits, config))
+            case "G":
+                dims[name] = draw(_affordable(_GROUPS, name, dims, limits, config))
+            case "H" | "Hkv":
+                dims[name] = draw(_affordable((1, 2, 3, 0), name, dims, limits, config))
+            case _:
+                dims[name] = draw(st.integers(1, 2 * limits.tiles[config][1]))
+    layouts = {}
+    for tensor in (*attention.inputs, *attention.outputs):
+        if tensor.shape and draw(st.integers(0, 2)) == 0:
+            layouts[tensor.name] = draw(_layouts(attention, tensor))
+    return Case(
+        dims=dims,
+        seed=draw(st.integers(0, 2**16)),
+        logits=draw(st.sampled_from(tuple(LOGITS))),
+        values=draw(st.sampled_from(tuple(VALUES))),
+        special=draw(st.sampled_from(("none", "none", *SPECIALS))),
+        layouts=layouts,
+        config=config,
+    )
+
+
+def _affordable(
+    choices: tuple[int, ...], name: str, dims: Mapping[str, int], limits: Limits, config: int
+) -> st.SearchStrategy[int]:
+    kept = [n for n in choices if n <= 1 or limits.cost({**dims, name: n}, config) <= limits.work]
+    return st.sampled_from(kept)
+
+
+@st.composite
+def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> Layout:
+    axes = tuple(range(len(tensor.shape)))
+    fixed = axes[-1:] if tensor.name in ("q", "k", "v", "o") else ()
+    order = (*draw(st.permutations(axes[: len(axes) - len(fixed)])), *fixed)
+    gaps = tuple(draw(st.sampled_from((0, 0, 0, 1, 8))) for _ in axes)
+    expandable = [a for a in axes if a not in fixed and (a == 0 or tensor.axis(Role.HEAD) == a)]
+    may_expand = tensor in attention.inputs and not tensor.is_sorted
+    expanded = (
+        tuple(draw(st.sets(st.sampled_from(expandable), max_size=1))) if may_expand and expandable else ()
+    )
+    return Layout(order=order, gaps=gaps, expanded=expanded, offset=draw(st.sampled_from((0, 8, 1, 3))))
+
+
+def fixed_cases(variant: Variant, limits: Limits, count: int) -> Iterator[Case]:
+    """The same cases every time: all styles, configs and special values in turn, over lengths around the
+    tiles.
+    """
+    attention, names = variant.attention, free_dims(variant.attention)
+    logits, values, specials = cycle(LOGITS), cycle(VALUES), cycle(["none", "none", *SPECIALS])
+    groups, batches, heads = cycle(_GROUPS), cycle((1, 2, 1)), cycle((2, 1))
+    layouts = cycle((False, True, True))
+    for number in range(count):
+        config = number % len(limits.tiles)
+        marks = [n for n in lengths(attention, limits, config) if n > 1]
+        m, n = marks[(7 * number + 1) % len(marks)], marks[(3 * number + 5) % len(marks)]
+        wanted = {
+            "M": m,
+            "N": n,
+            "B": next(batches),
+            "Hkv": next(heads),
+            "H": next(groups),
+            "G": next(groups),
+        }
+        dims = {name: wanted.get(name, limits.tiles[config][1] + 1) for name in names}
+        for name in ("G", "H", "B", "Hkv", "M", "N"):
+            while name in dims and dims[name] > 1 and limits.cost(dims, config) > limits.work:
+                dims[name] = dims[name] // 2
+        yield Case(
+            dims=dims,
+            seed=number,
+            logits=next(logits),
+            values=next(values),
+            special=next(specials),
+            layouts=transposed(attention) if next(layouts) else {},
+            config=config,
+        )
+    for change in ({"M": 0}, {"N": 0}, {"B": 0}):
+        dims = {name: {"M": 5, "N": 7, "D": 8}.get(name, 1) for name in names} | {
+            name: size for name, size in change.items() if name in names
+        }
+        yield Case(dims=dims)
+
+
+def transposed(attention: Attention) -> dict[str, Layout]:
+    """Every tensor with another order of axes, gaps of its own and an odd offset."""
+    found = {}
+    for number, tensor in enumerate((*attention.inputs, *attention.outputs)):
+        axes = tuple(range(len(tensor.shape)))
+        if len(axes) > 1:
+            order = (*reversed(axes[:-1]), axes[-1])
+            gaps = tuple(0 if axis else number + 1 for axis in reversed(axes))
+            found[tensor.name] = Layout(order=order, gaps=gaps, offset=2 * number + 1)
+    return found
