@@ -94,6 +94,8 @@ class _Patch:
             (executor, "_init_args_hst", self.wrap_init_args),
             (executor, "_restore_args_dev", self.wrap_restore_args),
             (executor, "__call__", self.wrap_launch),
+            (self.tl.core.block_type, "__init__", self.wrap_block_type),
+            (self.tl.core.tensor, "__init__", self.wrap_tensor),
         ):
             setattr(owner, name, wrap(getattr(owner, name)))
         builder.get_bf16 = lambda _, value: self.handle(np.array([value], np.float32), self.tl.bfloat16)
@@ -228,9 +230,12 @@ class _Patch:
         return restore_args
 
     def wrap_launch(self, original: Any) -> Any:
+        """float32 subnormals are flushed, as GPUs may do: a CPU takes a hundred times longer over them."""
+
         def launch(executor: Any, *args: Any, **named: Any) -> None:
             WATCH.allocations.clear()
             try:
+                torch.set_flush_denormal(True)
                 with np.errstate(all="ignore"):
                     original(executor, *args, **named)
             except self.interpreter.InterpreterError as error:
@@ -239,12 +244,38 @@ class _Patch:
                     cause = cause.__cause__
                 raise (cause or error) from None if cause else error.__cause__
             finally:
+                torch.set_flush_denormal(False)
                 while self.scopes:
                     self.scopes.pop().restore()
                 self.patched_globals.clear()
                 WATCH.allocations.clear()
 
         return launch
+
+    def wrap_block_type(self, original: Any) -> Any:
+        """Most of the interpreter's time goes into equal type objects: their fields are made once."""
+        made: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+
+        def init(block: Any, element_ty: Any, shape: Any) -> None:
+            key = (element_ty.name, tuple(getattr(size, "value", size) for size in shape))
+            if key not in made:
+                original(block, element_ty, shape)
+                made[key] = {**vars(block)}
+            vars(block).update(made[key], element_ty=element_ty)
+
+        return init
+
+    def wrap_tensor(self, original: Any) -> Any:
+        made: dict[tuple[int, ...], dict[str, Any]] = {}
+
+        def init(tensor: Any, handle: Any, type: Any) -> None:
+            key = tuple(type.shape) if type.is_block() else ()
+            if key not in made:
+                original(tensor, handle, type)
+                made[key] = {name: vars(tensor)[name] for name in ("shape", "numel")}
+            vars(tensor).update(made[key], handle=handle, type=type, dtype=type.scalar)
+
+        return init
 
     def patch_lang_once(self, function: Any) -> Any:
         """Swaps in the interpreted language functions once per module and launch, not once per call."""
