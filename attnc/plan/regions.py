@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attnc.expr.facts import at_least, larger, smaller
-from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref
-from attnc.expr.simplify import add, compare, disj, floordiv, mul, where
+from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref, Search, walk
+from attnc.expr.simplify import add, compare, disj, floordiv, mul, substitute, where
 from attnc.expr.solve import Ranges, Var, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
@@ -45,7 +45,7 @@ def regions(mask: Expr, axis: Axis, span: Span | None) -> tuple[Regions, bool]:
 
     lo = named("lo", _align_down(_from_zero(ranges.may_lo), axis))
     hi = named("hi", _up_to(ranges.may_hi, length))
-    tail = axis == "q" or ranges.may_hi is None or not at_least(length, ranges.may_hi)
+    tail = axis == "q" or ranges.may_hi is None or not at_least(length, _unsearched(ranges.may_hi))
 
     def made(*loops: Loop) -> tuple[Regions, bool]:
         return Regions(axis=axis, bounds=tuple(bounds), loops=loops), tail
@@ -70,6 +70,11 @@ def _partial(start: Expr, stop: Expr, ranges: Ranges) -> Loop:
     return Loop(
         start=start, stop=stop, masked=True, guard=None if ranges.tile_may == TRUE else ranges.tile_may
     )
+
+
+def _unsearched(stop: Expr) -> Expr:
+    """The bound without its searches: a tensor reads 0 past its end, which may be the value looked for."""
+    return substitute(stop, {node: Ref("any", "int") for node in walk(stop) if isinstance(node, Search)})
 
 
 def _from_zero(start: Expr | None) -> Expr:

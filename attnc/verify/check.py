@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import seed as seeded
 
 from attnc.model.attention import Variant
-from attnc.plan.ir import ErrorBound
+from attnc.plan import ir
+from attnc.runtime.loader import load_module
+from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.memory import guarding
 from attnc.verify.problem import FILLS, Problem, Value, build
 from attnc.verify.strategies import Case, Limits, cases, fixed_cases
@@ -33,9 +35,22 @@ class Subject:
     """What is verified: the module of a variant, and the bound that its plan promises."""
 
     variant: Variant
-    bound: ErrorBound
+    bound: ir.ErrorBound
     module: ModuleType
     device: str = "cpu"
+
+    @staticmethod
+    def of(module: ir.Module, device: str | None = None) -> Subject:
+        """Renders and imports a planned module; device: where to run it, by default the GPU if there is one.
+
+        Without a GPU this process becomes one that interprets Triton.
+        """
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device == "cpu":
+            ensure_interpreter()
+        return Subject(
+            variant=module.variant, bound=module.kernels[0].bound, module=load_module(module), device=device
+        )
 
     @property
     def tiles(self) -> tuple[tuple[int, int], ...]:
@@ -119,7 +134,8 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Bitwise equality of two tensors, NaN included."""
-    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+    left, right = (x.contiguous().flatten().view(torch.uint8) for x in (left, right))
+    return torch.equal(left, right)
 
 
 def _broken(message: str) -> Verdict:
@@ -177,10 +193,7 @@ def verify(
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
 ) -> Report:
-    """The fixed cases: the same on every run. Stops after `seconds`, or at the third failure.
-
-    On the CPU call `interpreter.ensure_interpreter()` before the module is loaded.
-    """
+    """The fixed cases: the same on every run. Stops after `seconds`, or at the third failure."""
     tally = _Tally(subject, progress)
     for case in fixed_cases(subject.variant, subject.limits(), count):
         verdict = check(subject, case, fills=fills)

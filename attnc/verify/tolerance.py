@@ -255,11 +255,7 @@ def _norms(want: Expected, got: Floats) -> tuple[float, float]:
     error = np.abs(got[judged] - want.value[judged]).max()
     eager = np.abs(want.eager[judged] - want.value[judged]).max()
     size = np.abs(want.value[judged]).max()
-    return _quotient(error, size), _quotient(error, eager)
-
-
-def _quotient(error: float, scale: float) -> float:
-    return float(error / scale) if scale else (0.0 if error == 0 else np.inf)
+    return float(error / max(size, _FLUSHED)), float(error / max(eager, _FLUSHED))
 
 
 def _where(tensor: Tensor, at: tuple[np.intp, ...]) -> str:

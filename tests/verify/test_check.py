@@ -1,0 +1,158 @@
+"""Generated modules against the reference, in the interpreter: what `attnc verify` and `attnc fuzz` do."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from attnc.build import front, plan_program
+from attnc.plan import ir
+from attnc.verify.check import Subject, check, fuzz, verify
+from attnc.verify.problem import FILLS, build
+from attnc.verify.strategies import Case, Layout, Limits, cases, fixed_cases, free_dims
+
+SPECS = Path(__file__).parents[2] / "specs"
+NAMES = sorted(path.stem for path in SPECS.glob("*.attn"))
+
+
+@cache
+def modules(name: str) -> tuple[ir.Module, ...]:
+    return plan_program(front(SPECS / f"{name}.attn")).modules
+
+
+@cache
+def subject(name: str, variant: int = 0) -> Subject:
+    return Subject.of(modules(name)[variant], "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_are_right(name: str) -> None:
+    report = verify(subject(name), count=8, fills=("nan",))
+    assert report.ok, "\n".join(f"{f.repro}\n  {f.verdict.message}" for f in report.failures)
+    assert report.examples >= 10
+    assert 0.01 < report.worst <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prefix_document", "local_sink"])
+def test_drawn_cases_pass(name: str) -> None:
+    report = fuzz(subject(name), examples=25, seconds=20)
+    assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
+
+
+def test_surroundings_have_no_influence() -> None:
+    case = Case(
+        dims={"B": 1, "M": 70, "H": 1, "N": 67}, layouts={"k": Layout(order=(0, 1, 2, 3), gaps=(0, 1, 0, 0))}
+    )
+    assert check(subject("prefix_lm"), case, fills=tuple(FILLS)).ok
+
+
+def broken(name: str, function: object) -> Subject:
+    """The subject with another callable in place of its own."""
+    real = subject(name)
+    module = SimpleNamespace(CONFIGS=real.module.CONFIGS, **{real.variant.attention.name: function})
+    return Subject(variant=real.variant, bound=real.bound, module=module)  # type: ignore[arg-type]  # has what is used
+
+
+CASE = Case(dims={"B": 1, "M": 5, "H": 1, "N": 7})
+
+
+def test_what_is_reported() -> None:
+    def raises(*args: object, **named: object) -> None:
+        raise ZeroDivisionError("of the kernel")
+
+    def scribbles(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, out: torch.Tensor, config: object
+    ) -> None:
+        out.zero_()
+        out.as_strided((1,), (1,), out.storage_offset() - 1).zero_()
+
+    def overwrites(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, out: torch.Tensor, config: object
+    ) -> None:
+        q.zero_()
+
+    def leaks(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, out: torch.Tensor, config: object
+    ) -> None:
+        real = subject("prefix_lm")
+        real.module.prefix_lm(q, k, v, *args, out=out, config=config)
+        out[0, 0, 0, 0] += k.as_strided((1,), (1,), k.storage_offset() + k.numel())[0].nan_to_num() * 1e-30
+
+    def nothing(*args: object, **named: object) -> None:
+        pass
+
+    for function, message in (
+        (raises, "ZeroDivisionError: of the kernel"),
+        (scribbles, "memory around 'o' was written to"),
+        (overwrites, "memory around 'q' was written to, or the input itself"),
+        (leaks, "'o' depends on memory outside the tensors"),
+        (nothing, "o[b=0, q_idx=0, h=0, d=0] = nan, expected "),
+    ):
+        verdict = check(broken("prefix_lm", function), CASE, fills=tuple(FILLS))
+        assert not verdict.ok
+        assert verdict.message.startswith(message)
+
+
+def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
+    real = subject("prefix_lm")
+
+    def wrong_beyond(q: torch.Tensor, *args: object, out: torch.Tensor, config: object) -> None:
+        real.module.prefix_lm(q, *args, out=out, config=config)
+        out[:, 3:] += 1
+
+    report = fuzz(broken("prefix_lm", wrong_beyond), examples=60, seconds=30, failures=tmp_path)
+    assert not report.ok
+    case = report.failures[0].case
+    assert {name: case.dims[name] for name in ("B", "H")} == {"B": 1, "H": 1}
+    assert case.dims["M"] <= 13
+    assert not case.layouts
+    (path,) = tmp_path.iterdir()
+    assert Case.from_json(path.read_text()) == case
+    assert report.failures[0].repro.startswith("attnc verify ")
+    assert f"--variant {real.variant.name} --target triton --case '{{" in report.failures[0].repro
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cases_are_affordable_and_survive_json(name: str) -> None:
+    variant = modules(name)[0].variant
+    limits = Limits(tiles=((64, 32), (128, 64)))
+
+    def holds(case: Case) -> None:
+        assert Case.from_json(case.to_json()) == case
+        assert case.dims.keys() == set(free_dims(variant.attention))
+        assert limits.cost(case.dims, case.config) <= limits.work
+        problem = build(variant.attention, case)
+        assert problem.disturbed() is None
+
+    @settings(max_examples=15)
+    @given(cases(variant, limits))
+    def drawn(case: Case) -> None:
+        holds(case)
+
+    drawn()
+    for case in fixed_cases(variant, limits, 6):
+        holds(case)
+
+
+def test_contents_do_not_depend_on_surroundings_or_layout() -> None:
+    attention = modules("causal_gqa")[0].variant.attention
+    dims = {"B": 2, "M": 3, "N": 5, "Hkv": 2, "G": 2}
+    plain = build(attention, Case(dims=dims, seed=3)).inputs
+    layouts = dict.fromkeys("qkv", Layout(order=(2, 1, 0, 3), gaps=(0, 1, 2, 8), offset=3))
+    for fill in FILLS:
+        odd = build(attention, Case(dims=dims, seed=3, layouts=layouts), fill=fill).inputs
+        for name in "qkv":
+            left, right = plain[name], odd[name]
+            assert isinstance(left, torch.Tensor)
+            assert isinstance(right, torch.Tensor)
+            assert torch.equal(left, right)
+            assert left.is_contiguous()
+            assert not right.is_contiguous()
+            assert right.storage_offset() == 64 + 3
