@@ -1,0 +1,173 @@
+"""What kernels of every phase are made of: named loop bounds, the step of one tile, sizes and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Ref, Search, walk
+from attnc.expr.simplify import conj, minimum, substitute
+from attnc.model.attention import Attention
+from attnc.plan.ir import Axis, Fetch, Let, Regions, Row, Softmax, Statement, Step
+from attnc.plan.loads import LoadNames
+from attnc.plan.signature import kv_heads
+
+IN_BOUNDS = Compare("<", Index("kv_idx"), Dim("N"))
+TILE_ENDS = frozenset({"q_lo", "q_hi", "kv_lo", "kv_hi", "first_pos", "last_pos"})
+_ENDS = tuple(
+    Let(name=name, value=Binary("-", Binary("+", Index(end), Dim("N")), Dim("M")))
+    for name, end in (("first_pos", "q_lo"), ("last_pos", "q_hi"))
+)
+
+
+def shortened_lengths(attention: Attention, names: LoadNames) -> tuple[Let, ...]:
+    """`length N = kv_len[b]` shortens the sequence at hand; it can never make it longer than its tensor."""
+    return tuple(
+        Let(name=dim, value=minimum(names.replace(value), Dim(dim)), comment=f"length {dim}", span=value.span)
+        for dim, value in attention.lengths.items()
+    )
+
+
+def named_bounds(loops: Regions, names: LoadNames) -> Regions:
+    """The loops with everything that their bounds share named: the tile's end positions, its loads, its
+    searches.
+    """
+    lets = [let for let in loops.bounds if isinstance(let, Let)]
+    exprs = [*(let.value for let in lets), *(expr for loop in loops.loops for expr in loop.expressions)]
+    ends = [end for end in _ENDS if any(end.value in walk(expr) for expr in exprs)]
+    mapping: dict[Expr, Expr] = {end.value: Ref(end.name, "int") for end in ends}
+    searches: dict[Expr, Let] = {}
+
+    def name(expr: Expr) -> Expr:
+        expr = names.replace(substitute(expr, mapping))
+        for node in walk(expr):
+            if isinstance(node, Search) and node not in searches:
+                row = names.row(node.tensor, (*node.prefix, node.value))
+                side = "from" if node.side == "lower" else "to"
+                found = Let(
+                    name=names.free_name(f"{node.tensor}_{side}"),
+                    value=replace(node, row=row.name if row else None),
+                )
+                searches[node] = found
+        return substitute(expr, {node: Ref(let.name, "int", natural=True) for node, let in searches.items()})
+
+    bounds = [replace(let, value=name(let.value)) for let in lets]
+    tiles = tuple(loop.rewritten(name) for loop in loops.loops)
+    fetches = (fetch for fetch in names.fetches if at_tile_ends(fetch))
+    return replace(loops, bounds=(*ends, *fetches, *searches.values(), *bounds), loops=tiles)
+
+
+def make_step(
+    attention: Attention,
+    score: Expr | None,
+    inside: Expr,
+    loops: Regions,
+    softmax: Softmax,
+    names: LoadNames,
+    inner: Axis,
+    also: tuple[Expr, ...] = (),
+) -> Step:
+    """The step of a kernel whose inner loop runs over `inner`.
+
+    score: with its loads named, None for the raw dot product; inside: what a partial tile must test besides
+    the mask; also: expressions that every step evaluates besides the score.
+    """
+    in_score = _in_step(names, inner)
+    keep = None
+    if any(loop.masked is not False for loop in loops.loops):
+        mask = names.replace(attention.mask)
+        keep = conj(inside, mask)
+        keep = None if keep == TRUE else keep
+    masked = tuple(fetch for fetch in _in_step(names, inner) if fetch not in in_score)
+    everywhere = (*fetch_expressions(in_score), *(() if score is None else (score,)), *also)
+    under_mask = (*fetch_expressions(masked), *(() if keep is None else (keep,)))
+    drawn = (
+        ()
+        if softmax.dropout is None
+        else (softmax.dropout.p, softmax.dropout.seed, Index("b"), Index("h"), Index("q_idx"))
+    )
+    used = _names((*everywhere, *under_mask, *drawn), defined={f.name for f in (*in_score, *masked)})
+    pointers = tuple(name for fetch in (*in_score, *masked) for name in pointer_names(fetch))
+    return Step(
+        fetches=in_score,
+        masked_fetches=masked,
+        score=score,
+        keep=keep,
+        uses_kv_idx=any(Index("kv_idx") in walk(expr) for expr in everywhere),
+        names=tuple(dict.fromkeys((*used, *pointers))),
+        score_span=attention.score.span,
+        keep_span=attention.mask.span,
+    )
+
+
+def pointer_names(fetch: Fetch) -> tuple[str, ...]:
+    """Names that the load addresses through."""
+    tensor, row = fetch.load.tensor, fetch.row
+    done = 0 if row is None else len(row.indices)
+    strides = (f"stride_{tensor}_{axis}" for axis in range(done, len(fetch.load.indices)))
+    return (f"{tensor}_ptr" if row is None else row.name, *strides)
+
+
+def _in_step(names: LoadNames, inner: Axis) -> tuple[Fetch, ...]:
+    return tuple(fetch for fetch in names.fetches if inner in fetch.axes)
+
+
+def other_axis(axis: Axis) -> tuple[Axis, ...]:
+    return ("q",) if axis == "kv" else ("kv",)
+
+
+def at_tile_ends(fetch: Fetch) -> bool:
+    return any(
+        isinstance(node, Index | Ref) and node.name in TILE_ENDS
+        for expr in fetch_expressions((fetch,))
+        for node in walk(expr)
+    )
+
+
+def fetch_expressions(fetches: Iterable[Fetch]) -> tuple[Expr, ...]:
+    return tuple(expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
+
+
+def _names(expressions: Iterable[Expr], defined: set[str]) -> Iterator[str]:
+    """Names that expressions take from around them; the step itself has kv_idx and its own loads."""
+    for kind in (Index, Dim, Ref):
+        for expr in expressions:
+            for node in walk(expr):
+                if isinstance(node, kind) and node.name != "kv_idx" and node.name not in defined:
+                    yield node.name
+
+
+def kv_head_of(attention: Attention) -> Expr:
+    match kv_heads(attention):
+        case Dim(name="H"):
+            return Index("h")
+        case Const(value=1):
+            return Const(0)
+        case _:
+            return Binary("//", Index("h"), Dim("G"))
+
+
+def expressions_of(
+    program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step, softmax: Softmax
+) -> Iterator[Expr]:
+    for statement in (*program, *outer, *loops.bounds, *step.fetches, *step.masked_fetches):
+        match statement:
+            case Let(value=value):
+                yield value
+            case Row(indices=indices):
+                yield from indices
+            case Fetch():
+                yield from fetch_expressions((statement,))
+    for loop in loops.loops:
+        yield from loop.expressions
+    for expr in (step.score, step.keep, softmax.sink):
+        if expr is not None:
+            yield expr
+
+
+def dims_of(expressions: Iterable[Expr]) -> tuple[str, ...]:
+    """Run-time sizes the kernel takes: B, H, M, N always, others where an expression reads them."""
+    used = {node.name for expr in expressions for node in walk(expr) if isinstance(node, Dim)}
+    first = ("B", "H", "G", "M", "N")
+    kept = tuple(name for name in first if name != "G" or "G" in used)
+    return (*kept, *sorted(used - set(first) - {"BLOCK_M", "BLOCK_N"}))
