@@ -1,0 +1,18 @@
+"""single for triton: calls the module made for D.
+
+Made from specs/f32.attn; `attnc compile specs/f32.attn` makes it again.
+"""
+
+from .d64 import single as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def single(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"single was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)
