@@ -17,6 +17,7 @@ from attnc.plan.ir import Kernel, Module
 from attnc.plan.scores import LOG2E
 from attnc.resources import resource
 from attnc.source import Span
+from attnc.target.layout import tidy
 from attnc.target.triton import load, scalar, statement, tiled
 from attnc.target.triton_host import HostText, signature
 from attnc.target.triton_kernel import KernelText
@@ -63,11 +64,7 @@ def render(
         },
         uses=frozenset(re.findall(r"\b_\w+", kernels)),
     )
-    return _tidy(page)
-
-
-#: Lines that may be wrapped: definitions, and calls of the module's own functions.
-_CALL = re.compile(r" *(def |[\w, ]+ = _forward|_forward|\w+_tile\()")
+    return tidy(page)
 
 
 @cache
@@ -163,35 +160,3 @@ def _config(config: Config, shared: int) -> str:
 def _table(tuned: Mapping[str, tuple[tuple[int | None, int], ...]]) -> str:
     rows = ", ".join(f'"{device}": {tuned[device]!r}' for device in sorted(tuned))
     return f"{{{rows}}}"
-
-
-def _wrapped(line: str, width: int = 110) -> str:
-    """A def or call of one line that is too wide, with its arguments on lines of their own, filled to the
-    width.
-    """
-    if len(line) <= width or "(" not in line:
-        return line
-    indent = " " * (len(line) - len(line.lstrip()))
-    head, _, rest = line.partition("(")
-    body, closing, tail = rest.rpartition(")")
-    lines, current = [], f"{indent}    "
-    for item in body.split(", "):
-        piece = f"{item}, "
-        if len(current) + len(piece) > width:
-            lines.append(current.rstrip())
-            current = f"{indent}    "
-        current += piece
-    lines.append(current.rstrip())
-    return "\n".join((f"{head}(", *lines, f"{indent}){tail}")) if closing else line
-
-
-def _tidy(text: str) -> str:
-    """At most two blank lines in a row at the top level and one inside functions, no blank line at a block's
-    start, one newline at the end.
-    """
-    text = re.sub(r"[ \t]+\n", "\n", text)
-    text = "\n".join(_wrapped(line) if _CALL.match(line) else line for line in text.split("\n"))
-    text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
-    text = re.sub(r"\n{2,}(?=(@|def |class ))", "\n\n\n", text)
-    text = re.sub(r"\n{4,}", "\n\n\n", text)
-    return text.strip("\n") + "\n"

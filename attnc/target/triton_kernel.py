@@ -177,14 +177,6 @@ class KernelText:
         return f"({tile}) * BLOCK_M" if self.kernel.grid.longest_first else f"{tile} * BLOCK_M"
 
     @property
-    def order_note(self) -> str:
-        return (
-            "; in a section the last rows, which see most keys, come first."
-            if self.kernel.grid.longest_first
-            else "."
-        )
-
-    @property
     def persistent_note(self) -> str:
         return ", tile after tile: one program per SM" if self.kernel.grid.persistent else ""
 

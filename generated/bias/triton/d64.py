@@ -70,7 +70,9 @@ def _load_rows(
 ):
     """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile, zeros past row `stop`.
 
-    x is a tensor descriptor over [B, H, rows, D] (TMA: the copy engine loads the tile), or a pointer to row 0 of head h.
+    x is a tensor descriptor over [B, H, rows, D] (
+        TMA: the copy engine loads the tile,
+    ), or a pointer to row 0 of head h.
     """
     if TMA:
         tile = x.load([b, h, start, 0]).reshape(ROWS, BLOCK_D)
@@ -87,7 +89,7 @@ def _store_rows(
     x, b, h, start, stop, stride, tile,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
 ):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped."""
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1, except past row `stop`."""
     if TMA:
         x.store([b, h, start, 0], tile.reshape(1, 1, ROWS, BLOCK_D))
     else:
@@ -107,8 +109,13 @@ def _forward_step(
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     s = tl.dot(q, k.T)
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
-    pair_tile = tl.load(pair_row + q_idx[:, None].to(tl.int64) * stride_pair_1 + kv_idx[None, :].to(tl.int64) * stride_pair_2, mask=(q_idx[:, None] < M) & (kv_idx[None, :] < N), other=0).to(tl.float32)
-    key_bias_kv = tl.load(key_bias_row + kv_idx.to(tl.int64) * stride_key_bias_1, mask=kv_idx < N, other=0).to(tl.float32)
+    pair_tile = tl.load(
+        pair_row + q_idx[:, None].to(tl.int64) * stride_pair_1 + kv_idx[None, :].to(tl.int64) * stride_pair_2,
+        mask=(q_idx[:, None] < M) & (kv_idx[None, :] < N), other=0,
+    ).to(tl.float32)
+    key_bias_kv = tl.load(
+        key_bias_row + kv_idx.to(tl.int64) * stride_key_bias_1, mask=kv_idx < N, other=0,
+    ).to(tl.float32)
     # bias.attn:9  score = dot(q, k) / sqrt(D) + pair[h, q_idx, kv_idx] + key_bias[b, kv_idx]
     s = s * 0.125 + pair_tile + key_bias_kv[None, :]
     if MASKED:
@@ -285,14 +292,14 @@ def _choose(device: torch.device, longest: int) -> Config:
 
 
 def _heads_per_section(k: torch.Tensor, v: torch.Tensor, heads: int, N: int) -> int:
-    """Query heads whose K and V fill about a quarter of the L2 cache: programs that run together should share them."""
+    """Query heads whose K and V fill a quarter of the L2 cache: programs that run together should share them."""
     cache = torch.cuda.get_device_properties(k.device).L2_cache_size if k.device.type == "cuda" else 1 << 25
     per_head = max(1, N * (k.shape[-1] * k.element_size() + v.shape[-1] * v.element_size()))
     return min(heads, max(4, min(cache // 4 // per_head, 16)))
 
 
 def _tma(*tensors: torch.Tensor) -> bool:
-    """The copy engine can load tiles of these: compute capability 9, 16-byte aligned rows, nothing empty or broadcast."""
+    """The copy engine can move tiles of these: capability 9, rows aligned to 16 bytes, nothing empty or broadcast."""
     if tensors[0].device.type == "cuda" and torch.cuda.get_device_capability(tensors[0].device)[0] < 9:
         return False
     return all(
@@ -310,7 +317,9 @@ def _rows(
     if not tma:
         return x
     axes = (b, h, rows, x.dim() - 1)
-    return TensorDescriptor(x, [x.shape[a] for a in axes], [x.stride(a) for a in axes], [1, 1, BLOCK, BLOCK_D])
+    return TensorDescriptor(
+        x, [x.shape[a] for a in axes], [x.stride(a) for a in axes], [1, 1, BLOCK, BLOCK_D],
+    )
 
 
 def _on(device: torch.device) -> torch.cuda.device:

@@ -74,7 +74,9 @@ def _load_rows(
 ):
     """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile, zeros past row `stop`.
 
-    x is a tensor descriptor over [B, H, rows, D] (TMA: the copy engine loads the tile), or a pointer to row 0 of head h.
+    x is a tensor descriptor over [B, H, rows, D] (
+        TMA: the copy engine loads the tile,
+    ), or a pointer to row 0 of head h.
     """
     if TMA:
         tile = x.load([b, h, start, 0]).reshape(ROWS, BLOCK_D)
@@ -91,7 +93,7 @@ def _store_rows(
     x, b, h, start, stop, stride, tile,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
 ):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped."""
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1, except past row `stop`."""
     if TMA:
         x.store([b, h, start, 0], tile.reshape(1, 1, ROWS, BLOCK_D))
     else:
@@ -106,7 +108,10 @@ def _forward_step(
     q_lo, k, v, Q, o_rows, l_rows, m_rows, b, h, kv_lo, M, N, stride_qm, MASKED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile against the kv tile at hand: FlashAttention-1, algorithm 1, lines 8 to 13; o, l and m live in memory."""
+    """One q tile against the kv tile at hand: FlashAttention-1, algorithm 1, lines 8 to 13.
+
+    o, l and m live in memory between visits.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(Q, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     d = tl.arange(0, 64)
@@ -122,7 +127,9 @@ def _forward_step(
         keep = kv_idx[None, :] < N
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(
+        m_new == -float("inf"), 0.0, m_new,
+    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -145,7 +152,10 @@ def fa1_forward(
     B, H, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
-    """o and lse of one head. acc_ptr, l_ptr and m_ptr hold o, l and m between visits: f32, [B, H, M, 64] and [B, H, M]."""
+    """o and lse of one head.
+
+    acc_ptr, l_ptr and m_ptr hold o, l and m between visits: f32, [B, H, M, 64] and twice [B, H, M].
+    """
     b = tl.program_id(0) // H
     h = tl.program_id(0) % H
     if not TMA:
@@ -164,7 +174,10 @@ def fa1_forward(
         d = tl.arange(0, 64)
         row = q_idx < M
         zero = tl.zeros([BLOCK_M], tl.float32)
-        tl.store(o_rows + q_idx[:, None] * 64 + d[None, :], zero[:, None] + tl.zeros([64], tl.float32)[None, :], mask=row[:, None])
+        tl.store(
+            o_rows + q_idx[:, None] * 64 + d[None, :], zero[:, None] + tl.zeros([64], tl.float32)[None, :],
+            mask=row[:, None],
+        )
         tl.store(l_rows + q_idx, zero, mask=row)
         tl.store(m_rows + q_idx, zero - float("inf"), mask=row)
     tl.debug_barrier()
@@ -194,7 +207,9 @@ def fa1_forward(
         _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.float16), BLOCK_M, 64, TMA)
         l = tl.load(l_rows + q_idx, mask=row, other=0.0)
         m = tl.load(m_rows + q_idx, mask=row, other=0.0)
-        lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh + q_idx.to(tl.int64) * stride_lsem
+        lse_rows = lse_ptr + b.to(
+            tl.int64,
+        ) * stride_lseb + h.to(tl.int64) * stride_lseh + q_idx.to(tl.int64) * stride_lsem
         tl.store(lse_rows, (m + tl.log2(l)) * LN2, mask=row)
 
 
@@ -300,7 +315,7 @@ def _choose(device: torch.device, longest: int) -> Config:
 
 
 def _tma(*tensors: torch.Tensor) -> bool:
-    """The copy engine can load tiles of these: compute capability 9, 16-byte aligned rows, nothing empty or broadcast."""
+    """The copy engine can move tiles of these: capability 9, rows aligned to 16 bytes, nothing empty or broadcast."""
     if tensors[0].device.type == "cuda" and torch.cuda.get_device_capability(tensors[0].device)[0] < 9:
         return False
     return all(
@@ -318,7 +333,9 @@ def _rows(
     if not tma:
         return x
     axes = (b, h, rows, x.dim() - 1)
-    return TensorDescriptor(x, [x.shape[a] for a in axes], [x.stride(a) for a in axes], [1, 1, BLOCK, BLOCK_D])
+    return TensorDescriptor(
+        x, [x.shape[a] for a in axes], [x.stride(a) for a in axes], [1, 1, BLOCK, BLOCK_D],
+    )
 
 
 def _on(device: torch.device) -> torch.cuda.device:

@@ -60,7 +60,9 @@ def _load_rows(
 ):
     """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile, zeros past row `stop`.
 
-    x is a tensor descriptor over [B, H, rows, D] (TMA: the copy engine loads the tile), or a pointer to row 0 of head h.
+    x is a tensor descriptor over [B, H, rows, D] (
+        TMA: the copy engine loads the tile,
+    ), or a pointer to row 0 of head h.
     """
     if TMA:
         tile = x.load([b, h, start, 0]).reshape(ROWS, BLOCK_D)
@@ -77,7 +79,7 @@ def _store_rows(
     x, b, h, start, stop, stride, tile,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
 ):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped."""
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1, except past row `stop`."""
     if TMA:
         x.store([b, h, start, 0], tile.reshape(1, 1, ROWS, BLOCK_D))
     else:
@@ -101,7 +103,9 @@ def _forward_step(
         keep = (kv_idx[None, :] < N) & ((kv_idx[None, :] <= q_pos[:, None]) | (kv_idx[None, :] < prefix))
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(
+        m_new == -float("inf"), 0.0, m_new,
+    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -124,7 +128,8 @@ def prefix_lm_forward(
 ):
     """o and lse of one q tile of one head."""
     tile = tl.program_id(0)
-    # Tiles are walked in sections of heads whose K and V share the L2 cache; in a section the last rows, which see most keys, come first.
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
+    # In a section the last rows, which see most keys, come first.
     q_tiles = tl.cdiv(M, BLOCK_M)
     first_head = tile // (q_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
@@ -268,14 +273,14 @@ def _choose(device: torch.device, longest: int) -> Config:
 
 
 def _heads_per_section(k: torch.Tensor, v: torch.Tensor, heads: int, N: int) -> int:
-    """Query heads whose K and V fill about a quarter of the L2 cache: programs that run together should share them."""
+    """Query heads whose K and V fill a quarter of the L2 cache: programs that run together should share them."""
     cache = torch.cuda.get_device_properties(k.device).L2_cache_size if k.device.type == "cuda" else 1 << 25
     per_head = max(1, N * (k.shape[-1] * k.element_size() + v.shape[-1] * v.element_size()))
     return min(heads, max(4, min(cache // 4 // per_head, 16)))
 
 
 def _tma(*tensors: torch.Tensor) -> bool:
-    """The copy engine can load tiles of these: compute capability 9, 16-byte aligned rows, nothing empty or broadcast."""
+    """The copy engine can move tiles of these: capability 9, rows aligned to 16 bytes, nothing empty or broadcast."""
     if tensors[0].device.type == "cuda" and torch.cuda.get_device_capability(tensors[0].device)[0] < 9:
         return False
     return all(
@@ -293,7 +298,9 @@ def _rows(
     if not tma:
         return x
     axes = (b, h, rows, x.dim() - 1)
-    return TensorDescriptor(x, [x.shape[a] for a in axes], [x.stride(a) for a in axes], [1, 1, BLOCK, BLOCK_D])
+    return TensorDescriptor(
+        x, [x.shape[a] for a in axes], [x.stride(a) for a in axes], [1, 1, BLOCK, BLOCK_D],
+    )
 
 
 def _on(device: torch.device) -> torch.cuda.device:

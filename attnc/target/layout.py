@@ -1,0 +1,87 @@
+"""The last touch on generated text: blank lines and long lines, as a careful person would set them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+WIDTH = 110
+_ASSIGNMENT = re.compile(r"(\w[\w, ]* = )(.+)")
+
+
+def tidy(text: str) -> str:
+    """Two blank lines between definitions, at most one inside them, none doubled, no trailing space, long lines
+    wrapped, one newline at the end.
+    """
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    text = "\n".join(wrap(line) for line in text.split("\n"))
+    text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
+    text = re.sub(r"\n{2,}(?=(@|def |class ))", "\n\n\n", text)
+    text = re.sub(r"\n{4,}", "\n\n\n", text)
+    return text.strip("\n") + "\n"
+
+
+def wrap(line: str, width: int = WIDTH) -> str:
+    """A statement that is too wide, broken inside its brackets; any other line as it is.
+
+    A chain of `&` or `|` gets a line per operand, a call or definition as many arguments per line as fit.
+    """
+    if len(line) <= width or line.lstrip().startswith(("#", '"""', 'f"', "raise")):
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    chain = _chain(line.strip())
+    if chain is not None:
+        head, operands = chain
+        return "\n".join(
+            (f"{indent}{head}(", *(f"{indent}    {operand}" for operand in operands), f"{indent})")
+        )
+    opening = line.find("(")
+    closing = _matching(line, opening)
+    if opening < 0 or closing < 0:
+        return line
+    lines = [line[: opening + 1], *_fill(line[opening + 1 : closing], f"{indent}    ", width)]
+    return "\n".join((*lines, f"{indent}{line[closing:]}"))
+
+
+def _chain(statement: str) -> tuple[str, list[str]] | None:
+    """`keep = a & b & c` as ("keep = ", ["a", "& b", "& c"]); None for anything else."""
+    match = _ASSIGNMENT.fullmatch(statement)
+    if match is None:
+        return None
+    for operator in (" | ", " & "):
+        parts = list(_split(match[2], operator))
+        if len(parts) > 1:
+            return match[1], [parts[0], *(f"{operator.strip()} {part}" for part in parts[1:])]
+    return None
+
+
+def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
+    """Arguments, comma by comma, in lines of at most `width` where that can be."""
+    current = indent
+    for piece in _split(arguments.rstrip(", "), ", "):
+        if current != indent and len(current) + len(piece) + 1 > width:
+            yield current.rstrip()
+            current = indent
+        current += f"{piece}, "
+    yield current.rstrip()
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """The parts of a text between separators that stand outside all brackets."""
+    depth = start = 0
+    for at, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if depth == 0 and text.startswith(separator, at) and at >= start:
+            yield text[start:at]
+            start = at + len(separator)
+    yield text[start:]
+
+
+def _matching(line: str, opening: int) -> int:
+    """Where the bracket at `opening` closes; -1 if it does not."""
+    depth = 0
+    for at in range(max(opening, 0), len(line)):
+        depth += (line[at] in "([{") - (line[at] in ")]}")
+        if depth == 0 and at > opening:
+            return at
+    return -1

@@ -1,0 +1,44 @@
+"""Wrapping must keep the meaning: every wrapped statement parses to the tree of the long line."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import pytest
+
+from attnc.target.layout import tidy, wrap
+
+LINES = (
+    "keep = (kv_idx[None, :] < N) & ((a[:, None] == b[None, :]) | (c < d))"
+    " & (q_pos[:, None] - 128 <= kv_idx[None, :]) & x",
+    "doc = tl.load(doc_row + tl.maximum(first_pos, 0).to(tl.int64) * stride_doc_1,"
+    " mask=(0 <= first) & (first < N), other=0)",
+    "acc, l, m = _forward_step(acc, l, m, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos,"
+    " MASKED=True, BLOCK_N=BLOCK_N)",
+    "if kv_hi >= q_lo - _floor_div(q_hi - kv_lo + N - M, 2) * 2 + N - M"
+    " and a_rather_long_name_for_a_test and another_name(1):",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_wrapped_statement_means_the_same(line: str) -> None:
+    body = "\n    pass" if line.startswith("if") else ""
+    wrapped = wrap("    " + line)
+    assert wrapped.count("\n") > 0
+    assert ast.dump(ast.parse(textwrap.dedent(wrapped) + body)) == ast.dump(ast.parse(line + body))
+
+
+@pytest.mark.parametrize("line", LINES[:3])
+def test_wrapped_lines_are_short(line: str) -> None:
+    assert max(map(len, wrap("    " + line).split("\n"))) <= 110
+
+
+def test_comments_and_short_lines_stay() -> None:
+    comment = "    # " + "long " * 40
+    assert wrap(comment) == comment
+    assert wrap("x = f(a, b)") == "x = f(a, b)"
+
+
+def test_definitions_are_two_lines_apart_and_bodies_one() -> None:
+    assert tidy("a = 1\n\ndef f():\n    x\n\n\n\n    y\n\n\n\n\n") == "a = 1\n\n\ndef f():\n    x\n\n    y\n"
