@@ -10,9 +10,7 @@ _ASSIGNMENT = re.compile(r"(\w[\w, ]* = )(.+)")
 
 
 def tidy(text: str) -> str:
-    """Two blank lines between definitions, at most one inside them, none doubled, no trailing space, long lines
-    wrapped, one newline at the end.
-    """
+    """Two blank lines between definitions, at most one inside them, no trailing space, long lines wrapped."""
     text = re.sub(r"[ \t]+\n", "\n", text)
     text = "\n".join(wrap(line) for line in text.split("\n"))
     text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)

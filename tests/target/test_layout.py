@@ -10,14 +10,22 @@ import pytest
 from attnc.target.layout import tidy, wrap
 
 LINES = (
-    "keep = (kv_idx[None, :] < N) & ((a[:, None] == b[None, :]) | (c < d))"
-    " & (q_pos[:, None] - 128 <= kv_idx[None, :]) & x",
-    "doc = tl.load(doc_row + tl.maximum(first_pos, 0).to(tl.int64) * stride_doc_1,"
-    " mask=(0 <= first) & (first < N), other=0)",
-    "acc, l, m = _forward_step(acc, l, m, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos,"
-    " MASKED=True, BLOCK_N=BLOCK_N)",
-    "if kv_hi >= q_lo - _floor_div(q_hi - kv_lo + N - M, 2) * 2 + N - M"
-    " and a_rather_long_name_for_a_test and another_name(1):",
+    (
+        "keep = (kv_idx[None, :] < N) & ((a[:, None] == b[None, :]) | (c < d))"
+        " & (q_pos[:, None] - 128 <= kv_idx[None, :]) & x"
+    ),
+    (
+        "doc = tl.load(doc_row + tl.maximum(first_pos, 0).to(tl.int64) * stride_doc_1,"
+        " mask=(0 <= first) & (first < N), other=0)"
+    ),
+    (
+        "acc, l, m = _forward_step(acc, l, m, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos,"
+        " MASKED=True, BLOCK_N=BLOCK_N)"
+    ),
+    (
+        "if kv_hi >= q_lo - _floor_div(q_hi - kv_lo + N - M, 2) * 2 + N - M"
+        " and a_rather_long_name_for_a_test and another_name(1):"
+    ),
 )
 
 
