@@ -4,10 +4,6 @@
 `attnc/`, and the top-level `grammar/` and `templates/`, carried as `attnc.grammar` and `attnc.templates`.
 """
 
-from pathlib import Path
-
 from setuptools import find_packages, setup
 
-CARRIED = [f"attnc.{name}" for name in ("grammar", "templates") if Path(name).is_dir()]
-
-setup(packages=[*find_packages(include=["attnc", "attnc.*"]), *CARRIED])
+setup(packages=[*find_packages(include=["attnc", "attnc.*"]), "attnc.grammar", "attnc.templates"])
