@@ -148,6 +148,7 @@ def softmax(head: Head) -> tuple[Floats, Floats]:
         for j in np.flatnonzero(~finite.all(axis=1)):  # 0 * inf is NaN, unless the key is masked
             special = np.where(finite[j], 0.0, head.v[j])
             o += np.where(np.isneginf(scores[:, j, None]), 0.0, probabilities[:, j, None] * special)
+        o[np.isnan(lse)] = np.nan  # even if every key is dropped
     return o, lse
 
 

@@ -52,16 +52,20 @@ class Subject:
             variant=module.variant, bound=module.kernels[0].bound, module=load_module(module), device=device
         )
 
-    @property
-    def tiles(self) -> tuple[tuple[int, int], ...]:
-        """(BLOCK_M, BLOCK_N) of each config."""
-        return tuple((config.BLOCK_M, config.BLOCK_N) for config in self.module.CONFIGS)
+    def tiles(self) -> dict[int, tuple[int, int]]:
+        """(BLOCK_M, BLOCK_N) of the configs; without a GPU, of those that differ in more than warps and
+        stages.
+        """
+        tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(self.module.CONFIGS)}
+        if self.device != "cpu":
+            return tiles
+        return {n: tile for n, tile in tiles.items() if all(tiles[i] != tile for i in range(n))}
 
     def limits(self) -> Limits:
         """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds."""
         if self.device == "cpu":
-            return Limits(tiles=self.tiles)
-        return Limits(tiles=self.tiles, longest=2100, work=20_000)
+            return Limits(tiles=self.tiles())
+        return Limits(tiles=self.tiles(), longest=2100, work=20_000)
 
     def run(self, inputs: Mapping[str, Value], outputs: Mapping[str, torch.Tensor], config: int = 0) -> None:
         """Calls the generated function; inputs and outputs in the order of the declaration."""
@@ -211,6 +215,7 @@ def fuzz(
     examples: int = 100,
     seconds: float = 60.0,
     seed: int = 0,
+    shrink: bool = True,
     progress: Progress | None = None,
     failures: Path | None = None,
 ) -> Report:
@@ -230,7 +235,7 @@ def fuzz(
         deadline=None,
         print_blob=False,
         report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.target, Phase.shrink),
+        phases=(Phase.generate, Phase.target, *((Phase.shrink,) if shrink else ())),
         suppress_health_check=list(HealthCheck),
     )
     @given(cases(subject.variant, subject.limits()))

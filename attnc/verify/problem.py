@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -9,13 +10,12 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.reference import Array
 from attnc.verify.data import Rng, Sizes, draw_qkv, generator
-from attnc.verify.strategies import Case, Layout
+from attnc.verify.strategies import Case, Layout, all_dims, size
 
 TORCH: Mapping[DType, torch.dtype] = {
     DType.F16: torch.float16,
@@ -32,20 +32,26 @@ FILLS: Mapping[str, tuple[float, int, bool]] = {
     "large": (1e30, 2**31 - 1, True),
 }
 _GUARD = 64
+#: Elements of a buffer up to which it is filled and compared.
+_KEPT = 1 << 24
+#: Of Linux; in Python's mmap module from 3.13 on.
+_MAP_NORESERVE = 0x4000
 Value: TypeAlias = torch.Tensor | float | int | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A tensor inside a larger buffer, and the bytes of the buffer as they were."""
+    """A tensor inside a larger buffer, and the buffer as it was; None where it is too large to keep."""
 
     name: str
     view: torch.Tensor
     buffer: torch.Tensor
-    before: torch.Tensor
+    before: torch.Tensor | None
 
     def disturbed(self, *, is_output: bool) -> bool:
         """True if anything changed that should not: an input, or what surrounds an output."""
+        if self.before is None:
+            return False
         now = self.buffer.clone()
         if is_output:
             _restrided(now, self.view).copy_(_restrided(self.before, self.view))
@@ -68,21 +74,9 @@ class Problem:
         return None
 
 
-def all_dims(attention: Attention, case: Case) -> dict[str, int]:
-    """The case's sizes, and the number of query heads as H."""
-    dims = dict(case.dims)
-    dims["H"] = size(attention.heads_q, dims)
-    return dims
-
-
-def size(expr: Expr, dims: Mapping[str, int]) -> int:
-    """The value of a size."""
-    return int(evaluate(expr, Env(dims=dims)).item())
-
-
 def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = "cpu") -> Problem:
     """The tensors of a case; the same for every fill, except outside the tensors."""
-    dims = all_dims(attention, case)
+    dims = all_dims(attention, case.dims)
     values = draw_values(attention, case, dims)
     inputs: dict[str, Value] = {}
     guarded = []
@@ -113,18 +107,32 @@ def _place(tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str,
         if axis not in layout.expanded:
             strides[axis] = reach
             reach *= data.shape[axis] + layout.gaps[axis]
-    as_float, as_int, as_bool = FILLS[fill]
-    filler = as_float if data.is_floating_point() else as_bool if data.dtype == torch.bool else as_int
-    if data.dtype == torch.float16 and fill == "large":
-        filler = 6e4
-    buffer = torch.full((reach + 2 * _GUARD + layout.offset,), filler, dtype=data.dtype, device=device)
     start = _GUARD + layout.offset
+    count = start + reach + _GUARD
+    buffer = _pages(count, data.dtype, device) if count > _KEPT else _filled(count, data.dtype, fill, device)
     view, shape = buffer.as_strided(data.shape, strides, start), data.shape
     for axis in layout.expanded:
         length = min(1, shape[axis])
         data, view = data.narrow(axis, 0, length), view.narrow(axis, 0, length)
     view.copy_(data)
-    return Guarded(tensor.name, buffer.as_strided(shape, strides, start), buffer, buffer.clone())
+    before = None if count > _KEPT else buffer.clone()
+    return Guarded(tensor.name, buffer.as_strided(shape, strides, start), buffer, before)
+
+
+def _filled(count: int, dtype: torch.dtype, fill: str, device: str) -> torch.Tensor:
+    as_float, as_int, as_bool = FILLS[fill]
+    filler = as_float if dtype.is_floating_point else as_bool if dtype == torch.bool else as_int
+    if dtype == torch.float16 and fill == "large":
+        filler = 6e4
+    return torch.full((count,), filler, dtype=dtype, device=device)
+
+
+def _pages(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A buffer of gigabytes, of which a CPU makes only the pages that are touched."""
+    if device != "cpu":
+        return torch.empty(count, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize, flags=flags), dtype=dtype)
 
 
 def _restrided(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
+from math import prod
 from typing import Any
 
 from hypothesis import strategies as st
 
-from attnc.expr.nodes import Const, Dim, walk
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Const, Dim, Expr, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import Dense, Role, Tensor
 from attnc.verify.data import LOGITS, SPECIALS, VALUES
@@ -80,11 +82,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a case may cost. longest: of M and N; tiles: q tiles x kv tiles over all heads; tile: the configs'
-    (M, N) tiles.
+    """What a case may cost. tiles: (BLOCK_M, BLOCK_N) of the configs to draw from, by number; longest: M or
+    N; work: steps of a tile, summed over all heads.
     """
 
-    tiles: tuple[tuple[int, int], ...]
+    tiles: Mapping[int, tuple[int, int]]
     longest: int = 320
     work: int = 32
 
@@ -109,6 +111,16 @@ def free_dims(attention: Attention) -> tuple[str, ...]:
     return tuple(names)
 
 
+def all_dims(attention: Attention, dims: Mapping[str, int]) -> dict[str, int]:
+    """The free sizes, and the number of query heads as H."""
+    return {**dims, "H": size(attention.heads_q, dims)}
+
+
+def size(expr: Expr, dims: Mapping[str, int]) -> int:
+    """The value of a size."""
+    return int(evaluate(expr, Env(dims=dims)).item())
+
+
 def lengths(attention: Attention, limits: Limits, config: int) -> tuple[int, ...]:
     """Lengths at which something changes: tiles, constants of the mask, and primes."""
     marks = {0, 1, 2, *_PRIMES}
@@ -122,7 +134,7 @@ def lengths(attention: Attention, limits: Limits, config: int) -> tuple[int, ...
 def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
     """A case of this variant that costs no more than the limits allow."""
     attention = variant.attention
-    config = draw(st.integers(0, len(limits.tiles) - 1))
+    config = draw(st.sampled_from(tuple(limits.tiles)))
     marks = lengths(attention, limits, config)
     dims: dict[str, int] = {}
     for name in sorted(free_dims(attention), key=lambda name: name not in ("M", "N")):
@@ -144,6 +156,9 @@ def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
     for tensor in (*attention.inputs, *attention.outputs):
         if tensor.shape and draw(st.integers(0, 2)) == 2:
             layouts[tensor.name] = draw(_layouts(attention, tensor))
+    spread = draw(st.sampled_from((None,) * 9 + (attention.q, attention.k, attention.v)))
+    if spread is not None and (layout := far(attention, spread, dims)) is not None:
+        layouts[spread.name] = layout
     return Case(
         dims=dims,
         seed=draw(st.integers(0, 2**16)),
@@ -183,9 +198,9 @@ def fixed_cases(variant: Variant, limits: Limits, count: int) -> Iterator[Case]:
     attention, names = variant.attention, free_dims(variant.attention)
     logits, values, specials = cycle(LOGITS), cycle(VALUES), cycle(["none", "none", *SPECIALS])
     groups, batches, heads = cycle(_GROUPS), cycle((1, 2, 1)), cycle((2, 1))
-    layouts = cycle((False, True, True))
+    layouts, configs = cycle((False, True, True)), tuple(limits.tiles)
     for number in range(count):
-        config = number % len(limits.tiles)
+        config = configs[number % len(configs)]
         marks = [n for n in lengths(attention, limits, config) if n > 1]
         m, n = marks[(7 * number + 1) % len(marks)], marks[(3 * number + 5) % len(marks)]
         wanted = {
@@ -209,11 +224,28 @@ def fixed_cases(variant: Variant, limits: Limits, count: int) -> Iterator[Case]:
             layouts=transposed(attention) if next(layouts) else {},
             config=config,
         )
+    few = {name: {"M": 5, "N": 7}.get(name, 1) for name in names}
+    for tensor in (attention.q, attention.k, attention.v):
+        layout = far(attention, tensor, few)
+        if layout is not None:
+            yield Case(dims=few, layouts={tensor.name: layout})
     for change in ({"M": 0}, {"N": 0}, {"B": 0}):
-        dims = {name: {"M": 5, "N": 7, "D": 8}.get(name, 1) for name in names} | {
-            name: size for name, size in change.items() if name in names
-        }
-        yield Case(dims=dims)
+        yield Case(dims=few | {name: size for name, size in change.items() if name in names})
+
+
+def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout | None:
+    """Rows so far apart that the last one starts beyond element 2^31; None for fewer than three rows."""
+    known = all_dims(attention, dims)
+    shape = [size(expr, known) for expr in tensor.shape]
+    rows = tensor.axis(Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY)
+    others = [axis for axis in range(len(shape) - 1) if axis != rows]
+    if rows is None or not others or shape[rows] < 3 or 0 in shape:
+        return None
+    inner = prod(shape[axis] for axis in (*others[1:], len(shape) - 1))
+    gaps = [0] * len(shape)
+    gaps[others[0]] = -(-(2**31) // ((shape[rows] - 1) * inner))
+    # The odd offset keeps the copy engine away, which computes its addresses itself.
+    return Layout(order=(rows, *others, len(shape) - 1), gaps=tuple(gaps), offset=1)
 
 
 def transposed(attention: Attention) -> dict[str, Layout]:

@@ -235,7 +235,8 @@ def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mappi
                 f"+- {want.allowed[at]:.3g} ({int((ratio > 1).sum())} of {ratio.size} elements are off)"
             )
     worst = max(ratios, key=lambda name: ratios[name])
-    norm, eager = _norms(expected["o"], to_float64(outputs["o"]))
+    u_o = DType(attention.o.dtype).unit_roundoff
+    norm, eager = _norms(expected["o"], to_float64(outputs["o"]), u_o)
     return Verdict(
         ok=not failures,
         message="; ".join(failures) or "within the bound",
@@ -247,15 +248,15 @@ def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mappi
     )
 
 
-def _norms(want: Expected, got: Floats) -> tuple[float, float]:
-    """Largest error relative to the largest value, and to the largest error of the eager evaluation."""
+def _norms(want: Expected, got: Floats, u_o: float) -> tuple[float, float]:
+    """Largest error relative to the largest value, and to the eager evaluation's, at least one rounding."""
     judged = np.isfinite(want.value) & np.isfinite(got) & np.isfinite(want.eager) & ~want.open
     if not judged.any():
         return 0.0, 0.0
     error = np.abs(got[judged] - want.value[judged]).max()
     eager = np.abs(want.eager[judged] - want.value[judged]).max()
     size = np.abs(want.value[judged]).max()
-    return float(error / max(size, _FLUSHED)), float(error / max(eager, _FLUSHED))
+    return float(error / max(size, _FLUSHED)), float(error / max(eager, u_o * size, _FLUSHED))
 
 
 def _where(tensor: Tensor, at: tuple[np.intp, ...]) -> str:

@@ -122,7 +122,7 @@ def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_cases_are_affordable_and_survive_json(name: str) -> None:
     variant = modules(name)[0].variant
-    limits = Limits(tiles=((64, 32), (128, 64)))
+    limits = Limits(tiles={0: (64, 32), 3: (128, 64)})
 
     def holds(case: Case) -> None:
         assert Case.from_json(case.to_json()) == case
