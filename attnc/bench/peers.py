@@ -57,11 +57,9 @@ def _flex(cell: Cell, x: Inputs) -> Launch:
     if mask_mod is not None:
         batch = cell.batch if x.extras else None
         block_mask = create_block_mask(mask_mod, batch, None, cell.length, cell.length, device="cuda")
-    dynamo: Any = (
-        torch._dynamo
-    )  # a cell is a recompilation of one function: without room it falls back to eager
-    dynamo.config.recompile_limit = 1024
-    compiled = torch.compile(flex_attention, dynamic=False)
+    # Without fullgraph, PyTorch falls back to an unfused version once it has compiled for eight shapes.
+    torch.compiler.reset()
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return lambda: compiled(x.q, x.k, x.v, score_mod=score_mod, block_mask=block_mask)
 
 

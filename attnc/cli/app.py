@@ -14,7 +14,9 @@ from attnc.cli.demo import demo
 from attnc.cli.doctor import doctor
 from attnc.cli.explain import explain
 from attnc.cli.fmt import fmt
+from attnc.cli.fuzz import fuzz
 from attnc.cli.tune import tune
+from attnc.cli.verify import verify
 
 app = typer.Typer(
     name="attnc",
@@ -34,6 +36,8 @@ app.command("check", rich_help_panel=_COMPILER)(check)
 app.command("fmt", rich_help_panel=_COMPILER)(fmt)
 app.command("explain", rich_help_panel=_COMPILER)(explain)
 app.command("demo", rich_help_panel=_JUDGE)(demo)
+app.command("verify", rich_help_panel=_JUDGE)(verify)
+app.command("fuzz", rich_help_panel=_JUDGE)(fuzz)
 app.command("bench", rich_help_panel=_SPEED)(bench)
 app.command("tune", rich_help_panel=_SPEED)(tune)
 app.command("doctor", rich_help_panel="Machine")(doctor)

@@ -121,7 +121,12 @@ def as_dict(e: Explanation) -> dict[str, Any]:
         "mask": show(e.module.variant.attention.mask),
         "bounds": [{"name": name, "value": value} for name, value in _bounds(e.kernel)],
         "loops": [
-            {"start": show(loop.start), "stop": show(loop.stop), "masked": loop.masked, "guard": _guard(loop)}
+            {
+                "start": show(loop.start),
+                "stop": show(loop.stop),
+                "masked": _masked(loop),
+                "guard": _guard(loop),
+            }
             for loop in e.kernel.regions.loops
         ],
         "pictures": [{"M": p.queries, "N": p.keys, "rows": list(p.rows), "note": p.note} for p in e.pictures],
@@ -177,7 +182,7 @@ def _structure(e: Explanation) -> Iterator[str]:
         yield f"  {name} = {value}"
     step = tile_kv if e.kernel.regions.axis == "kv" else tile_q
     for loop in e.kernel.regions.loops:
-        kind = "partial tiles, mask evaluated" if loop.masked else "full tiles, no mask code"
+        kind = _KINDS[loop.masked] if isinstance(loop.masked, bool) else f"partial where {_masked(loop)}"
         guard = f", where {show(loop.guard)}" if loop.guard is not None else ""
         axis = e.kernel.regions.axis
         yield f"  for {axis} in {show(loop.start)} .. {show(loop.stop)} step {step}: {kind}{guard}"
@@ -305,6 +310,14 @@ def _bounds(kernel: ir.Kernel) -> list[tuple[str, str]]:
             case ir.Let(name=name, value=value) | ir.Fetch(name=name, load=value):
                 found.append((name, show(value)))
     return found
+
+
+_KINDS = {True: "partial tiles, mask evaluated", False: "full tiles, no mask code"}
+
+
+def _masked(loop: ir.Loop) -> bool | str:
+    """Whether its tiles are partial, or the condition under which one is."""
+    return loop.masked if isinstance(loop.masked, bool) else show(loop.masked)
 
 
 def _guard(loop: ir.Loop) -> str | None:

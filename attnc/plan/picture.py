@@ -14,7 +14,7 @@ from attnc.expr.nodes import Dim, Expr, Load, Search, walk
 from attnc.plan import ir
 
 if TYPE_CHECKING:
-    from attnc.expr.evaluate import Env
+    pass
 
 SKIP, PARTIAL, FULL = ".", "/", "#"
 #: Values of sizes that no picture depends on much.
@@ -127,24 +127,21 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int, step: int) -> Iterator
     }
     names: dict[str, Any] = {}
 
-    def env() -> Env:
-        return Env(indices=indices, dims=scene.dims, tensors=scene.tensors, names=names)
+    def value(expr: Expr) -> Any:
+        scene.provide(expr)
+        return evaluate(expr, Env(indices=indices, dims=scene.dims, tensors=scene.tensors, names=names))[()]
 
     for statement in (*kernel.program, *kernel.regions.bounds):
         if isinstance(statement, ir.Row):  # a pointer: what is read through it is evaluated where it is read
             continue
-        expr = statement.value if isinstance(statement, ir.Let) else statement.load
-        scene.provide(expr)
-        names[statement.name] = evaluate(expr, env())[()]
+        names[statement.name] = value(statement.value if isinstance(statement, ir.Let) else statement.load)
     for loop in kernel.regions.loops:
-        start, stop = int(evaluate(loop.start, env())), int(evaluate(loop.stop, env()))
-        for position in range(start, stop, step):
+        for position in range(int(value(loop.start)), int(value(loop.stop)), step):
             indices[f"{inner}_lo"] = position
             indices[f"{inner}_hi"] = min(position + step, inner_length) - 1
-            if loop.guard is not None:
-                scene.provide(loop.guard)
-            if loop.guard is None or bool(evaluate(loop.guard, env())):
-                yield position, PARTIAL if loop.masked else FULL
+            if loop.guard is None or value(loop.guard):
+                masked = loop.masked if isinstance(loop.masked, bool) else bool(value(loop.masked))
+                yield position, PARTIAL if masked else FULL
 
 
 def _ceil(size: int, tile: int) -> int:

@@ -18,6 +18,7 @@ from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.runtime.loader import load_module
+from attnc.target.triton_kernel import MATRICES
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -115,16 +116,17 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
 
 
 def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:
-    """Triton's type of a kernel argument, by its name: Q, K, V and x_ptr are tensors, the rest are 32-bit
+    """Triton's type of a kernel argument by its name: matrices and x_ptr are tensors, the rest 32-bit
     integers.
     """
     if name in constants:
         return "constexpr"
+    matrices = {spelled: tensor for tensor, spelled in MATRICES.items()}
+    if name not in matrices and not name.endswith("_ptr"):
+        return "i32"
     tensors = {arg.tensor.name: arg.tensor for arg in (*module.args, *module.outputs)}
-    tensor = tensors.get(name.lower() if name in ("Q", "K", "V") else name.removesuffix("_ptr"))
-    if tensor is not None and (name in ("Q", "K", "V") or name.endswith("_ptr")):
-        return f"*{_TYPES[DType(tensor.dtype)]}"
-    return "*fp32" if name.endswith("_ptr") else "i32"
+    tensor = tensors.get(matrices.get(name, name.removesuffix("_ptr")))
+    return "*fp32" if tensor is None else f"*{_TYPES[DType(tensor.dtype)]}"
 
 
 _TYPES = {

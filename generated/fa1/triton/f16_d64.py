@@ -127,11 +127,13 @@ def _forward_step(
         keep = kv_idx[None, :] < N
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    # rows that have seen nothing yet subtract 0, since -inf - -inf is NaN
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
+    shift = tl.where(
+        m_new == -float("inf"), 0.0, m_new,
+    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
+
     # line 12: o = diag(l_new)^-1 (diag(l alpha) o + p v)
     acc = tl.dot(p.to(v.dtype), v, acc * (l * alpha)[:, None]) / tl.where(l_new == 0.0, 1.0, l_new)[:, None]
     tl.store(o_at, acc, mask=row[:, None])

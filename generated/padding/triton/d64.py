@@ -115,11 +115,13 @@ def _forward_step(
         keep = (kv_idx[None, :] < N) & (kv_idx[None, :] < kv_len)
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    # rows that have seen nothing yet subtract 0, since -inf - -inf is NaN
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
+    shift = tl.where(
+        m_new == -float("inf"), 0.0, m_new,
+    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
+
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
     return acc, l_new, m_new

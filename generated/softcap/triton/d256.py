@@ -111,11 +111,13 @@ def _forward_step(
         s = tl.where(keep, s, -float("inf"))
     m_tile = tl.max(s, 1) * SCALE
     m_new = tl.where(m_tile > m + LAZY, m_tile, m)  # grows only when p could exceed 2**LAZY
-    # rows that have seen nothing yet subtract 0, since -inf - -inf is NaN
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
+    shift = tl.where(
+        m_new == -float("inf"), 0.0, m_new,
+    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
+
     v = _load_rows(V, b, h_kv, kv_lo, N, stride_vn, BLOCK_N, 256, TMA)
     if tl.max((m_new > m).to(tl.int32), 0) > 0:
         acc = acc * alpha[:, None]

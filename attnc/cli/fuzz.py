@@ -1,0 +1,78 @@
+"""`attnc fuzz`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attnc.cli.compile import JSON
+from attnc.cli.console import Mistake, note, one_spec, progress, say
+from attnc.cli.verify import ATTENTION, TARGET, VARIANT, as_dict, chosen_modules, parse_case, show_report
+
+_FAILURES = Path(".attnc") / "failures"
+
+
+def fuzz(
+    spec: Annotated[Path, typer.Argument(help="The spec file.")],
+    attention: ATTENTION = None,
+    variant: VARIANT = None,
+    target: TARGET = "triton",
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
+    examples: Annotated[int, typer.Option(min=1, help="Most cases for each variant.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Another seed draws other cases.")] = 0,
+    repro: Annotated[Path | None, typer.Option(help="Run the case in this file again.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Draw shapes, strides and values until a kernel leaves its error bound, and shrink what is found.
+
+    Failing cases are kept in .attnc/failures/; each prints the command that runs it again.
+
+    Example: attnc fuzz specs/causal_gqa.attn --seconds 30 --seed 7
+    """
+    from attnc.verify.check import fuzz as run
+    from attnc.verify.subjects import subject_of
+
+    modules = chosen_modules((one_spec(spec),), attention, variant, target)
+    if repro is not None:
+        _again(repro, modules)
+        return
+    reports: list[dict[str, Any]] = []
+    for module in modules:
+        subject = subject_of(module)
+        name = f"{module.variant.attention.name} {module.variant.name}"
+        with progress(name, examples) as bar:
+            report = run(
+                subject,
+                examples=examples,
+                seconds=seconds,
+                seed=seed,
+                failures=_FAILURES,
+                progress=lambda *_, bar=bar, name=name: bar.advance(name),
+            )
+        reports.append(as_dict(subject, report))
+        if not as_json:
+            show_report(subject, report)
+    if as_json:
+        say(json.dumps(reports, indent=2))
+    if not all(report["ok"] for report in reports):
+        raise typer.Exit(1)
+
+
+def _again(path: Path, modules: Any) -> None:
+    from attnc.verify.check import check
+    from attnc.verify.subjects import subject_of
+
+    if not path.is_file():
+        raise Mistake(f"there is no file '{path}'", f"failures are kept in {_FAILURES.as_posix()}/")
+    case = parse_case(path.read_text(encoding="utf-8", errors="replace"))
+    failed = False
+    for module in modules:
+        verdict = check(subject_of(module), case)
+        failed |= not verdict.ok
+        say(f"{module.variant.name}: {verdict.message}; {100 * verdict.worst:.0f} % of the bound")
+    if failed:
+        note("the case still fails")
+        raise typer.Exit(1)

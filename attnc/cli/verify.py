@@ -1,0 +1,153 @@
+"""`attnc verify`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnc.cli.compile import JSON, SPECS
+from attnc.cli.console import Mistake, find_specs, paint, progress, say
+from attnc.diagnostics import did_you_mean
+
+if TYPE_CHECKING:
+    from attnc.plan import ir
+    from attnc.verify.check import Report, Subject
+    from attnc.verify.strategies import Case
+
+ATTENTION = Annotated[str | None, typer.Option(help="Only this attention of the specs.")]
+VARIANT = Annotated[str | None, typer.Option(help="Only this variant, e.g. bf16_d128.")]
+TARGET = Annotated[str, typer.Option(help="Only this target.")]
+
+
+def verify(
+    specs: SPECS = None,
+    attention: ATTENTION = None,
+    variant: VARIANT = None,
+    target: TARGET = "triton",
+    count: Annotated[int, typer.Option(min=1, help="Random cases for each variant, besides the fixed ones.")] = 24,
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
+    case: Annotated[str | None, typer.Option(help="Run this one case, as a failure printed it.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Run kernels on chosen inputs and judge every element against the float64 reference.
+
+    The tolerance is no constant but the error bound that the plan proves. The cases are the same on every
+    run: edge lengths, strides, hostile values, guarded memory. On the GPU where there is one, else
+    interpreted.
+
+    Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
+    """
+    from attnc.verify.check import verify as run
+
+    modules = chosen_modules(find_specs(specs or []), attention, variant, target)
+    reports: list[dict[str, Any]] = []
+    failed = False
+    for module in modules:
+        subject = _subject(module)
+        if case is not None:
+            failed |= not _one_case(subject, case)
+            continue
+        name = _name(module)
+        with progress(name, count) as bar:
+            report = run(
+                subject,
+                count=count,
+                seconds=seconds,
+                progress=lambda *_, bar=bar, name=name: bar.advance(name),
+            )
+        failed |= not report.ok
+        reports.append(as_dict(subject, report))
+        if not as_json:
+            show_report(subject, report)
+    if as_json:
+        say(json.dumps(reports, indent=2))
+    if failed:
+        raise typer.Exit(1)
+
+
+def chosen_modules(
+    paths: tuple[Path, ...], attention: str | None, variant: str | None, target: str
+) -> tuple[ir.Module, ...]:
+    """The modules of the specs that the options leave. Raises Mistake when there is none, DiagnosticError."""
+    from attnc.build import front, plan_program
+
+    planned = [module for path in paths for module in plan_program(front(path)).modules]
+    if not planned:
+        raise Mistake("no spec has a schedule that is compiled", "add one: schedule NAME for triton { ... }")
+    found = _only(planned, "target", target, lambda module: module.target)
+    found = _only(found, "attention", attention, lambda module: module.variant.attention.name)
+    return tuple(_only(found, "variant", variant, lambda module: module.variant.name))
+
+
+def _only(
+    modules: list[ir.Module], what: str, wanted: str | None, name: Callable[[ir.Module], str]
+) -> list[ir.Module]:
+    """Those of this name, all where none is wanted. Raises Mistake when there is none."""
+    found = [module for module in modules if wanted is None or name(module) == wanted]
+    if not found:
+        known = list(dict.fromkeys(map(name, modules)))
+        hint = "".join(did_you_mean(wanted or "", known)) or f"there is {', '.join(known)}"
+        raise Mistake(f"there is no {what} '{wanted}'", hint)
+    return found
+
+
+def parse_case(text: str) -> Case:
+    """A case from the JSON of a failure. Raises Mistake for anything else."""
+    from attnc.verify.strategies import Case
+
+    try:
+        return Case.from_json(text)
+    except (ValueError, TypeError, KeyError) as failure:
+        raise Mistake(f"not a case: {failure}", "a failure prints the whole command") from None
+
+
+def show_report(subject: Subject, report: Report) -> None:
+    from attnc.verify.subjects import place
+
+    name = f"{subject.variant.attention.name} {subject.variant.name}"
+    state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
+    where = f" at {report.where}" if report.where else ""
+    say(
+        f"{state} {name}: {report.examples} cases in {report.seconds:.1f} s on {place(subject)};"
+        f" worst error {100 * report.worst:.0f} % of the bound{where}"
+    )
+    for failure in report.failures:
+        say(f"      {failure.verdict.message}")
+        say(f"      {failure.repro}")
+
+
+def as_dict(subject: Subject, report: Report) -> dict[str, Any]:
+    return {
+        "attention": subject.variant.attention.name,
+        "variant": subject.variant.name,
+        "device": subject.device,
+        "ok": report.ok,
+        "cases": report.examples,
+        "seconds": round(report.seconds, 3),
+        "worst": report.worst,
+        "where": report.where,
+        "eager_ratio": report.eager_ratio,
+        "failures": [{"message": f.verdict.message, "repro": f.repro} for f in report.failures],
+    }
+
+
+def _one_case(subject: Subject, text: str) -> bool:
+    from attnc.verify.check import check
+
+    verdict = check(subject, parse_case(text))
+    say(f"{verdict.message}; worst error {100 * verdict.worst:.0f} % of the bound at {verdict.where or '-'}")
+    return verdict.ok
+
+
+def _subject(module: ir.Module) -> Subject:
+    from attnc.verify.subjects import subject_of
+
+    return subject_of(module)
+
+
+def _name(module: ir.Module) -> str:
+    return f"{module.variant.attention.name} {module.variant.name}"

@@ -1,0 +1,41 @@
+"""What is measured: the cells, their FLOPs, and a spec for each."""
+
+import numpy as np
+import pytest
+
+from attnc.bench.cells import DOCUMENT, PREFIX, TOKENS, WINDOW, Cell, Mask, masks, quick, standard
+from attnc.bench.ours import SPECS
+from attnc.build import front, plan_program
+
+
+def test_the_standard_cells_hold_the_same_work() -> None:
+    cells = standard()
+    assert len(cells) == 18
+    assert {cell.batch * cell.length for cell in cells} == {TOKENS}
+    assert {cell.heads * cell.width for cell in cells} == {2048}
+    assert len({cell.name for cell in (*cells, *masks())}) == 23
+
+
+@pytest.mark.parametrize("mask", ["window512", "documents", "prefix", "causal", "full"])
+def test_flops_count_what_the_mask_keeps(mask: Mask) -> None:
+    n = 3000
+    q, kv = np.arange(n)[:, None], np.arange(n)
+    kept = {
+        "full": np.ones((n, n), bool),
+        "causal": kv <= q,
+        "window512": (kv <= q) & (q - kv <= WINDOW),
+        "documents": (q // DOCUMENT == kv // DOCUMENT) & (kv <= q),
+        "prefix": (kv <= q) | (kv < PREFIX),
+    }[mask].sum()
+    cell = Cell(mask=mask, batch=1, heads=1, length=n, width=64)
+    assert cell.kept == pytest.approx(kept, rel=2e-3)
+    assert cell.flops == pytest.approx(4 * 64 * kept, rel=2e-3)
+
+
+def test_every_cell_has_a_generated_kernel() -> None:
+    made = {
+        (module.variant.attention.name, module.variant.params["D"])
+        for path in SPECS
+        for module in plan_program(front(path)).modules
+    }
+    assert {(cell.mask, cell.width) for cell in (*standard(), *masks(), *quick())} <= made

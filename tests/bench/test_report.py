@@ -1,0 +1,53 @@
+"""The table, the JSON, and gaps in both."""
+
+import json
+
+from attnc.bench.cells import Cell
+from attnc.bench.peers import PEERS
+from attnc.bench.report import as_json, markdown
+from attnc.bench.run import Result, candidates
+from attnc.runtime.timing import Timing
+
+MACHINE = {"device": "NVIDIA H200", "attnc": "0.1.0", "torch": "2.11.0", "triton": "3.6.0"}
+CELL = Cell(mask="full", batch=4, heads=16, length=4096, width=128)
+
+
+def timing(tflops: float) -> Timing:
+    ms = CELL.flops / tflops * 1e-9
+    return Timing(median=ms, low=0.99 * ms, high=1.01 * ms, samples=15)
+
+
+RESULT = Result(
+    cell=CELL,
+    timings={"attnc": timing(500), "flex": timing(400), "cudnn": timing(600)},
+    missing={"fa2": "only full and causal"},
+    ceiling=750.0,
+)
+
+
+def test_the_table() -> None:
+    lines = markdown([RESULT], candidates(["cudnn", "fa2", "flex"]), MACHINE).splitlines()
+    assert lines[0] == "NVIDIA H200; attnc 0.1.0, torch 2.11.0, triton 3.6.0."
+    head = ["forward, bf16", "attnc", "spread", "cuDNN", "FlashAttention-2", "FlexAttention"]
+    assert lines[4] == f"| {' | '.join(head)} | to the best | of matmul |"
+    assert lines[6] == "| d128 h16 n4096 full | 500 | 2.0 % | 600 | n/a | 400 | 0.83x cudnn | 67 % |"
+    assert lines[-1] == "* n/a for fa2: only full and causal"
+
+
+def test_a_table_without_our_kernel() -> None:
+    broken = Result(cell=CELL, timings={"flex": timing(400)}, missing={"attnc": "no variant"}, ceiling=750.0)
+    row = markdown([broken], candidates(["flex"]), MACHINE).splitlines()[6]
+    assert row == "| d128 h16 n4096 full | n/a | n/a | 400 | n/a | n/a |"
+
+
+def test_json_holds_all_figures() -> None:
+    data = json.loads(as_json([RESULT], MACHINE))
+    (cell,) = data["cells"]
+    assert cell["results"]["attnc"]["tflops"] == 500.0
+    assert cell["missing"] == {"fa2": "only full and causal"}
+    assert cell["matmul_tflops"] == 750.0
+
+
+def test_the_best_peer_is_not_ourselves() -> None:
+    assert RESULT.best_peer() == "cudnn"
+    assert set(PEERS) == {"cudnn", "fa2", "flex", "eager"}

@@ -1,0 +1,80 @@
+"""`attnc verify`, `fuzz`, `demo` and `explain` on a small spec, interpreted; in processes of their own, since
+Triton decides when it is imported whether it interprets.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TINY, Run
+
+pytestmark = pytest.mark.slow
+
+VARIANT = ("--variant", "bf16_w16")
+
+
+def test_verify_reports_the_share_of_the_bound(spawn: Run) -> None:
+    done = spawn("verify", *VARIANT, "--count", "3")
+    assert done.code == 0, done.err
+    assert done.out.startswith("ok    tiny bf16_w16: ")
+    assert " cases in " in done.out
+    assert "% of the bound" in done.out
+
+
+def test_verify_as_json_and_one_case(spawn: Run) -> None:
+    done = spawn("verify", "specs/tiny.attn", *VARIANT, "--count", "2", "--json")
+    (report,) = json.loads(done.out)
+    assert (report["ok"], report["attention"]) == (True, "tiny")
+    assert report["cases"] >= 2
+    assert 0 < report["worst"] <= 1
+    case = json.dumps({"dims": {"B": 1, "H": 1, "M": 3, "N": 40}, "seed": 4})
+    done = spawn("verify", "specs/tiny.attn", *VARIANT, "--case", case)
+    assert (done.code, done.out.split(";")[0]) == (0, "within the bound")
+
+
+def test_a_case_that_is_none(spawn: Run) -> None:
+    for text in ("{", "[]", '{"seed": 1}', '{"dims": {}, "colour": 1}'):
+        done = spawn("verify", *VARIANT, "--case", text)
+        assert done.code == 2, text
+        assert "not a case" in done.err
+
+
+def test_fuzz(spawn: Run, folder: Path) -> None:
+    done = spawn("fuzz", "specs/tiny.attn", *VARIANT, "--examples", "4", "--seed", "3")
+    assert done.code == 0, done.err
+    assert done.out.startswith("ok    tiny bf16_w16: ")
+    assert not (folder / ".attnc").exists()
+    missing = spawn("fuzz", "specs/tiny.attn", "--repro", "nowhere.json")
+    assert (missing.code, "there is no file 'nowhere.json'" in missing.err) == (2, True)
+
+
+def test_demo_writes_runs_and_verifies(spawn: Run, folder: Path) -> None:
+    done = spawn("demo", "specs/tiny.attn")
+    assert done.code == 0, done.err
+    assert "generated/tiny/triton/f16_w16.py" in done.out
+    assert "verified" in done.out
+    assert (folder / "generated" / "tiny" / "triton" / "f16_w16.py").is_file()
+
+
+def test_demo_of_a_spec_that_is_wrong(spawn: Run, folder: Path) -> None:
+    (folder / "specs" / "tiny.attn").write_text(TINY.replace("window(W, 0)", "window(W)"))
+    done = spawn("demo", "specs/tiny.attn")
+    assert done.code == 1
+    assert "error[E0" in done.err
+    assert not (folder / "generated").exists()
+
+
+def test_doctor(spawn: Run) -> None:
+    done = spawn("doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(done.out)}
+    assert {"attnc", "python", "torch", "triton", "cache", "interpreter"} <= set(findings)
+    assert all(finding["fix"] for finding in findings.values() if finding["state"] == "missing")
+    assert done.code == any(finding["state"] == "missing" for finding in findings.values())
+
+
+def test_explain_reads_registers_from_the_binary(spawn: Run) -> None:
+    done = spawn("explain", "specs/tiny.attn", "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert data["compiled"] is None or data["compiled"]["registers"] > 0

@@ -1,0 +1,75 @@
+"""The explanation: its sections, its figures, and that JSON says the same."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from attnc.build import front, plan_program
+from attnc.plan.device import DEVICES
+from attnc.plan.explain import Explanation, as_dict, as_text, explain
+
+SPECS = Path(__file__).parent.parent.parent / "specs"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    registers: int = 168
+    stack: int = 0
+    shared: int = 131072
+
+
+def explained(name: str = "causal_gqa", arch: str = "sm_90") -> Explanation:
+    program = front(SPECS / f"{name}.attn")
+    module = plan_program(program).modules[0]
+    schedule = next(s for s in program.schedules if s.target == module.target)
+    return explain(module, schedule, DEVICES[arch], usage=Compiled())
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
+def test_every_spec_can_be_explained(path: Path) -> None:
+    text = as_text(explained(path.stem))
+    for section in (
+        "grid and loops",
+        "mask:",
+        "shared memory:",
+        "registers:",
+        "roofline",
+        "error bound",
+        "because",
+    ):
+        assert f"\n{section}" in text
+    assert all(len(line) <= 400 for line in text.splitlines())
+
+
+def test_decisions_point_at_spec_lines() -> None:
+    e = explained()
+    lines = (SPECS / "causal_gqa.attn").read_text().splitlines()
+    for decision in as_dict(e)["because"]:
+        path, _, line = decision["spec"].rpartition(":")
+        assert path.endswith("causal_gqa.attn")
+        assert lines[int(line) - 1].strip()
+    masks = [d for d in as_dict(e)["because"] if "with mask code" in d["decision"]]
+    assert lines[int(masks[0]["spec"].rpartition(":")[2]) - 1].strip().startswith("mask = causal")
+
+
+def test_figures_of_a_causal_kernel() -> None:
+    data = json.loads(json.dumps(as_dict(explained())))
+    assert data["pictures"][0]["M"] == 512
+    buffers = data["shared_memory"]["buffers"]
+    assert sum(buffers.values()) == data["shared_memory"]["total"] <= data["shared_memory"]["limit"]
+    assert data["compiled"] == {"registers": 168, "stack": 0, "shared": 131072}
+    roofline = data["roofline"]
+    # 16k tokens, hidden size 2048, causal: half of 4 B H N^2 D, and the diagonal's tiles
+    assert roofline["flops"] == pytest.approx(0.5 * 4 * 16384 * 4096 * 2048, rel=0.05)
+    assert roofline["bound"] == "tensor cores"
+    assert data["error_bound"]["p_roundoff"] == 2.0**-8
+
+
+def test_another_device_has_other_limits() -> None:
+    here, there = as_dict(explained(arch="sm_90")), as_dict(explained(arch="sm_86"))
+    assert here["shared_memory"]["limit"] == 232448
+    assert there["shared_memory"]["limit"] == 101376
+    assert "q" in here["shared_memory"]["buffers"]
+    assert "q" not in there["shared_memory"]["buffers"]

@@ -1,0 +1,59 @@
+"""What the plan visits, compared with the mask evaluated element by element."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnc.build import front, plan_program
+from attnc.expr.evaluate import Env, evaluate
+from attnc.plan import ir
+from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
+
+SPECS = Path(__file__).parent.parent.parent / "specs"
+#: Specs whose masks read no tensor.
+PURE = ("causal_gqa", "chunked", "full", "window", "local_sink", "fa1", "softcap")
+SHAPES = [(128, 128, 64, 64), (100, 300, 64, 32), (200, 70, 32, 64), (1, 257, 64, 64), (65, 64, 64, 32)]
+
+
+def planned(name: str) -> ir.Module:
+    return next(iter(plan_program(front(SPECS / f"{name}.attn")).modules))
+
+
+@pytest.mark.parametrize("name", PURE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_are_what_the_mask_says(name: str, shape: tuple[int, int, int, int]) -> None:
+    queries, keys, tile_q, tile_kv = shape
+    module = planned(name)
+    found = picture(module.kernels[0], *shape)
+    indices: dict[str, Any] = {
+        "b": 0,
+        "h": 0,
+        "q_idx": np.arange(queries)[:, None],
+        "kv_idx": np.arange(keys),
+    }
+    mask = evaluate(module.variant.attention.mask, Env(indices=indices, dims={"M": queries, "N": keys}))
+    mask = np.broadcast_to(mask, (queries, keys))
+    for i, row in enumerate(found.rows):
+        for j, kind in enumerate(row):
+            tile = mask[i * tile_q : (i + 1) * tile_q, j * tile_kv : (j + 1) * tile_kv]
+            if kind == SKIP:
+                assert not tile.any(), (i, j)
+            if kind == FULL:
+                assert tile.all(), (i, j)
+
+
+def test_causal_square() -> None:
+    found = picture(planned("causal_gqa").kernels[0], 256, 256, 64, 64)
+    assert found.rows == ("/...", "#/..", "##/.", "###/")
+    assert (found.count(SKIP), found.count(PARTIAL), found.count(FULL)) == (6, 4, 6)
+    assert (found.tiles, found.visited) == (16, 10)
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
+def test_every_spec_has_a_picture(path: Path) -> None:
+    for module in plan_program(front(path)).modules[:1]:
+        found = picture(module.kernels[0], 192, 192, 64, 64)
+        assert {*"".join(found.rows)} <= {SKIP, PARTIAL, FULL}
+        assert found.visited > 0

@@ -1,0 +1,103 @@
+"""Compiling specs: the files, their determinism, the package that picks a variant, the time it takes."""
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnc.build import Output, compare, compile_spec, diagnose, display_name, write
+from attnc.resources import resource
+
+ROOT = Path(__file__).parent.parent
+SPECS = sorted((ROOT / "specs").glob("*.attn"))
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_spec_compiles_to_python(path: Path) -> None:
+    compiled = compile_spec(path, ROOT)
+    assert compiled.outputs
+    for output in compiled.outputs:
+        compile(output.text, output.path, "exec")
+        assert f"attnc compile specs/{path.name}" in output.text
+        assert str(ROOT) not in output.text
+        assert output.text.endswith("\n")
+        assert not output.text.endswith("\n\n")
+    assert compile_spec(path, ROOT).outputs == compiled.outputs
+
+
+def test_a_spec_compiles_in_a_fifth_of_a_second() -> None:
+    compile_spec(SPECS[0], ROOT)  # loads the grammar and the templates
+    begin = time.perf_counter()
+    compiled = [compile_spec(path, ROOT) for path in SPECS]
+    assert all(c.outputs for c in compiled)
+    assert (time.perf_counter() - begin) / len(SPECS) < 0.2
+
+
+def test_generated_is_what_the_specs_say() -> None:
+    outputs = [output for path in SPECS for output in compile_spec(path, ROOT).outputs]
+    drifts = compare(outputs, ROOT / "generated", complete=True)
+    assert [(drift.kind, drift.path) for drift in drifts] == [], "run: attnc compile"
+
+
+def test_diagnose_reports_what_compiling_raises(tmp_path: Path) -> None:
+    spec = tmp_path / "wrong.attn"
+    spec.write_text("attention wrong {\n  scor = 1\n}\n")
+    assert {d.severity for d in diagnose(spec)} == {"error"}
+
+
+def test_the_name_of_a_spec_is_never_absolute(tmp_path: Path) -> None:
+    spec = tmp_path / "specs" / "a.attn"
+    assert display_name(spec, tmp_path) == "specs/a.attn"
+    assert display_name(spec, tmp_path / "elsewhere") == "a.attn"
+    assert display_name(spec, None) == "a.attn"
+
+
+def test_writing_replaces_in_one_step_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    old = Output(path="a/triton/x.py", text="# attnc compile\nold = 1\n")
+    new = Output(path="a/triton/x.py", text="# attnc compile\nold = 2\n")
+    assert [d.kind for d in write([old], tmp_path)] == ["missing"]
+    (stale,) = write([new], tmp_path)
+    assert stale.kind == "stale"
+    assert stale.diff.splitlines()[-2:] == ["-old = 1", "+old = 2"]
+    assert write([new], tmp_path) == ()
+    assert [path.name for path in tmp_path.glob("**/*") if path.is_file()] == ["x.py"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of an importable package made from a spec with every kind of param, modules replaced by
+    stubs.
+    """
+    spec = tmp_path / "many.attn"
+    spec.write_text(
+        "attention many {\n  param T in {f16, bf16}, D in {64, 128}, W in {16, 32}\n"
+        "  input q: T[B, H, M, D]\n  input k, v: T[B, H, N, D]\n  score = dot(q, k)\n"
+        "  mask = window(W, 0)\n  normalize = softmax\n  output o: T[B, H, M, D]\n}\n"
+        "schedule many for triton {\n  loops = [q, kv]\n  tile.q = 64, tile.kv = 32\n}\n"
+    )
+    write(compile_spec(spec).outputs, tmp_path / "kernels_of_test")
+    for path in tmp_path.glob("kernels_of_test/many/triton/*_*.py"):
+        if path.name != "__init__.py":
+            path.write_text(f"def many(q, k, v, **options):\n    return '{path.stem}', options\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "kernels_of_test.many.triton"
+    for name in [name for name in sys.modules if name.startswith("kernels_of_test")]:
+        del sys.modules[name]
+
+
+def test_the_package_picks_a_variant_by_its_arguments(package: str) -> None:
+    import torch
+
+    many = importlib.import_module(package).many
+    q = torch.empty(1, 2, 3, 128, dtype=torch.bfloat16)
+    assert many(q, q, q) == ("bf16_d128_w16", {})
+    assert many(q.half(), q, q, W=32, out=None) == ("f16_d128_w32", {"out": None})
+    with pytest.raises(ValueError, match=r"many was not compiled for \(T, D, W\) = .*float32"):
+        many(q.float(), q, q)
+
+
+def test_templates_ship_with_the_compiler() -> None:
+    assert resource("templates", "triton", "dispatch.py.jinja").is_file()
