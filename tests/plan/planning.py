@@ -1,0 +1,46 @@
+"""Plans of small specs written in a test."""
+
+from __future__ import annotations
+
+from attnc.model.resolve import resolve
+from attnc.model.variants import variants
+from attnc.plan import plan
+from attnc.plan.ir import Module
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+
+FRAME = """attention under_test {{
+  input q: {dtype}[B, H, M, {d}]
+  input k, v: {dtype}[B, H, N, {d}]
+{inputs}
+  score = {score}
+  mask = {mask}
+  normalize = {softmax}
+  output o: {dtype}[B, H, M, {d}]
+  output lse: f32[B, H, M]
+}}
+schedule under_test for triton {{
+{schedule}
+}}
+"""
+
+
+def planned(
+    mask: str = "true",
+    *,
+    score: str = "dot(q, k) / sqrt(D)",
+    inputs: tuple[str, ...] = (),
+    schedule: str = "  loops = [q, kv]",
+    softmax: str = "softmax",
+    dtype: str = "bf16",
+    d: int = 64,
+) -> Module:
+    """The module of one attention with this mask, score and schedule."""
+    lines = "\n".join(f"  input {line}" for line in inputs)
+    text = FRAME.format(
+        mask=mask, score=score, inputs=lines, schedule=schedule, softmax=softmax, dtype=dtype, d=d
+    )
+    program = resolve(parse(Source("under_test.attn", text)), prelude())
+    (variant,) = variants(program, program.attentions[0])
+    return plan(variant, program.schedules[0])

@@ -1,0 +1,61 @@
+"""Printed expressions mean what the tree means, with no parenthesis to spare."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Expr, Index, Not
+from attnc.expr.simplify import conj, disj
+from attnc.target.triton import scalar, tiled
+from tests.expr.spell import spell
+
+TEXTS = {
+    "q_pos - 4 <= kv_idx": "q_pos[:, None] - 4 <= kv_idx[None, :]",
+    "kv_idx <= q_pos and kv_idx >= q_pos - 4": "(kv_idx[None, :] <= q_pos[:, None])"
+    " & (kv_idx[None, :] >= q_pos[:, None] - 4)",
+    "not kv_idx < 3": "~(kv_idx[None, :] < 3)",
+    "kv_idx // 8 == q_idx // 8": "kv_idx[None, :] // 8 == q_idx[:, None] // 8",
+    "q_pos // 8 == 0": "_floor_div(q_pos[:, None], 8) == 0",
+    "(q_pos - kv_idx) % 2 == 0": "_floor_mod(q_pos[:, None] - kv_idx[None, :], 2) == 0",
+    "abs(q_idx - kv_idx) < 3": "tl.abs(q_idx[:, None] - kv_idx[None, :]) < 3",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_tile_expression_broadcasts_its_vectors(text: str) -> None:
+    assert tiled(spell(text)) == TEXTS[text]
+
+
+INDICES = ("q_idx", "kv_idx", "b")
+OPERATORS: tuple[BinaryOp, ...] = ("+", "-", "*")
+COMPARISONS: tuple[CompareOp, ...] = ("==", "!=", "<", "<=", ">", ">=")
+
+
+def integers() -> st.SearchStrategy[Expr]:
+    leaves = st.one_of(st.sampled_from([Index(name) for name in INDICES]), st.integers(-5, 5).map(Const))
+    return st.recursive(
+        leaves,
+        lambda inner: st.builds(Binary, st.sampled_from(OPERATORS), inner, inner),
+        max_leaves=6,
+    )
+
+
+def conditions() -> st.SearchStrategy[Expr]:
+    return st.recursive(
+        st.builds(Compare, st.sampled_from(COMPARISONS), integers(), integers()),
+        lambda inner: st.one_of(inner.map(Not), st.builds(conj, inner, inner), st.builds(disj, inner, inner)),
+        max_leaves=5,
+    )
+
+
+@given(conditions(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 3))
+def test_printed_conditions_keep_their_meaning(expr: Expr, q: int, kv: int, b: int) -> None:
+    values = {"q_idx": np.int64(q), "kv_idx": np.int64(kv), "b": np.int64(b)}
+    want = bool(evaluate(expr, Env(indices={name: int(value) for name, value in values.items()})))
+    arrays = {name: np.asarray([value]) for name, value in values.items()}
+    got = eval(scalar(expr), {}, {**arrays, "True": np.True_, "False": np.False_})
+    assert bool(np.all(got)) == want
