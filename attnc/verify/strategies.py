@@ -88,7 +88,7 @@ class Limits:
 
     tiles: Mapping[int, tuple[int, int]]
     longest: int = 320
-    work: int = 32
+    work: int = 48
 
     def cost(self, dims: Mapping[str, int], config: int) -> int:
         """Tile steps of a case, if no tile is skipped."""
@@ -146,8 +146,8 @@ def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
                 dims[name] = draw(_affordable((1, 2, 3, 0), name, dims, limits, config))
             case "G":
                 dims[name] = draw(_affordable(_GROUPS, name, dims, limits, config))
-            case "H":
-                dims[name] = draw(_affordable((1, 2, 3, 0), name, dims, limits, config))
+            case "H":  # many heads fill more than one group of programs that share a cache
+                dims[name] = draw(_affordable((1, 2, 3, 0, 19), name, dims, limits, config))
             case "Hkv":  # no K/V heads would leave the size of a group open
                 dims[name] = draw(_affordable((1, 2, 3), name, dims, limits, config))
             case _:

@@ -1,0 +1,86 @@
+"""Bugs that real attention kernels have had, planted in generated text: the fuzzer must catch every one.
+
+A bug is an anchored patch. Its anchor must occur exactly once in the code of the rendered module, or planting
+fails, so that a change of a template cannot turn the test into an empty one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attnc.build import digest
+from attnc.plan import ir
+from attnc.runtime.loader import load_text
+from attnc.target.render import render
+from attnc.verify.check import Subject, fuzz
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """name; spec: the spec file whose module it is planted in; story: how kernels came by such a bug.
+
+    anchor: code as a template prints it, whatever its line breaks; NUMBER stands for a literal; patch: what
+    replaces it, or a function of that literal.
+    """
+
+    name: str
+    spec: str
+    story: str
+    anchor: str
+    patch: str | Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catch:
+    """What became of a planted bug: whether it was caught, after how many examples, and what gave it away."""
+
+    bug: Bug
+    caught: bool
+    examples: int
+    seconds: float
+    message: str
+
+
+def plant(text: str, bug: Bug) -> str:
+    """The module's text with the bug in it. ValueError unless the anchor occurs exactly once in its code."""
+    tokens = [re.escape(token) for token in re.findall(r"\w+|\S", bug.anchor)]
+    # A wrapped call has a comma before its closing bracket.
+    spelled = r"\s*".join(rf",?\s*{token}" if token in (r"\)", r"\]") else token for token in tokens)
+    pattern = r"(?<!\w)" + spelled.replace("NUMBER", r"([-+.\de]+)") + r"(?!\w)"
+    start = text.index("\nimport torch\n")  # the docstring speaks of the code too
+    found = list(re.finditer(pattern, text[start:]))
+    if len(found) != 1:
+        raise ValueError(f"'{bug.name}': its anchor occurs {len(found)} times in the module of '{bug.spec}'")
+    (match,) = found
+    patch = bug.patch if isinstance(bug.patch, str) else bug.patch(float(match[1]))
+    return text[: start + match.start()] + patch + text[start + match.end() :]
+
+
+def hunt(module: ir.Module, bug: Bug, *, examples: int = 300, seconds: float = 60.0, seed: int = 0) -> Catch:
+    """Plants the bug in the module of its spec and fuzzes until it is caught. ValueError as for `plant`."""
+    right = Subject.of(module)
+    source = module.variant.source
+    text = render(module, path=Path(source.path).name, sha256=digest(source))
+    subject = replace(right, module=load_text(plant(text, bug)))
+    report = fuzz(subject, examples=examples, seconds=seconds, seed=seed, shrink=False)
+    return Catch(
+        bug=bug,
+        caught=not report.ok,
+        examples=report.examples,
+        seconds=report.seconds,
+        message=report.failures[0].verdict.message if report.failures else "",
+    )
+
+
+def table(catches: list[Catch]) -> str:
+    """One line per bug: caught after how many examples, and how it showed."""
+    lines = [
+        f"{'caught' if c.caught else 'MISSED':7} {c.examples:4} {c.seconds:6.1f} s  "
+        f"{c.bug.name:34} {c.bug.spec:15} {c.message[:60]}"
+        for c in catches
+    ]
+    caught = sum(c.caught for c in catches)
+    return "\n".join([*lines, f"{caught} of {len(catches)} bugs caught"])

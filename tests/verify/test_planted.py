@@ -1,0 +1,56 @@
+"""Every planted bug is caught; the table of how soon is the figure of merit (`pytest -s` shows it)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from attnc.build import digest, front, plan_program
+from attnc.plan import ir
+from attnc.target.render import render
+from attnc.verify.bugs import BUGS
+from attnc.verify.planted import Catch, hunt, plant, table
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+@cache
+def module(name: str) -> ir.Module:
+    return plan_program(front(SPECS / f"{name}.attn")).modules[0]
+
+
+@pytest.fixture(scope="module")
+def catches() -> list[Catch]:
+    return [hunt(module(bug.spec), bug) for bug in BUGS]
+
+
+@pytest.mark.slow
+def test_every_bug_is_caught(catches: list[Catch]) -> None:
+    print(f"\n{table(catches)}")
+    missed = [catch.bug.name for catch in catches if not catch.caught]
+    assert not missed
+
+
+@pytest.mark.slow
+def test_most_are_caught_soon(catches: list[Catch]) -> None:
+    examples = sorted(catch.examples for catch in catches)
+    assert examples[len(examples) // 2] <= 10
+
+
+def test_names_are_unique() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 20
+
+
+def test_anchors_must_match_once() -> None:
+    source = module("full").variant.source
+    text = render(module("full"), path="full.attn", sha256=digest(source))
+    bug = next(bug for bug in BUGS if bug.name == "sum not rescaled")
+    patched = plant(text, bug)
+    assert len(patched.splitlines()) == len(text.splitlines())
+    with pytest.raises(ValueError, match="its anchor occurs 0 times in the module of 'full'"):
+        plant(patched, bug)
+    with pytest.raises(ValueError, match=r"its anchor occurs \d\d+ times"):
+        plant(text, replace(bug, anchor="tl"))
