@@ -122,6 +122,7 @@ def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path) -> bool:
         places = [row + i * height for row in range(len(results))]
         axes.barh(places, [r.tflops(peer.name) or 0.0 for r in results], height, label=peer.title)
     axes.set_yticks([row + 0.4 - height / 2 for row in range(len(results))], [r.cell.name for r in results])
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("TFLOP/s (longer is faster)")
     axes.set_title(f"Attention forward, bf16, {torch.cuda.get_device_name()}")

@@ -91,8 +91,10 @@ def one_spec(path: Path) -> Path:
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Progress]:
-    """A bar on stderr while the block runs; on anything but a terminal, nothing."""
+def progress(label: str, total: int | None) -> Iterator[Progress]:
+    """A bar on stderr while the block runs (total None: of unknown length); nothing where there is no
+    terminal.
+    """
     if not sys.stderr.isatty():
         yield Progress()
         return

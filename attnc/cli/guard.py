@@ -33,6 +33,8 @@ def _run(argv: Sequence[str] | None) -> int:
         app(args=None if argv is None else list(argv), prog_name="attnc")
     except SystemExit as exit_:
         sys.stdout.flush()
+        if exit_.code == INTERRUPTED:
+            complain("interrupted")
         return exit_.code if isinstance(exit_.code, int) else FINDINGS
     except DiagnosticError as failure:
         show_diagnostics(failure.diagnostics)

@@ -28,7 +28,7 @@ def tune(
     from attnc.tune import tune as measure
 
     for path in paths:
-        with progress(path.name, 0) as bar:
+        with progress(path.name, None) as bar:
             winners = measure(path, rounds, bar.advance)
         for winner in winners:
             choice = winner.choice

@@ -28,7 +28,7 @@ def verify(
     attention: ATTENTION = None,
     variant: VARIANT = None,
     target: TARGET = "triton",
-    count: Annotated[int, typer.Option(min=1, help="Random cases for each variant, besides the fixed ones.")] = 24,
+    count: Annotated[int, typer.Option(min=1, help="Random cases for each variant.")] = 24,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     case: Annotated[str | None, typer.Option(help="Run this one case, as a failure printed it.")] = None,
     as_json: JSON = False,

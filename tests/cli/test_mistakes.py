@@ -1,8 +1,10 @@
 """A user's mistake is a message and an exit code, never a traceback; a bug says that it is one."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,14 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     )
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_a_word_and_130(folder: Path) -> None:
+    command = [sys.executable, "-m", "attnc", "verify", "--count", "100000", "--seconds", "1000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "error: interrupted\n")
