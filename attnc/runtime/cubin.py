@@ -17,8 +17,9 @@ from typing import Any
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
+from attnc.plan.resources import features
 from attnc.runtime.loader import load_module
-from attnc.target.triton_kernel import MATRICES
+from attnc.target.triton_kernel import MATRICES, block
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -103,7 +104,8 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
     """
     kernel, config = module.kernels[0], module.kernels[0].configs[position]
     function = getattr(load_module(module), kernel.name)
-    constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"], "TMA": False}
+    constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"]}
+    constants["TMA"] = kernel.tma and device.has_tma
     signature = {name: _type_of(name, module, constants) for name in function.arg_names}
     return compile_offline(
         function,
@@ -126,7 +128,13 @@ def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> s
         return "i32"
     tensors = {arg.tensor.name: arg.tensor for arg in (*module.args, *module.outputs)}
     tensor = tensors.get(matrices.get(name, name.removesuffix("_ptr")))
-    return "*fp32" if tensor is None else f"*{_TYPES[DType(tensor.dtype)]}"
+    if tensor is None:
+        return "*fp32"
+    element = _TYPES[DType(tensor.dtype)]
+    if name not in matrices or not constants["TMA"]:
+        return f"*{element}"
+    rows = constants["BLOCK_M" if tensor.name in ("q", "o") else "BLOCK_N"]
+    return f"tensordesc<{element}[1, 1, {rows}, {block(features(tensor))}]>"
 
 
 _TYPES = {

@@ -69,8 +69,11 @@ def test_lengths_beyond_what_was_measured_take_the_longest(module: ir.Module) ->
 
 
 def test_the_newest_toolchain_speaks(module: ir.Module) -> None:
-    old, new = (choice(module, i, None, toolchain=f"triton 3.{i}.0") for i in (9, 10))
-    assert tuned_choices(module, [new, old]) == {H200: ((None, 10),)}
+    old, new = (
+        choice(module, 0, None, toolchain="triton 3.9.1"),
+        choice(module, 1, None, toolchain="triton 3.10.0"),
+    )
+    assert tuned_choices(module, [new, old]) == {H200: ((None, 1),)}
 
 
 def test_a_choice_that_the_spec_no_longer_offers_is_dropped(module: ir.Module) -> None:
