@@ -20,8 +20,6 @@ from hypothesis import seed as seeded
 
 from attnc.model.attention import Variant
 from attnc.plan import ir
-from attnc.runtime.loader import load_module
-from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.memory import guarding
 from attnc.verify.problem import FILLS, Problem, Value, build
 from attnc.verify.strategies import Case, Limits, cases, fixed_cases
@@ -38,19 +36,6 @@ class Subject:
     bound: ir.ErrorBound
     module: ModuleType
     device: str = "cpu"
-
-    @staticmethod
-    def of(module: ir.Module, device: str | None = None) -> Subject:
-        """Renders and imports a planned module; device: where to run it, by default the GPU if there is one.
-
-        Without a GPU this process becomes one that interprets Triton.
-        """
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if device == "cpu":
-            ensure_interpreter()
-        return Subject(
-            variant=module.variant, bound=module.kernels[0].bound, module=load_module(module), device=device
-        )
 
     def tiles(self) -> dict[int, tuple[int, int]]:
         """(BLOCK_M, BLOCK_N) of the configs; without a GPU, of those that differ in more than warps and

@@ -15,7 +15,8 @@ from attnc.build import digest
 from attnc.plan import ir
 from attnc.runtime.loader import load_text
 from attnc.target.render import render
-from attnc.verify.check import Subject, fuzz
+from attnc.verify.check import fuzz
+from attnc.verify.subjects import subject_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ def plant(text: str, bug: Bug) -> str:
 
 def hunt(module: ir.Module, bug: Bug, *, examples: int = 300, seconds: float = 60.0, seed: int = 0) -> Catch:
     """Plants the bug in the module of its spec and fuzzes until it is caught. ValueError as for `plant`."""
-    right = Subject.of(module)
+    right = subject_of(module)
     source = module.variant.source
     text = render(module, path=Path(source.path).name, sha256=digest(source))
     subject = replace(right, module=load_text(plant(text, bug)))

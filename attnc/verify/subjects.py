@@ -6,14 +6,14 @@ import torch
 
 from attnc.plan import ir
 from attnc.verify.check import Subject
-from attnc.verify.interpreter import ensure_interpreter
+from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 
 
 def subject_of(module: ir.Module) -> Subject:
     """Renders and loads the module. The first call decides for the whole process whether Triton
     interprets.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if torch.cuda.is_available() and not is_interpreting() else "cpu"
     if device == "cpu":
         ensure_interpreter()
     # Triton decides when it is imported whether it interprets, hence only now:

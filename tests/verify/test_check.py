@@ -15,6 +15,7 @@ from attnc.plan import ir
 from attnc.verify.check import Subject, check, fuzz, verify
 from attnc.verify.problem import FILLS, build
 from attnc.verify.strategies import Case, Layout, Limits, cases, fixed_cases, free_dims
+from attnc.verify.subjects import subject_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn"))
@@ -27,7 +28,7 @@ def modules(name: str) -> tuple[ir.Module, ...]:
 
 @cache
 def subject(name: str, variant: int = 0) -> Subject:
-    return Subject.of(modules(name)[variant], "cpu")
+    return subject_of(modules(name)[variant])
 
 
 @pytest.mark.slow

@@ -1,0 +1,86 @@
+"""Generated modules keep the properties; modules with a bug of the right kind do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.verify.check import Subject
+from attnc.verify.properties import PROPERTIES, violations
+from attnc.verify.strategies import Case, free_dims
+from attnc.verify.subjects import subject_of
+
+SPECS = Path(__file__).parents[2] / "specs"
+NAMES = sorted(path.stem for path in SPECS.glob("*.attn"))
+SIZES = {"B": 2, "M": 70, "N": 75, "H": 2, "Hkv": 2, "G": 2}
+
+
+@cache
+def subject(name: str) -> Subject:
+    return subject_of(plan_program(front(SPECS / f"{name}.attn")).modules[0])
+
+
+def case(name: str, **changes: Any) -> Case:
+    sizes = {dim: SIZES[dim] for dim in free_dims(subject(name).variant.attention)}
+    return replace(Case(dims=sizes, seed=3), **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_properties_hold(name: str) -> None:
+    logits = ("random", "spike")[NAMES.index(name) % 2]
+    assert list(violations(subject(name), case(name, logits=logits))) == []
+
+
+def test_each_property_applies_somewhere() -> None:
+    attentions = [subject(name).variant.attention for name in NAMES]
+    for rule in PROPERTIES:
+        assert any(rule.applies(attention) for attention in attentions), rule.name
+    applied = {rule.name for rule in PROPERTIES if rule.applies(subject("dropout").variant.attention)}
+    assert not applied & {"batches permute", "heads permute", "keys permute"}
+
+
+def test_violations_are_found() -> None:
+    real = subject("causal_gqa")
+    calls = 0
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: Any, config: Any) -> None:
+        nonlocal calls
+        calls += 1
+        o, lse = out
+        real.module.causal_gqa(q, k, v, out=out, config=config)
+        o[0] += 0.25 * v[0].nan_to_num().mean()  # every row sees every key, in the first sequence alone
+        o[:, :, 0] += 0.5
+        lse += calls
+
+    module = SimpleNamespace(CONFIGS=real.module.CONFIGS, causal_gqa=wrong)
+    found = {text.split(":")[0] for text in violations(replace(real, module=module), case("causal_gqa"))}  # type: ignore[arg-type]  # it has what is used
+    assert found >= {
+        "run to run",
+        "2v gives 2o",
+        "batches permute",
+        "heads permute",
+        "masked keys are invisible",
+        "prefixes agree",
+        "configs agree",
+    }
+
+
+def test_deaf_outputs_are_found() -> None:
+    real = subject("full")
+
+    def deaf(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: Any, config: Any) -> None:
+        real.module.full(q, k, v.clamp(-3, 3), out=out, config=config)
+
+    module = SimpleNamespace(CONFIGS=real.module.CONFIGS, full=deaf)
+    broken = replace(real, module=module)  # type: ignore[arg-type]  # it has what is used
+    assert any(
+        text.startswith("visible keys count: ") for text in violations(broken, case("full", logits="spike"))
+    )
