@@ -13,6 +13,8 @@ from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.source import Span
 
+#: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
+_STRUCTURE = ("loops", "softmax", "persistent", "order")
 _STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
 
 
@@ -86,8 +88,29 @@ def _sizes(variant: Variant) -> Iterator[Diagnostic]:
 
 
 def _knob(knob: Knob) -> Iterator[Diagnostic]:
+    if knob.key in _STRUCTURE and len(knob.choices) > 1:
+        yield _unsupported(
+            f"'{knob.key}' has one value in a Triton schedule",
+            knob.span,
+            "each value is a kernel of its own",
+            f"write '{knob.key} = ...'",
+        )
     for value in knob.choices:
         match knob.key, value:
+            case "loops", ("kv",):
+                yield _unsupported(
+                    "a single loop over the keys is not lowered to Triton yet",
+                    knob.span,
+                    "only [q, kv] and [kv, q] are",
+                )
+            case "tile.q" | "tile.kv" | "warps", int(size) if size & (size - 1):
+                yield _unsupported(
+                    f"Triton needs a power of two, not {size}", knob.span, f"'{knob.key}' cannot be {size}"
+                )
+            case "tile.kv", int(size) if size < 16:
+                yield _unsupported(
+                    f"Triton multiplies tiles of 16 keys and more, not {size}", knob.span, "too few keys"
+                )
             case "warp_split", "kv":
                 yield _unsupported(
                     "Triton lays out its own warps",
@@ -97,7 +120,7 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
                 )
             case "split.kv", _ if value != 1:
                 yield _unsupported("split KV is not lowered to Triton yet", knob.span, "only 1 is")
-            case "pack", _:
+            case "pack", "gqa":
                 yield _unsupported(
                     "packing query heads into tile rows is not lowered to Triton yet", knob.span, "here"
                 )
