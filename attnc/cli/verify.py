@@ -16,8 +16,10 @@ from attnc.diagnostics import did_you_mean
 if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.verify.check import Report, Subject
+    from attnc.verify.record import Record
     from attnc.verify.strategies import Case
 
+GENERATED = Path("generated")
 ATTENTION = Annotated[str | None, typer.Option(help="Only this attention of the specs.")]
 VARIANT = Annotated[str | None, typer.Option(help="Only this variant, e.g. bf16_d128.")]
 TARGET = Annotated[str, typer.Option(help="Only this target.")]
@@ -31,6 +33,9 @@ def verify(
     count: Annotated[int, typer.Option(min=1, help="Random cases for each variant.")] = 24,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     case: Annotated[str | None, typer.Option(help="Run this one case, as a failure printed it.")] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Verify the files of generated/ and note it there; needs a GPU.")
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Run kernels on chosen inputs and judge every element against the float64 reference.
@@ -46,8 +51,10 @@ def verify(
     modules = chosen_modules(find_specs(specs or []), attention, variant, target)
     reports: list[dict[str, Any]] = []
     failed = False
+    new: dict[str, Record] = {}
     for module in modules:
-        subject = _subject(module)
+        text = _committed(module) if record else None
+        subject = _subject(module, text)
         if case is not None:
             failed |= not _one_case(subject, case)
             continue
@@ -60,9 +67,13 @@ def verify(
                 progress=lambda *_, bar=bar, name=name: bar.advance(name),
             )
         failed |= not report.ok
+        if text is not None and report.ok:
+            new[path_of(module)] = _record(text, report)
         reports.append(as_dict(subject, report))
         if not as_json:
             show_report(subject, report)
+    if record:
+        _write_records(new)
     if as_json:
         say(json.dumps(reports, indent=2))
     if failed:
@@ -143,10 +154,56 @@ def _one_case(subject: Subject, text: str) -> bool:
     return verdict.ok
 
 
-def _subject(module: ir.Module) -> Subject:
+def _subject(module: ir.Module, text: str | None = None) -> Subject:
     from attnc.verify.subjects import subject_of
 
-    return subject_of(module)
+    return subject_of(module, text)
+
+
+def path_of(module: ir.Module) -> str:
+    """The module's file below generated/."""
+    from attnc.build import folder_of
+
+    return f"{folder_of(module)}/{module.variant.name}.py"
+
+
+def _committed(module: ir.Module) -> str:
+    """The text of the module's file. Raises Mistake where a record would say nothing."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Mistake("a record needs a GPU", "run 'attnc verify' without --record to use the interpreter")
+    path = GENERATED / path_of(module)
+    if not path.is_file():
+        raise Mistake(f"there is no {path}", "run 'attnc compile' first, in the folder that holds generated/")
+    return path.read_text(encoding="utf-8")
+
+
+def _record(text: str, report: Report) -> Record:
+    from attnc.runtime.trial import device_name, toolchain
+    from attnc.verify.record import Record, hash_of
+
+    return Record(
+        sha256=hash_of(text),
+        device=device_name(),
+        toolchain=toolchain(),
+        cases=report.examples,
+        worst=round(report.worst, 4),
+        where=report.where,
+    )
+
+
+def _write_records(new: dict[str, Record]) -> None:
+    from attnc.build import write_text
+    from attnc.verify.record import NAME, dump, read
+
+    try:
+        known = read(GENERATED)
+    except ValueError as error:
+        raise Mistake(str(error), "restore it from version control") from None
+    there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
+    write_text(GENERATED / NAME, dump(known.with_verified(new).only(there)))
+    say(f"wrote {GENERATED / NAME}: {len(new)} verified")
 
 
 def _name(module: ir.Module) -> str:

@@ -34,9 +34,7 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
     """
     lets = [let for let in loops.bounds if isinstance(let, Let)]
     exprs = [*(let.value for let in lets), *(expr for loop in loops.loops for expr in loop.expressions)]
-    known = (
-        _ENDS if loops.axis == "kv" else ()
-    )  # an inner q tile has no ends yet
+    known = _ENDS if loops.axis == "kv" else ()  # an inner q tile has no ends yet
     ends = [end for end in known if any(end.value in walk(expr) for expr in exprs)]
     mapping: dict[Expr, Expr] = {end.value: Ref(end.name, "int") for end in ends}
     searches: dict[Expr, Let] = {}

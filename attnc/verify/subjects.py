@@ -9,19 +9,18 @@ from attnc.verify.check import Subject
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 
 
-def subject_of(module: ir.Module) -> Subject:
-    """Renders and loads the module. The first call decides for the whole process whether Triton
-    interprets.
+def subject_of(module: ir.Module, text: str | None = None) -> Subject:
+    """Renders and loads the module, or loads this text of it. The first call decides for the whole process
+    whether Triton interprets.
     """
     device = "cuda" if torch.cuda.is_available() and not is_interpreting() else "cpu"
     if device == "cpu":
         ensure_interpreter()
     # Triton decides when it is imported whether it interprets, hence only now:
-    from attnc.runtime.loader import load_module
+    from attnc.runtime.loader import load_module, load_text
 
-    return Subject(
-        variant=module.variant, bound=module.kernels[0].bound, module=load_module(module), device=device
-    )
+    loaded = load_module(module) if text is None else load_text(text)
+    return Subject(variant=module.variant, bound=module.kernels[0].bound, module=loaded, device=device)
 
 
 def place(subject: Subject) -> str:

@@ -1,0 +1,94 @@
+"""What was verified on a GPU: a committed file beside the generated modules, keyed by their paths.
+
+A record speaks of one text: it holds the SHA-256 of the module and lapses when the module changes. A module
+that nobody could verify (no GPU at hand) is named under `unverified` with the reason, until somebody can.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+NAME = "verified.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One verified module: where and with what it ran, how many cases, the largest error / bound, its place."""
+
+    sha256: str
+    device: str
+    toolchain: str
+    cases: int
+    worst: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """The file: path below generated/ -> record, and path -> why there is none."""
+
+    verified: Mapping[str, Record] = field(default_factory=dict)
+    unverified: Mapping[str, str] = field(default_factory=dict)
+
+    def with_verified(self, new: Mapping[str, Record]) -> Records:
+        """The same with these records added or replaced; a module that has one is no longer unverified."""
+        left = {path: why for path, why in self.unverified.items() if path not in new}
+        return Records(verified={**self.verified, **new}, unverified=left)
+
+    def only(self, paths: Iterable[str]) -> Records:
+        """Without what is said of modules that are gone."""
+        kept = set(paths)
+        return Records(
+            verified={path: record for path, record in self.verified.items() if path in kept},
+            unverified={path: why for path, why in self.unverified.items() if path in kept},
+        )
+
+
+def hash_of(text: str) -> str:
+    """SHA-256 of a module's text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(folder: Path) -> Records:
+    """The records of a folder of modules; none where there is no file. Raises ValueError when malformed."""
+    path = folder / NAME
+    if not path.is_file():
+        return Records()
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        verified = {name: Record(**fields) for name, fields in data["verified"].items()}
+        return Records(verified=verified, unverified=dict(data["unverified"]))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: not a file of verification records: {error}") from None
+
+
+def dump(records: Records) -> str:
+    """The file's text: sorted, a line for each module, so that a change shows as one line."""
+    verified = (
+        f"{json.dumps(name)}: {json.dumps(asdict(records.verified[name]))}"
+        for name in sorted(records.verified)
+    )
+    unverified = (
+        f"{json.dumps(name)}: {json.dumps(records.unverified[name])}" for name in sorted(records.unverified)
+    )
+    return f'{{\n"verified": {_object(verified)},\n"unverified": {_object(unverified)}\n}}\n'
+
+
+def lapsed(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
+    missing = []
+    for name in modules:
+        record = records.verified.get(name)
+        text = (folder / name).read_text(encoding="utf-8")
+        if name not in records.unverified and (record is None or record.sha256 != hash_of(text)):
+            missing.append(name)
+    return missing
+
+
+def _object(lines: Iterable[str]) -> str:
+    body = ",\n".join(f"  {line}" for line in lines)
+    return f"{{\n{body}\n}}" if body else "{}"

@@ -1,0 +1,48 @@
+"""Every committed module was verified on a GPU, or says that it was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnc.verify.record import Record, Records, dump, hash_of, lapsed, read
+
+GENERATED = Path(__file__).parents[2] / "generated"
+
+
+def modules() -> list[str]:
+    """Paths of the generated modules; an `__init__` only picks among them."""
+    files = (path for path in GENERATED.glob("*/*/*.py") if path.name != "__init__.py")
+    return sorted(path.relative_to(GENERATED).as_posix() for path in files)
+
+
+def test_every_module_has_a_record_of_its_text_or_says_that_it_is_unverified() -> None:
+    assert modules()
+    assert lapsed(GENERATED, modules(), read(GENERATED)) == [], (
+        "run `attnc verify --record` on a machine with a GPU, or list it under 'unverified' with the reason"
+    )
+
+
+def test_nothing_is_recorded_of_modules_that_are_gone() -> None:
+    records = read(GENERATED)
+    assert set(records.verified) | set(records.unverified) <= set(modules())
+
+
+def test_no_recorded_error_is_beyond_the_bound() -> None:
+    assert all(record.worst <= 1.0 and record.cases > 0 for record in read(GENERATED).verified.values())
+
+
+def test_a_record_lapses_with_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1\n", encoding="utf-8")
+    record = Record(sha256=hash_of("1\n"), device="d", toolchain="t", cases=1, worst=0.5, where="")
+    records = Records().with_verified({"a.py": record})
+    assert lapsed(tmp_path, ["a.py"], records) == []
+    (tmp_path / "a.py").write_text("2\n", encoding="utf-8")
+    assert lapsed(tmp_path, ["a.py"], records) == ["a.py"]
+    assert lapsed(tmp_path, ["a.py"], Records(unverified={"a.py": "no GPU here"})) == []
+
+
+def test_records_survive_the_file(tmp_path: Path) -> None:
+    record = Record(sha256="0", device="d", toolchain="t", cases=3, worst=0.25, where="o[b=0]")
+    records = Records(verified={"b.py": record, "a.py": record}, unverified={"c.py": "why"})
+    (tmp_path / "verified.json").write_text(dump(records), encoding="utf-8")
+    assert read(tmp_path) == records
