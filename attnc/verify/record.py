@@ -17,7 +17,7 @@ NAME = "verified.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One verified module: where and with what it ran, how many cases, the largest error / bound, its place."""
+    """One verified module: where it ran, how many cases, the largest error / bound and its place."""
 
     sha256: str
     device: str
