@@ -48,7 +48,7 @@ CONFIGS = (
     Config(128, 64, 8, 2, 49152),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 1), (4096, 0), (None, 1))}
 
 
 @triton.jit

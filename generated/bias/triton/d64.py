@@ -60,7 +60,7 @@ CONFIGS = (
     Config(128, 32, 8, 3, 40960),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 0), (4096, 8), (None, 8))}
 
 
 @triton.jit

@@ -53,7 +53,7 @@ CONFIGS = (
     Config(64, 128, 4, 3, 106496),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 4), (4096, 6), (None, 6))}
 
 
 @triton.jit

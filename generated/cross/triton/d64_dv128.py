@@ -60,7 +60,7 @@ CONFIGS = (
     Config(128, 32, 8, 3, 53248),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 9), (4096, 9), (None, 9))}
 
 
 @triton.jit

@@ -50,7 +50,7 @@ CONFIGS = (
     Config(64, 64, 4, 3, 114688),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 0), (4096, 0), (None, 0))}
 
 
 @triton.jit

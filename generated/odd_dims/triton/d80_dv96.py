@@ -61,7 +61,7 @@ CONFIGS = (
     Config(128, 32, 8, 3, 81920),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 1), (4096, 1), (None, 1))}
 
 
 @triton.jit

@@ -62,7 +62,7 @@ CONFIGS = (
     Config(64, 32, 8, 3, 32768),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 8), (4096, 8), (None, 8))}
 
 
 @triton.jit

@@ -61,7 +61,7 @@ CONFIGS = (
     Config(32, 64, 8, 3, 106496),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 5), (4096, 5), (None, 5))}
 
 
 @triton.jit

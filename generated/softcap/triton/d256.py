@@ -49,7 +49,7 @@ CONFIGS = (
     Config(128, 64, 8, 2, 196608),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 3), (4096, 3), (None, 3))}
 
 
 @triton.jit
