@@ -159,8 +159,9 @@ def cross_forward(
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh

@@ -135,7 +135,9 @@ def _forward_step(
     l_new = l * alpha + tl.sum(p, 1)
 
     # line 12: o = diag(l_new)^-1 (diag(l alpha) o + p v)
-    acc = tl.dot(p.to(v.dtype), v, acc * (l * alpha)[:, None]) / tl.where(l_new == 0.0, 1.0, l_new)[:, None]
+    acc = tl.dot(
+        p.to(v.dtype), v, acc * (l * alpha)[:, None],
+    ) * (1.0 / tl.where(l_new == 0.0, 1.0, l_new))[:, None]
     tl.store(o_at, acc, mask=row[:, None])
     tl.store(l_rows + q_idx, l_new, mask=row)
     tl.store(m_rows + q_idx, m_new, mask=row)

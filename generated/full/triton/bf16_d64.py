@@ -137,8 +137,9 @@ def full_forward(
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -163,7 +164,7 @@ def full_forward(
         )
 
     # line 12: o = diag(l)^-1 acc. A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
-    o = acc / tl.where(l == 0.0, 1.0, l)[:, None]
+    o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
     _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.bfloat16), BLOCK_M, 64, TMA)
     # line 13: lse = m + log(l), natural logarithm
     lse_rows = lse_ptr + b.to(
