@@ -237,7 +237,7 @@ def empty_outputs(attention: Attention, arrays: Mapping[str, Array]) -> dict[str
 def bind(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, int]:
     """The value of every dimension, solved from the shapes; ValueError where two shapes disagree.
 
-    A size that nothing determines (G when Hkv is 0) is 1. B, M, N, H and Dv are always there.
+    A size that nothing determines (G when Hkv is 0, N of pages) is 1. B, M, N, H and Dv are always there.
     """
     equations = []
     for tensor in attention.inputs:
@@ -259,8 +259,9 @@ def bind(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, int]:
                 progress = True
             elif not unknown and _size(expr, dims) != size:
                 raise ValueError(f"'{name}' has an axis of {size}; other inputs make it {_size(expr, dims)}")
-    for name in {node.name for expr, _, _ in equations for node in walk(expr) if isinstance(node, Dim)}:
-        dims.setdefault(name, 1)
+    for node in (node for tensor in attention.inputs for expr in tensor.shape for node in walk(expr)):
+        if isinstance(node, Dim):
+            dims.setdefault(node.name, 1)
     for name, tensor, role in (
         ("B", attention.q, Role.BATCH),
         ("M", attention.q, Role.QUERY),

@@ -13,13 +13,14 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from attnc.expr.nodes import Dim, Expr, Index, Load, children, uses, walk
+from attnc.expr.nodes import Dim
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.reference import Bools, empty_outputs, heads, softmax, to_arrays
 from attnc.verify.check import Subject, same_bits
 from attnc.verify.problem import TORCH, Value, build
-from attnc.verify.strategies import Case, all_dims, free_dims, size
+from attnc.verify.strategies import Case, all_dims, size
+from attnc.verify.symmetries import ignores_key_order, is_grouped, only_addresses, sized_axes
 from attnc.verify.tolerance import Expected, expect, to_float64
 
 Inputs: TypeAlias = Mapping[str, Value]
@@ -119,7 +120,7 @@ def _values_scale(run: _Run) -> str | None:
 
 def _batches_permute(run: _Run) -> str | None:
     order = list(range(run.case.dims.get("B", 1)))[::-1]
-    return _permuted(run, lambda tensor: [(axis, order) for axis in _sized(tensor, run.attention.batch)])
+    return _permuted(run, lambda tensor: [(axis, order) for axis in sized_axes(tensor, run.attention.batch)])
 
 
 def _heads_permute(run: _Run) -> str | None:
@@ -131,9 +132,9 @@ def _heads_permute(run: _Run) -> str | None:
 
     def orders(tensor: Tensor) -> list[tuple[int, list[int]]]:
         if run.attention.heads_q == run.attention.heads_kv:
-            return [(axis, order) for axis in _sized(tensor, run.attention.heads_kv)]
-        of_keys = [(axis, order) for axis in _sized(tensor, run.attention.heads_kv)]
-        return of_keys + [(axis, blocks) for axis in _sized(tensor, run.attention.heads_q)]
+            return [(axis, order) for axis in sized_axes(tensor, run.attention.heads_kv)]
+        of_keys = [(axis, order) for axis in sized_axes(tensor, run.attention.heads_kv)]
+        return of_keys + [(axis, blocks) for axis in sized_axes(tensor, run.attention.heads_q)]
 
     return _permuted(run, orders)
 
@@ -148,11 +149,6 @@ def _permuted(run: _Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]]
     inputs = {t.name: apply(t, run.inputs[t.name]) for t in run.attention.inputs}
     expected = {t.name: apply(t, run.outputs[t.name]) for t in run.attention.outputs}
     return _unequal({k: v for k, v in expected.items() if isinstance(v, torch.Tensor)}, run.again(inputs))
-
-
-def _sized(tensor: Tensor, extent: Expr) -> list[int]:
-    """Axes of this size, in the words of the spec."""
-    return [axis for axis, expr in enumerate(tensor.shape) if expr == extent]
 
 
 def _groups_equal_repeated_heads(run: _Run) -> str | None:
@@ -253,12 +249,12 @@ def _prefixes_agree(run: _Run) -> str | None:
             return None
     inputs, kept = dict(run.inputs), dict(run.outputs)
     for tensor in run.attention.inputs:
-        for axis in (*_sized(tensor, Dim("M")), *_sized(tensor, Dim("N"))):
+        for axis in (*sized_axes(tensor, Dim("M")), *sized_axes(tensor, Dim("N"))):
             value = inputs[tensor.name]
             assert isinstance(value, torch.Tensor)
             inputs[tensor.name] = value.narrow(axis, 0, value.shape[axis] - 1)
     for tensor in run.attention.outputs:
-        for axis in _sized(tensor, Dim("M")):
+        for axis in sized_axes(tensor, Dim("M")):
             kept[tensor.name] = kept[tensor.name].narrow(axis, 0, last)
     shorter = {name: n - 1 if name in ("M", "N") else n for name, n in run.case.dims.items()}
     expected = expect(run.attention, inputs, run.subject.bound)
@@ -287,72 +283,23 @@ def _too_far(expected: Mapping[str, Expected], left: Outputs, right: Outputs) ->
     return None
 
 
-# --- which attentions
-
-
-def _expressions(attention: Attention) -> tuple[Expr, ...]:
-    softmax = attention.softmax
-    optional = (softmax.sink, softmax.dropout, softmax.seed)
-    return (
-        attention.score,
-        attention.mask,
-        *attention.lengths.values(),
-        *(e for e in optional if e is not None),
-    )
-
-
-def _positions(expr: Expr) -> Iterator[str]:
-    """Names of the indices that are used as numbers, not only to address a tensor."""
-    if isinstance(expr, Index):
-        yield expr.name
-    if not isinstance(expr, Load):
-        for child in children(expr):
-            yield from _positions(child)
-
-
-def _only_addresses(attention: Attention, name: str, extent: Expr) -> bool:
-    """The index only picks elements of axes of this size: permuting the axes permutes the outputs."""
-    if attention.softmax.dropout is not None:
-        return False
-    for expr in _expressions(attention):
-        if name in _positions(expr):
-            return False
-        for node in walk(expr):
-            if isinstance(node, Load):
-                for index, size_ in zip(node.indices, node.extents, strict=True):
-                    if name in uses(index) and (index, size_) != (Index(name), extent):
-                        return False
-    return True
-
-
-def _ignores_key_order(attention: Attention) -> bool:
-    asked = {name for expr in _expressions(attention) for name in uses(expr)}
-    return "kv_idx" not in asked and attention.softmax.dropout is None and not attention.lengths
-
-
-def _is_grouped(attention: Attention) -> bool:
-    extents = {expr for tensor in attention.extras for expr in tensor.shape}
-    names = free_dims(attention)
-    return "G" in names and "Hkv" in names and attention.heads_kv not in extents
-
-
 PROPERTIES: tuple[Property, ...] = (
     Property(name="run to run", applies=_always, holds=_runs_agree),
     Property(name="2v gives 2o", applies=_always, holds=_values_scale),
     Property(
         name="batches permute",
-        applies=lambda attention: _only_addresses(attention, "b", attention.batch),
+        applies=lambda attention: only_addresses(attention, "b", attention.batch),
         holds=_batches_permute,
     ),
     Property(
         name="heads permute",
-        applies=lambda attention: _only_addresses(attention, "h", attention.heads_q),
+        applies=lambda attention: only_addresses(attention, "h", attention.heads_q),
         holds=_heads_permute,
     ),
-    Property(name="groups equal repeated heads", applies=_is_grouped, holds=_groups_equal_repeated_heads),
+    Property(name="groups equal repeated heads", applies=is_grouped, holds=_groups_equal_repeated_heads),
     Property(name="masked keys are invisible", applies=_always, holds=_masked_keys_are_invisible),
     Property(name="visible keys count", applies=_always, holds=_visible_keys_count),
-    Property(name="keys permute", applies=_ignores_key_order, holds=_keys_permute),
+    Property(name="keys permute", applies=ignores_key_order, holds=_keys_permute),
     Property(name="prefixes agree", applies=lambda attention: not attention.lengths, holds=_prefixes_agree),
     Property(name="configs agree", applies=_always, holds=_configs_agree),
 )
