@@ -169,9 +169,9 @@ def path_of(module: ir.Module) -> str:
 
 def _committed(module: ir.Module) -> str:
     """The text of the module's file. Raises Mistake where a record would say nothing."""
-    import torch
+    from attnc.verify.subjects import has_gpu
 
-    if not torch.cuda.is_available():
+    if not has_gpu():
         raise Mistake("a record needs a GPU", "run 'attnc verify' without --record to use the interpreter")
     path = GENERATED / path_of(module)
     if not path.is_file():

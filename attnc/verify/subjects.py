@@ -9,6 +9,11 @@ from attnc.verify.check import Subject
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 
 
+def has_gpu() -> bool:
+    """Whether kernels run on a GPU here, not in the interpreter."""
+    return torch.cuda.is_available()
+
+
 def subject_of(module: ir.Module, text: str | None = None) -> Subject:
     """Renders and loads the module, or loads this text of it. The first call decides for the whole process
     whether Triton interprets.
