@@ -157,35 +157,46 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
     shape = bind(attention, arrays)
     for b in range(shape["B"]):
         q = rows(attention.q, arrays, b).astype(np.float64)
-        k = rows(attention.k, arrays, b).astype(np.float64)
-        match attention.v.storage:
-            case Prefix():
-                v = k[..., : shape["Dv"]]
-            case _:
-                v = rows(attention.v, arrays, b).astype(np.float64)
-        dims = {**shape, "M": len(q), "N": len(k)}
+        dims = {**shape, "M": len(q), "N": capacity(attention.k, arrays, b)}
         for name, length in attention.lengths.items():
             at_b = {"b": np.asarray(b, dtype=np.int64)}
             given = int(evaluate(length, Env(indices=at_b, dims=dims, tensors=arrays)).item())
             dims[name] = min(max(given, 0), dims[name])
+        k = rows(attention.k, arrays, b, dims["N"]).astype(np.float64)
+        match attention.v.storage:
+            case Prefix():
+                v = k[..., : shape["Dv"]]
+            case _:
+                v = rows(attention.v, arrays, b, dims["N"]).astype(np.float64)
         group = max(q.shape[1] // max(k.shape[1], 1), 1)
         for h in range(q.shape[1]):
-            keys, values = k[: dims["N"], h // group], v[: dims["N"], h // group]
+            keys, values = k[:, h // group], v[:, h // group]
             step = max(SCORES_AT_ONCE // max(dims["N"], 1), 1)
             for first in range(0, dims["M"], step):
                 piece = q[first : min(first + step, dims["M"]), h]
                 yield Head(attention, b, h, first, piece, keys, values, dims, arrays)
 
 
-def rows(tensor: Tensor, arrays: Mapping[str, Array], b: int) -> Array:
-    """Sequence b of q, k, v or an output as [rows, heads, features]: a view, except of pages.
+def capacity(k: Tensor, arrays: Mapping[str, Array], b: int) -> int:
+    """The rows that memory has for the keys of sequence b, before a `length` shortens it."""
+    match k.storage:
+        case Paged(block_table=table, page=page):
+            return int(arrays[table].shape[1]) * page
+        case _:
+            return len(rows(k, arrays, b))
 
-    An axis that the tensor lacks has size 1.
+
+def rows(tensor: Tensor, arrays: Mapping[str, Array], b: int, stop: int | None = None) -> Array:
+    """Rows 0 .. stop - 1 (None: all) of sequence b of q, k, v or an output as [rows, heads, features].
+
+    A view, except of pages; table entries of pages from `stop` on are not looked at. An axis that the tensor
+    lacks has size 1.
     """
     array, roles = arrays[tensor.name], list(tensor.roles)
     match tensor.storage:
         case Paged(block_table=table, page=page):
-            pages = np.moveaxis(array, roles.index(Role.BATCH), 0)[arrays[table][b].astype(np.int64)]
+            needed = arrays[table][b] if stop is None else arrays[table][b, : -(-stop // page)]
+            pages = np.moveaxis(array, roles.index(Role.BATCH), 0)[needed.astype(np.int64)]
             roles.remove(Role.BATCH)
             at = roles.index(Role.KEY)
             array = np.moveaxis(pages, 0, at)
@@ -200,7 +211,9 @@ def rows(tensor: Tensor, arrays: Mapping[str, Array], b: int) -> Array:
                 roles.remove(Role.BATCH)
     wanted = (Role.KEY if Role.KEY in roles else Role.QUERY, Role.HEAD, Role.FEATURE)
     present = array.transpose([roles.index(role) for role in wanted if role in roles])
-    return np.expand_dims(present, tuple(axis for axis, role in enumerate(wanted) if role not in roles))
+    return np.expand_dims(present, tuple(axis for axis, role in enumerate(wanted) if role not in roles))[
+        :stop
+    ]
 
 
 def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, Array]:
@@ -248,6 +261,9 @@ def bind(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, int]:
         for expr, size, role in zip(tensor.shape, arrays[tensor.name].shape, roles, strict=True):
             if not (paged and role in (Role.BATCH, Role.KEY)):
                 equations.append((expr, size, tensor.name))
+        if isinstance(tensor.storage, Paged):
+            capacity_of = arrays[tensor.storage.block_table].shape[1] * tensor.storage.page
+            equations.append((tensor.size(Role.KEY), capacity_of, tensor.name))
     dims: dict[str, int] = {}
     progress = True
     while progress:

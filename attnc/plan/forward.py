@@ -13,13 +13,13 @@ from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Schedule
-from attnc.model.tensors import Dense
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax, Statement
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.resources import portable, shared_memory
 from attnc.plan.scores import LOG2E, split_scale
+from attnc.plan.sequence import lengths, rows, sequences, sizes, stored
 from attnc.plan.steps import (
     IN_BOUNDS,
     at_tile_ends,
@@ -29,8 +29,8 @@ from attnc.plan.steps import (
     make_step,
     named_bounds,
     other_axis,
-    shortened_lengths,
 )
+from attnc.plan.storage import is_plain
 
 
 def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
@@ -41,14 +41,15 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     default = choices[0]
     inner: Axis = "kv" if default["loops"] == ("q", "kv") else "q"
     names = LoadNames()
-    lengths = shortened_lengths(attention, names)
+    places = rows(attention, names)
+    lines = lengths(attention, names)
     loops, tail = regions(attention.mask, inner, attention.mask.span)
     loops = named_bounds(loops, names)
     softmax, score = _softmax(attention, default, names)
     step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, inner)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
     scalars = (fetch for fetch in names.fetches if not fetch.axes and not at_tile_ends(fetch))
-    program: tuple[Statement, ...] = (*names.rows.values(), *scalars, *lengths)
+    program: tuple[Statement, ...] = (*names.rows.values(), *scalars, *lines)
     kv_head = kv_head_of(attention)
     return Kernel(
         name=f"{attention.name}_forward",
@@ -57,18 +58,21 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
             over="q" if inner == "kv" else "head",
             persistent=default["persistent"] is True,
             longest_first=default["order"] == "longest_first",
+            sequences=sequences(attention),
         ),
         kv_head=kv_head,
-        dims=dims_of((*expressions_of(program, outer, loops, step, softmax), kv_head)),
+        dims=sizes(attention, dims_of((*expressions_of(program, outer, loops, step, softmax), kv_head))),
         program=program,
         outer=outer,
         regions=loops,
         step=step,
         softmax=softmax,
-        tma=not lengths and all(isinstance(t.storage, Dense) for t in (attention.k, attention.v)),
+        tma=not lines and is_plain(attention),
         configs=choices,
         shared=tuple(shared_memory(config, variant) for config in choices),
         bound=error_bound(attention, choices, softmax),
+        rows=places,
+        stored=stored(attention),
     )
 
 

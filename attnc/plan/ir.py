@@ -10,17 +10,19 @@ bounds are half open.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Expr, Load
+from attnc.expr.nodes import Dim, Expr, Load
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Tensor
+from attnc.plan.access import Rows, Sequences
 from attnc.source import Span
 
 Axis: TypeAlias = Literal["q", "kv"]
+M = Dim("M")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,22 +173,24 @@ class Grid:
     persistent: one program per SM walks over the tiles; longest_first: tiles of the last rows come first,
     since under a causal mask
     they have the most work; over: "q" (a program per q tile, head and batch) or "head" (a program per
-    head and batch).
+    head and batch); sequences: how tiles of ragged queries are numbered, None where all have M rows.
     """
 
     over: Literal["q", "head"]
     persistent: bool
     longest_first: bool
+    sequences: Sequences | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bind:
     """An axis of an argument: gives `name` its value, or must equal `expected` (an Expr over names bound
-    before), or both are None.
+    before), or both are None. plus: the axis is longer than `name` by so much.
     """
 
     name: str | None = None
     expected: Expr | None = None
+    plus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +242,9 @@ class Kernel:
     kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order; program:
     scalars computed once per program; outer: values along the outer axis, loaded once per outer tile; tma: K
     and V tiles may come through tensor descriptors; shared: bytes of shared memory that one block of each
-    config needs, the most over the supported devices.
+    config needs, the most over the supported devices; rows: where the rows of q, k, v and o lie, those that
+    are not in ordinary tensors; stored: rows of o that the program's sequence has, of which only the first M
+    exist.
     """
 
     name: str
@@ -255,14 +261,20 @@ class Kernel:
     configs: tuple[Config, ...]
     shared: tuple[int, ...]
     bound: ErrorBound
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    stored: Expr = M
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """One file of generated/: a variant, for a target, with its kernels and its callable's signature."""
+    """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
+
+    sizes: what the host computes from the sizes of the arguments.
+    """
 
     variant: Variant
     target: str
     args: tuple[Arg, ...]
     outputs: tuple[Arg, ...]
     kernels: tuple[Kernel, ...]
+    sizes: tuple[Let, ...] = ()

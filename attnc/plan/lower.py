@@ -9,6 +9,7 @@ from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
 from attnc.plan.lowerable import check_lowerable
 from attnc.plan.signature import arguments, normalise, results
+from attnc.plan.storage import capacity
 from attnc.plan.verify import verify_module
 
 
@@ -25,6 +26,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         variant=variant,
         target=schedule.target,
         args=arguments(attention),
+        sizes=capacity(attention),
         outputs=results(attention),
         kernels=(plan_forward(variant, attention, schedule),),
     )

@@ -26,7 +26,6 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
             message, schedule.span, "planned", "compile the 'triton' schedule of this attention"
         )
         return
-    yield from _storages(variant)
     yield from _sizes(variant)
     knobs = schedule.knobs.get("forward", {})
     for knob in knobs.values():
@@ -38,6 +37,8 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
             )
     loops = knobs.get("loops")
     softmax = knobs.get("softmax")
+    if loops and ("kv", "q") in loops.choices:
+        yield from _storages(variant)
     if loops and softmax and ("kv", "q") in loops.choices:
         for choice in softmax.choices:
             if not (
@@ -71,7 +72,10 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
         if not isinstance(tensor.storage, Dense):
             kind = _STORAGE[type(tensor.storage)]
             yield _unsupported(
-                f"{kind} storage is not lowered to Triton yet", tensor.storage.span, "of this input"
+                f"loops = [kv, q] needs ordinary tensors, and {tensor.name} is {kind}",
+                tensor.storage.span,
+                "of this input",
+                "write 'loops = [q, kv]'",
             )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnc.expr.nodes import Dim, Expr, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
-from attnc.model.tensors import Role, Tensor
+from attnc.model.tensors import Paged, Role, Tensor
 from attnc.plan.ir import Arg, Bind
+from attnc.plan.storage import PAGES, capacity, memory
 
 H = Dim("H")
 
@@ -64,8 +65,8 @@ def arguments(attention: Attention) -> tuple[Arg, ...]:
     """Inputs in declaration order; the first axis that mentions a size alone binds it, every later one must
     agree.
     """
-    bound: set[str] = set()
-    return tuple(_argument(tensor, bound) for tensor in attention.inputs)
+    bound = {size.name for size in capacity(attention)}
+    return tuple(_argument(passed, bound) for t in attention.inputs if (passed := memory(t)) is not None)
 
 
 def results(attention: Attention) -> tuple[Arg, ...]:
@@ -84,9 +85,14 @@ def _argument(tensor: Tensor, bound: set[str]) -> Arg:
     binds = []
     for size in tensor.shape:
         match size:
+            case Dim() if size == PAGES:
+                binds.append(Bind())
             case Dim(name=name) if name not in bound:
                 bound.add(name)
                 binds.append(Bind(name=name))
+            case Binary(op="+", left=Dim(name=name), right=Const(value=int() as plus)) if name not in bound:
+                bound.add(name)
+                binds.append(Bind(name=name, plus=plus))
             case _:
                 binds.append(Bind(expected=size))
     return Arg(
@@ -96,7 +102,7 @@ def _argument(tensor: Tensor, bound: set[str]) -> Arg:
     )
 
 
-_LETTER = {Role.BATCH: "b", Role.HEAD: "h", Role.QUERY: "m", Role.KEY: "n"}
+_LETTER = {Role.BATCH: "b", Role.HEAD: "h", Role.QUERY: "m", Role.KEY: "n", Role.FEATURE: ""}
 
 
 def _stride(tensor: Tensor, axis: int) -> str:
@@ -104,7 +110,8 @@ def _stride(tensor: Tensor, axis: int) -> str:
     if not tensor.roles:
         return f"stride_{tensor.name}_{axis}"
     role = tensor.roles[axis]
-    return "" if role is Role.FEATURE else f"stride_{tensor.name}{_LETTER[role]}"
+    letter = "p" if role is Role.BATCH and isinstance(tensor.storage, Paged) else _LETTER[role]
+    return "" if role is Role.FEATURE else f"stride_{tensor.name}{letter}"
 
 
 def unbound(args: tuple[Arg, ...]) -> frozenset[str]:

@@ -26,7 +26,10 @@ def verify_module(module: Module) -> None:
 def _verify_scopes(kernel: Kernel) -> None:
     """Every name is defined before it is used, and no load is left without one."""
     known: set[str] = set()
-    sizes = frozenset(kernel.dims) | TILES | {"G"}
+    lengths = {item.name for item in kernel.program if isinstance(item, Let) and item.name in ("M", "N")}
+    in_grid = {"M", "q_rows"} if kernel.grid.sequences is not None else set()
+    known |= in_grid
+    sizes = frozenset(kernel.dims) | TILES | {"G"} | lengths | in_grid
     for statement in kernel.program:
         _verify_statement(kernel, statement, known, SCALARS, sizes)
     for statement in (*kernel.outer, *kernel.regions.bounds):

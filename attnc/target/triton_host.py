@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import TRUE, Expr
 from attnc.expr.show import show
-from attnc.model.tensors import Role, Tensor
+from attnc.model.attention import Attention
+from attnc.model.tensors import Paged, Prefix, Ragged, Role, Tensor
 from attnc.plan.ir import Kernel, Module
+from attnc.plan.storage import longest
 from attnc.target.triton import TORCH_DTYPES
-from attnc.target.triton_kernel import MATRICES, KernelText
+from attnc.target.triton_kernel import KernelText
 
 
 class HostText:
@@ -28,9 +30,12 @@ class HostText:
         self.returns = self.result if len(self.results) == 1 else f"({self.result})"
         self.out_help = f"({self.result}) to write to" if len(self.results) > 1 else "a tensor to write to"
         self.persistent = kernel.grid.persistent
-        self.nothing_to_do = "B * H * M == 0"
+        self.q_rows = show(longest(attention, Role.QUERY))
+        self.longest = show(longest(attention, Role.KEY))
+        self.nothing_to_do = f"B * H * {self.q_rows} == 0"
         self.differentiable = ", ".join(t.name for t in self.inputs if _torch(t) in _FLOATS and t.shape)
-        self.tma = "_tma(q, k, v, o)" if kernel.tma else "False"
+        self.uses_tma = kernel.tma
+        self.contiguous = ", ".join(f"{name}={name}" for name in text.matrices if name != "o")
         masked = "" if attention.mask == TRUE else ", masked"
         self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
 
@@ -54,6 +59,7 @@ class HostText:
     @property
     def notes(self) -> list[str]:
         notes = [f"{t.name}[b] is ascending." for t in self.inputs if t.is_sorted]
+        notes += storage_notes(self.module.variant.attention)
         if self.has_scalars:
             notes.append("Scalars may be Python numbers or 0-d tensors.")
         return notes
@@ -74,13 +80,15 @@ class HostText:
                 if any(b.name for b in arg.axes)
                 else sizes
             )
+            yield from (f"{bind.name} -= {bind.plus}" for bind in arg.axes if bind.name and bind.plus)
             if not derived and "Hkv" in binds:
                 derived = True
                 yield "if Hkv == 0 or H % Hkv:"
                 yield '    raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")'
                 if "G" in self._kernel.dims:
                     yield "G = H // Hkv"
-        yield "_contiguous_rows(q=q, k=k, v=v)"
+        yield from (f"{size.name} = {show(size.value)}" for size in self.module.sizes)
+        yield f"_contiguous_rows({self.contiguous})"
 
     @property
     def outputs(self) -> Iterator[str]:
@@ -97,6 +105,13 @@ class HostText:
         yield "    _contiguous_rows(o=o)"
 
     @property
+    def clear(self) -> list[str]:
+        """Rows without a sequence, where there is none at all."""
+        if self._kernel.grid.sequences is None:
+            return []
+        return ["o.zero_()", *(["lse.fill_(-float('inf'))"] if self._text.has_lse else [])]
+
+    @property
     def workspace(self) -> Iterator[str]:
         if self.sections:
             return
@@ -107,25 +122,39 @@ class HostText:
     def grid(self) -> str:
         if not self.sections:
             return "B * H"
+        sequences = self._kernel.grid.sequences
         tiles = "triton.cdiv(M, config.BLOCK_M) * B * H"
+        if sequences is not None:
+            tiles = f"({show(sequences.rows)} // config.BLOCK_M + B + 1) * H"
         return f"min({tiles}, _multiprocessors(q.device))" if self._kernel.grid.persistent else tiles
 
     @property
     def launch(self) -> Iterator[str]:
         """Arguments of the launch, line by line like the kernel's parameters."""
         tensors, *rest = self._text.parameter_lines
-        yield from (self._matrix(name) for name in MATRICES)
-        if len(tensors) > len(MATRICES):
-            yield ", ".join(name.removesuffix("_ptr") for name in tensors[len(MATRICES) :])
+        matrices = self._text.matrices
+        others = [name.removesuffix("_ptr") for name in tensors[len(matrices) :]]
+        if self.uses_tma:
+            yield from map(self._matrix, matrices)
+            if others:
+                yield ", ".join(others)
+        else:
+            yield ", ".join([*matrices, *others])
         for arg in (*self.module.args, *self.module.outputs):
             strides = dict(zip(arg.strides, range(len(arg.strides)), strict=True))
             line = ", ".join(f"{arg.tensor.name}.stride({strides[name]})" for name in self._text.strides(arg))
             if line:
                 yield line
         sizes = rest[-2]
-        yield ", ".join("_heads_per_section(k, v, B * H, N)" if name == "SECTION" else name for name in sizes)
-        yield "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, TMA=tma"
+        yield ", ".join(self._section if name == "SECTION" else name for name in sizes)
+        yield "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N" + (", TMA=tma" if self.uses_tma else "")
         yield "num_warps=config.num_warps, num_stages=config.num_stages"
+
+    @property
+    def _section(self) -> str:
+        heads = self._text.all_heads
+        length = "N" if self.longest == "N" else f"{self.longest} // B"
+        return f"_heads_per_section(k, {self._text.rows('v').tensor}, {heads}, {length})"
 
     def _matrix(self, name: str) -> str:
         tensor = next(t for t in (*self.inputs, *self.results) if t.name == name)
@@ -134,6 +163,25 @@ class HostText:
         tile = "config.BLOCK_M" if name in ("q", "o") else "config.BLOCK_N"
         width = self._text.block_dv if name in ("v", "o") else self._text.block_d
         return f"_rows({name}, {axes}, {tile}, {width}, tma)"
+
+
+def storage_notes(attention: Attention) -> list[str]:
+    """What a caller must know about the memory of q, k and v."""
+    notes = []
+    match attention.q.storage:
+        case Ragged(cu_seqlens=cu):
+            notes.append(
+                f"Sequence b has the rows {cu}[b] .. {cu}[b + 1] of q and of the results; {cu}[0] is 0."
+            )
+    match attention.k.storage:
+        case Ragged(cu_seqlens=cu):
+            notes.append(f"Key j of sequence b is row {cu}[b] + j; {cu}[0] is 0.")
+        case Paged(block_table=table, page=page):
+            notes.append(f"Key j of sequence b is row j % {page} of page {table}[b, j // {page}].")
+            notes.append("Entries of the table past the end of a sequence are never read.")
+    if isinstance(attention.v.storage, Prefix):
+        notes.append("The values are the first columns of k.")
+    return notes
 
 
 _FLOATS = ("torch.float16", "torch.bfloat16", "torch.float32")

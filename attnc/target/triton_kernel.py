@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from attnc.expr.nodes import Const, Expr, Index, walk
+from attnc.expr.nodes import Const, Dim, Expr, Index, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Role
+from attnc.plan.access import Rows
 from attnc.plan.error_bound import feature
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Loop, Module, Row
 from attnc.target.triton import TL_DTYPES, scalar
@@ -40,15 +41,42 @@ class KernelText:
 
     @property
     def load_q(self) -> str:
-        return f"_load_rows(Q, b, h, q_lo, M, stride_qm, BLOCK_M, {self._width(self.d)}, TMA)"
+        return self._load_rows("q", "h", "q_lo, M, stride_qm, BLOCK_M", self.d)
 
     @property
     def load_k(self) -> str:
-        return f"_load_rows(K, b, {self.kv_name}, kv_lo, N, stride_kn, BLOCK_N, {self._width(self.d)}, TMA)"
+        return self._load_kv("k", self.d)
 
     @property
     def load_v(self) -> str:
-        return f"_load_rows(V, b, {self.kv_name}, kv_lo, N, stride_vn, BLOCK_N, {self._width(self.dv)}, TMA)"
+        return self._load_kv("v", self.dv)
+
+    def _load_kv(self, name: str, width: int) -> str:
+        rows = self.rows(name)
+        of = rows.tensor
+        if not rows.page:
+            return self._load_rows(of, self.kv_name, f"kv_lo, N, stride_{of}n, BLOCK_N", width)
+        where = f"page, kv_lo, N, stride_{of}p, stride_{of}n"
+        return f"_load_pages({MATRICES[of]}, {where}, BLOCK_N, {rows.page}, {self._width(width)})"
+
+    def _load_rows(self, of: str, head: str, what: str, width: int) -> str:
+        name = MATRICES[of]
+        return (
+            f"_load_rows({name}, b, {head}, {what}, {self._width(width)}, TMA)"
+            if self.kernel.tma
+            else f"_load_rows({name}, {what}, {self._width(width)})"
+        )
+
+    @property
+    def find_pages(self) -> str:
+        """The pages of the tile's keys, for both k and v; empty where keys do not lie in pages."""
+        k = self.rows("k")
+        if not k.page:
+            return ""
+        return f"_find_pages({k.table}, {k.table_stride}, kv_lo, N, BLOCK_N, {k.page})"
+
+    def rows(self, name: str) -> Rows:
+        return self.kernel.rows.get(name, Rows(tensor=name))
 
     def _width(self, size: int) -> str:
         return f"{size}, {block(size)}" if self.padded else str(size)
@@ -58,16 +86,40 @@ class KernelText:
         return "h" if self.h_kv == "h" else "h_kv"
 
     @property
+    def matrices(self) -> list[str]:
+        """q, k, v, o, as far as they have memory of their own."""
+        return [name for name in MATRICES if self.rows(name).tensor == name]
+
+    @property
+    def advance(self) -> list[str]:
+        """Statements that move the pointers to row 0 of the head at hand."""
+        moves = ((name, self.offset(name)) for name in self.matrices)
+        return [f"{MATRICES[name]} += {offset}" for name, offset in moves if offset]
+
+    @property
     def k_offset(self) -> str:
-        return self._head_offset("k")
+        return self.offset("k")
 
     @property
     def v_offset(self) -> str:
-        return self._head_offset("v")
+        return self.offset("v")
 
-    def _head_offset(self, name: str) -> str:
-        head = "" if self.kernel.kv_head == Const(0) else f" + {self.kv_name}.to(tl.int64) * stride_{name}h"
-        return f"b.to(tl.int64) * stride_{name}b{head}"
+    @property
+    def lse_offset(self) -> str:
+        return self.offset("lse")
+
+    def offset(self, name: str) -> str:
+        """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
+        rows = self.rows("o" if name == "lse" else name)
+        row = "n" if name in ("k", "v") else "m"
+        terms = [] if rows.page else [f"b.to(tl.int64) * stride_{name}b"]
+        if rows.first is not None:
+            terms = [f"{rows.first}.to(tl.int64) * stride_{name}{row}"]
+        if name not in ("k", "v"):
+            terms.append(f"h.to(tl.int64) * stride_{name}h")
+        elif self.kernel.kv_head != Const(0):
+            terms.append(f"{self.kv_name}.to(tl.int64) * stride_{name}h")
+        return " + ".join(terms)
 
     # -- parameters and arguments --------------------------------------------------------------------------
 
@@ -78,11 +130,24 @@ class KernelText:
 
     @property
     def parameter_lines(self) -> list[list[str]]:
-        tensors = [*MATRICES.values(), *(f"{arg.tensor.name}_ptr" for arg in self._pointers())]
+        tensors = [
+            *(MATRICES[name] for name in self.matrices),
+            *(f"{arg.tensor.name}_ptr" for arg in self._pointers()),
+        ]
         strides = [list(self.strides(arg)) for arg in (*self.module.args, *self.module.outputs)]
         if self.kernel.grid.over == "head":
             tensors += ["acc_ptr", "l_ptr", "m_ptr"]
-        return [tensors, *(line for line in strides if line), self.sizes, ["BLOCK_M", "BLOCK_N", "TMA"]]
+        return [tensors, *(line for line in strides if line), self.sizes, self.tiles]
+
+    @property
+    def tiles(self) -> list[str]:
+        """Constants of a config."""
+        return ["BLOCK_M", "BLOCK_N", *self.tma]
+
+    @property
+    def tma(self) -> list[str]:
+        """Whether tiles come through tensor descriptors, if the kernel can do so at all."""
+        return ["TMA"] if self.kernel.tma else []
 
     @property
     def sizes(self) -> list[str]:
@@ -113,11 +178,9 @@ class KernelText:
         """Parameters of the step that are not about masking."""
         own: list[str]
         if self.kernel.grid.over == "q":
-            own = ["l", "m", "q", "K", "V", "b", self.kv_name, "kv_lo", "N", "stride_kn", "stride_vn"]
+            own = ["l", "m", "q", *self._key_names("k" if self.two_pass else "kv")]
             if not self.two_pass:
                 own.insert(0, "acc")
-            else:
-                own = [name for name in own if name not in ("V", "stride_vn")]
             return _unique((*own, *self.kernel.step.names))
         own = ["q_lo", "k", "v", "Q", "o_rows", "l_rows", "m_rows", "b", "h", "kv_lo", "M", "N", "stride_qm"]
         if any(fetch.axes == ("kv",) for fetch in self.kernel.outer):
@@ -127,8 +190,16 @@ class KernelText:
 
     @property
     def apply_names(self) -> list[str]:
-        own = ("acc", "shift", "q", "K", "V", "b", self.kv_name, "kv_lo", "N", "stride_kn", "stride_vn")
-        return _unique((*own, *self.kernel.step.names))
+        return _unique(("acc", "shift", "q", *self._key_names("kv"), *self.kernel.step.names))
+
+    def _key_names(self, names: str) -> list[str]:
+        """What loads of k, or of k and v, take."""
+        of = _unique(self.rows(name).tensor for name in names)
+        rows = self.rows("k")
+        where = ["b", self.kv_name] if self.kernel.tma else []
+        table = [rows.table, rows.table_stride] if rows.page else []
+        strides = [f"stride_{name}{axis}" for name in of for axis in ("pn" if rows.page else "n")]
+        return [*(MATRICES[name] for name in of), *table, *where, "kv_lo", "N", *strides]
 
     @property
     def step_parameters(self) -> str:
@@ -156,7 +227,7 @@ class KernelText:
 
     def _step_constants(self) -> list[str]:
         masked = [self.masked] if self.kernel.step.keep is not None else []
-        return [*masked, *(["BLOCK_M"] if self._step_needs_block_m() else []), "BLOCK_N", "TMA"]
+        return [*masked, *(["BLOCK_M"] if self._step_needs_block_m() else []), "BLOCK_N", *self.tma]
 
     def _step_values(self, loop: Loop) -> list[str]:
         partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
@@ -170,6 +241,29 @@ class KernelText:
         return "l, m" if self.two_pass else "acc, l, m"
 
     # -- single expressions --------------------------------------------------------------------------------
+
+    @property
+    def q_tiles(self) -> str:
+        """How many q tiles a head has, over all sequences if they are ragged."""
+        sequences = self.kernel.grid.sequences
+        return "tl.cdiv(M, BLOCK_M)" if sequences is None else f"{scalar(sequences.rows)} // BLOCK_M + B + 1"
+
+    @property
+    def all_heads(self) -> str:
+        return "B * H" if self.kernel.grid.sequences is None else "H"
+
+    @property
+    def find_sequence(self) -> str:
+        sequences = self.kernel.grid.sequences
+        assert sequences is not None
+        cu = sequences.cu_seqlens
+        return f"_find_sequence({cu}_ptr, stride_{cu}_0, rank // heads, B, {scalar(sequences.rows)}, BLOCK_M)"
+
+    @property
+    def tile_in_sequence(self) -> str:
+        """From a sequence's tile numbers to its tiles; those that it has not lie past its end."""
+        forwards = "(tile - first // BLOCK_M - b)"
+        return "(end // BLOCK_M + b - tile)" if self.kernel.grid.longest_first else forwards
 
     @property
     def q_lo(self) -> str:
@@ -194,8 +288,19 @@ class KernelText:
     def store_o(self) -> str:
         dtype = TL_DTYPES[self.kernel.bound.o_dtype]
         return (
-            f"_store_rows(O, b, h, q_lo, M, stride_om, o.to({dtype}), BLOCK_M, {self._width(self.dv)}, TMA)"
+            f"_store_rows(O, {'b, h, ' if self.kernel.tma else ''}q_lo, {self.stored}, stride_om, "
+            f"o.to({dtype}), BLOCK_M, {self._width(self.dv)}{', TMA' if self.kernel.tma else ''})"
         )
+
+    @property
+    def stored(self) -> str:
+        """The number of rows of o to write."""
+        return scalar(self.kernel.stored)
+
+    @property
+    def clears(self) -> bool:
+        """Whether rows that do not exist are written."""
+        return self.kernel.stored != Dim("M")
 
     @property
     def bounds_comment(self) -> str:

@@ -12,9 +12,19 @@ import torch
 
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Role, Tensor
-from attnc.reference import Array
+from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
+from attnc.reference import Array, Floats
 from attnc.verify.data import Rng, Sizes, draw_qkv, generator
+from attnc.verify.storage import (
+    Lengths,
+    draw_lengths,
+    draw_table,
+    fill_pool,
+    kv_lengths,
+    memory_dims,
+    pack,
+    unused_value,
+)
 from attnc.verify.strategies import Case, Layout, all_dims, size
 
 TORCH: Mapping[DType, torch.dtype] = {
@@ -76,11 +86,15 @@ class Problem:
 
 def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = "cpu") -> Problem:
     """The tensors of a case; the same for every fill, except outside the tensors."""
-    dims = all_dims(attention, case.dims)
-    values = draw_values(attention, case, dims)
+    chosen = all_dims(attention, case.dims)
+    lengths = draw_lengths(attention, chosen, case.seed)
+    dims = memory_dims(attention, chosen, lengths)
+    values = draw_values(attention, case, dims, lengths, fill)
     inputs: dict[str, Value] = {}
     guarded = []
     for tensor in attention.inputs:
+        if isinstance(tensor.storage, Prefix):
+            continue
         value = values[tensor.name]
         if not tensor.shape and case.seed % 2:
             inputs[tensor.name] = value.item()
@@ -144,32 +158,81 @@ def _bytes(buffer: torch.Tensor) -> torch.Tensor:
     return buffer.view(torch.uint8)
 
 
-def draw_values(attention: Attention, case: Case, dims: Mapping[str, int]) -> dict[str, Array]:
-    """Every input as a dense array: q, k, v in the case's styles, the rest by what the spec does with it."""
+def draw_values(
+    attention: Attention, case: Case, dims: Mapping[str, int], lengths: Lengths, fill: str
+) -> dict[str, Array]:
+    """Every input as a dense array: q, k, v in the case's styles, the rest by what the spec does with it.
+
+    `fill` is what memory holds that no sequence uses: in pages, behind them, and in block tables.
+    """
     at = Sizes(
-        B=_axis(attention.q, Role.BATCH, dims),
-        M=_axis(attention.q, Role.QUERY, dims),
-        N=_axis(attention.k, Role.KEY, dims),
+        B=dims["B"] if isinstance(attention.q.storage, Ragged) else _axis(attention.q, Role.BATCH, dims),
+        M=longest(attention.q, case.dims, dims),
+        N=longest(attention.k, case.dims, dims),
         H=_axis(attention.q, Role.HEAD, dims),
         Hkv=_axis(attention.k, Role.HEAD, dims),
         D=_axis(attention.q, Role.FEATURE, dims),
         Dv=_axis(attention.v, Role.FEATURE, dims),
     )
+    values: dict[str, Array] = {name: lengths.cumulative(name) for name in lengths.rows}
+    for stream, tensor in enumerate(attention.extras, start=2):
+        if tensor.name not in values:
+            shape = tuple(size(expr, dims) for expr in tensor.shape)
+            array = _draw_extra(attention, tensor, shape, at, generator(case.seed, stream))
+            values[tensor.name] = np.sort(array, axis=-1) if tensor.is_sorted else array
+            if isinstance(attention.k.storage, Paged) and _is_length(attention, tensor):
+                values[tensor.name][:1] = case.dims["N"]
     styles = {"logits": case.logits, "values": case.values, "special": case.special}
     canonical = draw_qkv(at, dtype=DType(attention.q.dtype), seed=case.seed, **styles)
-    order = (Role.BATCH, None, Role.HEAD, Role.FEATURE)
-    values: dict[str, Array] = {}
+    if isinstance(attention.k.storage, Paged):
+        canonical |= _in_pages(attention, case, dims, canonical, values, fill)
     for tensor in (attention.q, attention.k, attention.v):
-        rows = Role.QUERY if tensor is attention.q else Role.KEY
-        source = [order.index(None if role is rows else role) for role in tensor.roles]
+        rows, array = (Role.QUERY if tensor is attention.q else Role.KEY), canonical[tensor.name]
+        if isinstance(tensor.storage, Ragged):
+            known = lengths.rows[tensor.storage.cu_seqlens]
+            array = pack(array, known, lengths.tail, unused_value(tensor, fill))[None]
+        order = (Role.BATCH, rows, Role.HEAD, Role.FEATURE)
+        source = [order.index(role) for role in tensor.roles]
         missing = tuple({0, 1, 2, 3} - set(source))
-        array = canonical[tensor.name].squeeze(axis=missing) if missing else canonical[tensor.name]
+        array = array.squeeze(axis=missing) if missing else array
         values[tensor.name] = array.transpose(np.argsort(np.argsort(source)))
-    for stream, tensor in enumerate(attention.extras, start=2):
-        shape = tuple(size(expr, dims) for expr in tensor.shape)
-        array = _draw_extra(attention, tensor, shape, at, generator(case.seed, stream))
-        values[tensor.name] = np.sort(array, axis=-1) if tensor.is_sorted else array
     return values
+
+
+def _in_pages(
+    attention: Attention,
+    case: Case,
+    dims: Mapping[str, int],
+    canonical: Mapping[str, Floats],
+    values: dict[str, Array],
+    fill: str,
+) -> dict[str, Floats]:
+    """k and v as pools of pages; adds the block table to the values."""
+    storage = attention.k.storage
+    assert isinstance(storage, Paged)
+    page, name = storage.page, storage.block_table
+    keys = kv_lengths(attention, dims, values)
+    columns = size(attention.tensor(name).shape[1], dims)
+    values[name], count = draw_table(columns, page, keys, generator(case.seed, 1001), fill)
+    return {
+        tensor.name: fill_pool(
+            canonical[tensor.name], values[name], keys, page, count, unused_value(tensor, fill)
+        )
+        for tensor in (attention.k, attention.v)
+        if not isinstance(tensor.storage, Prefix)
+    }
+
+
+def longest(tensor: Tensor, chosen: Mapping[str, int], dims: Mapping[str, int]) -> int:
+    """Rows of the longest sequence; keys that are packed like the queries have as many as those."""
+    role = Role.KEY if Role.KEY in tensor.roles else Role.QUERY
+    if not isinstance(tensor.storage, Ragged):
+        return _axis(tensor, role, dims)
+    return chosen["N"] if role is Role.KEY and "N" in chosen else chosen["M"]
+
+
+def _is_length(attention: Attention, tensor: Tensor) -> bool:
+    return any(tensor.name in _names(expr) for expr in attention.lengths.values())
 
 
 def _axis(tensor: Tensor, role: Role, dims: Mapping[str, int]) -> int:

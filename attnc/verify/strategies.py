@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Const, Dim, Expr, walk
+from attnc.expr.show import show
 from attnc.model.attention import Attention, Variant
-from attnc.model.tensors import Dense, Role, Tensor
+from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.verify.data import LOGITS, SPECIALS, VALUES
 
 
@@ -103,9 +104,26 @@ _GROUPS = (1, 2, 3, 5, 7, 8)
 
 
 def free_dims(attention: Attention) -> tuple[str, ...]:
-    """Sizes that a caller chooses, in order of appearance. H is not one when it is a product of others."""
-    shapes = [e for t in attention.inputs if isinstance(t.storage, Dense) for e in t.shape]
-    names = dict.fromkeys(node.name for e in shapes for node in walk(e) if isinstance(node, Dim))
+    """Sizes that a caller chooses, in order of appearance. H is not one when it is a product of others.
+
+    M and N are the longest sequences; sizes of packed tensors and block tables follow from them.
+    """
+    names: dict[str, None] = {}
+    for tensor in attention.inputs:
+        names |= dict.fromkeys(node.name for e in tensor.shape for node in walk(e) if isinstance(node, Dim))
+        match tensor.storage:
+            case Ragged():
+                if tensor is attention.q:
+                    names["M"] = None
+                elif tensor.storage != attention.q.storage:
+                    names["N"] = None
+    for tensor in (attention.q, attention.k, attention.v):
+        match tensor.storage:
+            case Ragged():
+                role = Role.QUERY if tensor is attention.q else Role.KEY
+                names.pop(show(tensor.size(role)), None)
+            case Paged(block_table=table):
+                names.pop(show(attention.tensor(table).shape[1]), None)
     if attention.heads_q != Dim("H"):
         names.pop("H", None)
     return tuple(names)
@@ -184,11 +202,20 @@ def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> Layout:
     order = (*draw(st.permutations(axes[: len(axes) - len(fixed)])), *fixed)
     gaps = tuple(draw(st.sampled_from((0, 0, 0, 1, 8))) for _ in axes)
     expandable = [a for a in axes if a not in fixed and (a == 0 or tensor.axis(Role.HEAD) == a)]
-    may_expand = tensor in attention.inputs and not tensor.is_sorted
+    may_expand = tensor in attention.inputs and not tensor.is_sorted and not locates_rows(attention, tensor)
     expanded = (
         tuple(draw(st.sets(st.sampled_from(expandable), max_size=1))) if may_expand and expandable else ()
     )
     return Layout(order=order, gaps=gaps, expanded=expanded, offset=draw(st.sampled_from((0, 8, 1, 3))))
+
+
+def locates_rows(attention: Attention, tensor: Tensor) -> bool:
+    """Whether a stride of 0 would put rows of different sequences, or different rows, into one place."""
+    for stored in (attention.q, attention.k, attention.v):
+        match stored.storage:
+            case Paged(block_table=name) | Ragged(cu_seqlens=name) if tensor.name in (name, stored.name):
+                return True
+    return False
 
 
 def fixed_cases(variant: Variant, limits: Limits, count: int) -> Iterator[Case]:
@@ -235,6 +262,8 @@ def fixed_cases(variant: Variant, limits: Limits, count: int) -> Iterator[Case]:
 
 def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout | None:
     """Rows so far apart that the last one starts beyond element 2^31; None for fewer than three rows."""
+    if not isinstance(tensor.storage, Dense):
+        return None
     known = all_dims(attention, dims)
     shape = [size(expr, known) for expr in tensor.shape]
     rows = tensor.axis(Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY)

@@ -137,12 +137,12 @@ def alibi_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
+    slope = tl.load(slope_ptr + h.to(tl.int64) * stride_slope_0).to(tl.float32)
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
-    slope = tl.load(slope_ptr + h.to(tl.int64) * stride_slope_0).to(tl.float32)
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M

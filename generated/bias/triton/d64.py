@@ -157,13 +157,13 @@ def bias_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
+    pair_row = pair_ptr + h.to(tl.int64) * stride_pair_0
+    key_bias_row = key_bias_ptr + b.to(tl.int64) * stride_key_bias_0
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
-    pair_row = pair_ptr + h.to(tl.int64) * stride_pair_0
-    key_bias_row = key_bias_ptr + b.to(tl.int64) * stride_key_bias_0
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(Q, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)

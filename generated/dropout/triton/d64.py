@@ -154,13 +154,13 @@ def dropout_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
+    p_value = tl.load(p_ptr).to(tl.float32)
+    seed = tl.load(seed_ptr)
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
-    p_value = tl.load(p_ptr).to(tl.float32)
-    seed = tl.load(seed_ptr)
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -190,10 +190,8 @@ def dropout_forward(
     o = o * tl.where(p_value < 1.0, 1.0 / (1.0 - p_value), 0.0)
     _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.bfloat16), BLOCK_M, 64, TMA)
     # line 13: lse = m + log(l), natural logarithm
-    lse_rows = lse_ptr + b.to(
-        tl.int64,
-    ) * stride_lseb + h.to(tl.int64) * stride_lseh + q_idx.to(tl.int64) * stride_lsem
-    tl.store(lse_rows, (m + tl.log2(l)) * LN2, mask=q_idx < M)
+    lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
+    tl.store(lse_rows + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2, mask=q_idx < M)
 
 
 def dropout(

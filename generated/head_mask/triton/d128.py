@@ -171,12 +171,12 @@ def head_mask_forward_tile(
     b = head // H
     h = head % H
     h_kv = h // G
+    reach = tl.load(reach_ptr + h.to(tl.int64) * stride_reach_0)
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
-    reach = tl.load(reach_ptr + h.to(tl.int64) * stride_reach_0)
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -202,10 +202,8 @@ def head_mask_forward_tile(
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
     _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.bfloat16), BLOCK_M, 128, TMA)
     # line 13: lse = m + log(l), natural logarithm
-    lse_rows = lse_ptr + b.to(
-        tl.int64,
-    ) * stride_lseb + h.to(tl.int64) * stride_lseh + q_idx.to(tl.int64) * stride_lsem
-    tl.store(lse_rows, (m + tl.log2(l)) * LN2, mask=q_idx < M)
+    lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
+    tl.store(lse_rows + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2, mask=q_idx < M)
 
 
 def head_mask(

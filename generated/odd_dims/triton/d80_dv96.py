@@ -183,10 +183,8 @@ def odd_dims_forward(
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
     _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.float16), BLOCK_M, 96, 128, TMA)
     # line 13: lse = m + log(l), natural logarithm
-    lse_rows = lse_ptr + b.to(
-        tl.int64,
-    ) * stride_lseb + h.to(tl.int64) * stride_lseh + q_idx.to(tl.int64) * stride_lsem
-    tl.store(lse_rows, (m + tl.log2(l)) * LN2, mask=q_idx < M)
+    lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
+    tl.store(lse_rows + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2, mask=q_idx < M)
 
 
 def odd_dims(

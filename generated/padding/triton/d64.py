@@ -151,12 +151,12 @@ def padding_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
+    kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
-    kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(Q, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
@@ -182,10 +182,8 @@ def padding_forward(
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
     _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.float16), BLOCK_M, 64, TMA)
     # line 13: lse = m + log(l), natural logarithm
-    lse_rows = lse_ptr + b.to(
-        tl.int64,
-    ) * stride_lseb + h.to(tl.int64) * stride_lseh + q_idx.to(tl.int64) * stride_lsem
-    tl.store(lse_rows, (m + tl.log2(l)) * LN2, mask=q_idx < M)
+    lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
+    tl.store(lse_rows + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2, mask=q_idx < M)
 
 
 def padding(

@@ -1,0 +1,87 @@
+"""The sequence at hand: its lengths, and where its rows lie, as statements and names of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from attnc.expr.nodes import TRUE, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Ref
+from attnc.model.attention import Attention
+from attnc.model.tensors import Paged, Prefix, Ragged, Role
+from attnc.plan.access import Rows, Sequences
+from attnc.plan.ir import Fetch, Let, Statement
+from attnc.plan.loads import LoadNames
+from attnc.plan.steps import shortened_lengths
+
+#: Rows of q and o that the sequence has in memory, where M may be less.
+Q_ROWS = Ref("q_rows", "int")
+
+
+def sequences(attention: Attention) -> Sequences | None:
+    """How tiles of ragged queries are numbered; None when every sequence has M rows of memory."""
+    match attention.q.storage:
+        case Ragged(cu_seqlens=cu):
+            return Sequences(cu_seqlens=cu, rows=attention.q.size(Role.QUERY))
+        case _:
+            return None
+
+
+def lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]:
+    """M and N of the sequence at hand, from its place in ragged tensors and from the spec's `length` lines.
+
+    A `length` can shorten a sequence but never make it longer than its memory.
+    """
+    statements: list[Statement] = []
+    match attention.k.storage:
+        case Ragged(cu_seqlens=cu):
+            first, end = (
+                _boundary(attention, cu, step, name) for step, name in ((0, "k_first"), (1, "k_end"))
+            )
+            length = Binary("-", Ref(end.name, "int"), Ref(first.name, "int"))
+            statements += [first, end, Let(name="N", value=length)]
+    if "M" in attention.lengths:
+        statements.append(Let(name=Q_ROWS.name, value=Dim("M")))
+    statements += shortened_lengths(attention, names)
+    if stored(attention) == Q_ROWS:
+        seen = Compare("<", Index("q_lo"), Dim("M"))
+        comment = "a tile past the end of its sequence sees no key"
+        statements.append(Let(name="N", value=Call("where", (seen, Dim("N"), Const(0))), comment=comment))
+    return tuple(statements)
+
+
+def stored(attention: Attention) -> Expr:
+    """Rows of o that the memory of the sequence at hand has: those from M on get o = 0 and lse = -inf."""
+    shortened = "M" in attention.lengths or isinstance(attention.q.storage, Ragged)
+    return Q_ROWS if shortened else Dim("M")
+
+
+def _boundary(attention: Attention, cu_seqlens: str, step: int, name: str) -> Fetch:
+    index: Expr = Index("b") if step == 0 else Binary("+", Index("b"), Const(step))
+    load = Load(cu_seqlens, (index,), attention.tensor(cu_seqlens).shape, "int")
+    return Fetch(name=name, load=load, axes=(), guard=TRUE)
+
+
+def rows(attention: Attention, names: LoadNames) -> Mapping[str, Rows]:
+    """Where the rows of q, k, v and o (and of lse, like o) lie."""
+    q_first = "q_first" if isinstance(attention.q.storage, Ragged) else None
+    k = Rows(tensor="k")
+    match attention.k.storage:
+        case Ragged():
+            k = Rows(tensor="k", first="k_first")
+        case Paged(block_table=table, page=page):
+            row = names.row(table, (Index("b"), Index("kv_idx")))
+            assert row is not None, "a block table is [B, P]"
+            k = Rows(tensor="k", page=page, table=row.name, table_stride=f"stride_{table}_1")
+    v = k if isinstance(attention.v.storage, Prefix) else replace(k, tensor="v")
+    return {"q": Rows(tensor="q", first=q_first), "k": k, "v": v, "o": Rows(tensor="o", first=q_first)}
+
+
+def sizes(attention: Attention, dims: tuple[str, ...]) -> tuple[str, ...]:
+    """The run-time sizes among a kernel's arguments: M and N of ragged tensors are found on the device."""
+    queries, keys = isinstance(attention.q.storage, Ragged), isinstance(attention.k.storage, Ragged)
+    local = {"M": queries, "N": keys}
+    total = attention.q.size(Role.QUERY)
+    passed = tuple(name for name in dims if not local.get(name, False))
+    return (
+        (*passed, total.name) if queries and isinstance(total, Dim) and total.name not in passed else passed
+    )

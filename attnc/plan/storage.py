@@ -1,0 +1,59 @@
+"""Storage adjectives as arguments: what tensor is passed for a q, k, v or o, and which sizes follow.
+
+dense    row i of sequence b is row i of batch entry b.
+ragged   the sequences follow each other; row i of sequence b is row cu_seqlens[b] + i.
+paged    the tensor passed holds pages: its batch axis counts pages, its key axis the rows of a page, whatever
+         the order of the axes. Declared as k: [B, N, Hkv, D], it is [pages, page, Hkv, D]; declared as
+         [B, Hkv, N, D], it is [pages, Hkv, page, D]. Row j of sequence b is row j % page of page
+         block_table[b, j // page]; N is the number of table columns times the page size.
+prefix   v is the first columns of k: no argument, no memory of its own.
+
+Every stride is free but that of the features, so any view of a cache that an engine hands over will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnc.expr.nodes import Binary, Const, Dim, Expr
+from attnc.model.attention import Attention
+from attnc.model.tensors import Dense, Paged, Prefix, Ragged, Role, Tensor
+from attnc.plan.ir import Let
+
+PAGES = Dim("pages")
+
+
+def memory(tensor: Tensor) -> Tensor | None:
+    """The tensor as it is passed, None for one that has no memory of its own."""
+    match tensor.storage:
+        case Prefix():
+            return None
+        case Paged(page=page):
+            size: dict[Role, Expr] = {Role.BATCH: PAGES, Role.KEY: Const(page)}
+            pairs = zip(tensor.roles, tensor.shape, strict=True)
+            return replace(tensor, shape=tuple(size.get(role, axis) for role, axis in pairs))
+        case _:
+            return tensor
+
+
+def is_plain(attention: Attention) -> bool:
+    """Whether q, k and v are ordinary tensors, whose sequences all have M and N rows of memory."""
+    return all(isinstance(t.storage, Dense) for t in (attention.q, attention.k, attention.v))
+
+
+def capacity(attention: Attention) -> tuple[Let, ...]:
+    """Sizes that the host computes from the others: N of paged keys."""
+    match attention.k.storage:
+        case Paged(block_table=table, page=page):
+            columns = attention.tensor(table).shape[1]
+            return (Let(name="N", value=Binary("*", columns, Const(page))),)
+        case _:
+            return ()
+
+
+def longest(attention: Attention, role: Role) -> Expr:
+    """The most rows that a sequence can have: M or N, or all rows of a ragged tensor."""
+    tensor = attention.q if role is Role.QUERY else attention.k
+    return (
+        tensor.size(role) if isinstance(tensor.storage, Ragged) else Dim("M" if role is Role.QUERY else "N")
+    )

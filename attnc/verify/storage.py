@@ -1,0 +1,119 @@
+"""Cases in pages and in packed sequences: lengths, block tables and pools that have broken serving engines.
+
+Every sequence has a length of its own, the first the case's. Pages are permuted, some are shared by sequences
+with a common beginning, some belong to nobody; table entries past the end of a sequence are garbage, as are
+rows past the end in its last page and rows that follow the last packed sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Dim
+from attnc.model.attention import Attention
+from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
+from attnc.reference import Array, Floats
+from attnc.verify.data import Rng, generator
+
+_STREAM = 1000
+#: Integers that surround a table's entries must not be page numbers.
+_NOWHERE = {"nan": -(2**31), "zero": 2**30, "large": 2**31 - 1}
+_UNUSED = {"nan": np.nan, "zero": 0.0, "large": 1e30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Rows of every sequence [B], by the name of the cumulative lengths that hold them."""
+
+    rows: Mapping[str, Array]
+    tail: int
+
+    def cumulative(self, name: str) -> Array:
+        return np.concatenate([[0], np.cumsum(self.rows[name])])
+
+    def total(self, name: str) -> int:
+        return int(self.rows[name].sum()) + self.tail
+
+
+def draw_lengths(attention: Attention, dims: Mapping[str, int], seed: int) -> Lengths:
+    """Lengths of packed sequences: the first has M or N rows, others fewer, some none."""
+    rng, rows = generator(seed, _STREAM), {}
+    for tensor, longest in ((attention.q, "M"), (attention.k, "N")):
+        match tensor.storage:
+            case Ragged(cu_seqlens=name) if name not in rows:
+                rows[name] = _some_lengths(rng, dims["B"], dims[longest])
+    return Lengths(rows=rows, tail=int(rng.choice([0, 0, 3])))
+
+
+def _some_lengths(rng: Rng, count: int, longest: int) -> Array:
+    lengths = np.where(
+        rng.random(count) < 0.5,
+        rng.choice([0, 1, longest // 2, longest], count),
+        rng.integers(0, longest + 1, count),
+    )
+    lengths[:1] = longest
+    return lengths
+
+
+def memory_dims(attention: Attention, dims: Mapping[str, int], lengths: Lengths) -> dict[str, int]:
+    """The sizes that follow from storage: rows of packed tensors, columns of a block table, N in pages."""
+    known = dict(dims)
+    for tensor, role in ((attention.q, Role.QUERY), (attention.k, Role.KEY)):
+        match tensor.storage:
+            case Ragged(cu_seqlens=name):
+                axis = tensor.size(role)
+                assert isinstance(axis, Dim), "rows of all sequences are a size of their own"
+                known[axis.name] = lengths.total(name)
+            case Paged(block_table=name, page=page):
+                columns = attention.tensor(name).shape[1]
+                assert isinstance(columns, Dim), "columns of a block table are a size of their own"
+                known[columns.name] = -(-dims["N"] // page) + lengths.tail // 2
+                known["N"] = known[columns.name] * page
+    return known
+
+
+def kv_lengths(attention: Attention, dims: Mapping[str, int], tensors: Mapping[str, Array]) -> Array:
+    """N of every sequence [B], as the spec's `length` says."""
+    value = attention.lengths["N"]
+    found = [
+        int(evaluate(value, Env(indices={"b": np.asarray(b)}, dims=dims, tensors=tensors)).item())
+        for b in range(dims["B"])
+    ]
+    return np.clip(np.array(found, dtype=np.int64), 0, dims["N"])
+
+
+def draw_table(columns: int, page: int, keys: Array, rng: Rng, fill: str) -> tuple[Array, int]:
+    """A block table for sequences of `keys` keys, and the number of pages in the pool."""
+    needed = -(-keys // page)
+    count = int(needed.sum()) + 2
+    free = rng.permutation(count)
+    table = np.full((len(keys), columns), _NOWHERE[fill], dtype=np.int64)
+    for b, n in enumerate(needed):
+        table[b, :n], free = free[:n], free[n:]
+        shared = min(n, needed[0]) // 2 if b and rng.random() < 0.5 else 0
+        table[b, :shared] = table[0, :shared]
+    return table, count
+
+
+def fill_pool(rows: Floats, table: Array, keys: Array, page: int, count: int, unused: float) -> Floats:
+    """[pages, page, Hkv, D] with the first keys[b] rows of rows[b] [N, Hkv, D] where the table says."""
+    pool = np.full((count, page, *rows.shape[2:]), unused)
+    for b in reversed(range(len(keys))):  # pages that are shared hold what sequence 0 has there
+        for column in range(-(-int(keys[b]) // page)):
+            part = rows[b, column * page : min((column + 1) * page, int(keys[b]))]
+            pool[table[b, column], : len(part)] = part
+    return pool
+
+
+def pack(rows: Floats, lengths: Array, tail: int, unused: float) -> Floats:
+    """[rows of all sequences, H, D] with the first lengths[b] rows of rows[b], then the tail."""
+    parts = [rows[b, :n] for b, n in enumerate(lengths)]
+    return np.concatenate([*parts, np.full((tail, *rows.shape[2:]), unused)])
+
+
+def unused_value(tensor: Tensor, fill: str) -> float:
+    return 6e4 if fill == "large" and tensor.dtype == DType.F16 else _UNUSED[fill]
