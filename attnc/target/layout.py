@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator
 
 WIDTH = 110
-_ASSIGNMENT = re.compile(r"(\w[\w, ]* = )(.+)")
+#: A statement around one expression, and what stands before and after the expression.
+_STATEMENT = re.compile(r"(\w[\w, ]* = |return |if |elif |while )(.+?)(:?)")
+#: A bracket of a call or a definition, where one more comma at the end changes nothing.
+_CALL = re.compile(r"\w\(")
 
 
 def tidy(text: str) -> str:
@@ -22,34 +25,34 @@ def tidy(text: str) -> str:
 def wrap(line: str, width: int = WIDTH) -> str:
     """A statement that is too wide, broken inside its brackets; any other line as it is.
 
-    A chain of `&` or `|` gets a line per operand, a call or definition as many arguments per line as fit.
+    A chain of operators gets a line per operand, a call or definition as many arguments per line as fit.
     """
     if len(line) <= width or line.lstrip().startswith(("#", '"""', 'f"', "raise")):
         return line
     indent = " " * (len(line) - len(line.lstrip()))
     chain = _chain(line.strip())
     if chain is not None:
-        head, operands = chain
+        head, operands, tail = chain
         return "\n".join(
-            (f"{indent}{head}(", *(f"{indent}    {operand}" for operand in operands), f"{indent})")
+            (f"{indent}{head}(", *(f"{indent}    {operand}" for operand in operands), f"{indent}){tail}")
         )
-    opening = line.find("(")
-    closing = _matching(line, opening)
-    if opening < 0 or closing < 0:
+    calls = ((match.end() - 1, _matching(line, match.end() - 1)) for match in _CALL.finditer(line))
+    opening, closing = max(calls, key=lambda call: call[1] - call[0], default=(-1, -1))
+    if closing < 0:
         return line
     lines = [line[: opening + 1], *_fill(line[opening + 1 : closing], f"{indent}    ", width)]
     return "\n".join((*lines, f"{indent}{line[closing:]}"))
 
 
-def _chain(statement: str) -> tuple[str, list[str]] | None:
-    """`keep = a & b & c` as ("keep = ", ["a", "& b", "& c"]); None for anything else."""
-    match = _ASSIGNMENT.fullmatch(statement)
+def _chain(statement: str) -> tuple[str, list[str], str] | None:
+    """`keep = a & b & c` as ("keep = ", ["a", "& b", "& c"], ""); None for anything else."""
+    match = _STATEMENT.fullmatch(statement)
     if match is None:
         return None
-    for operator in (" | ", " & "):
+    for operator in (" or ", " and ", " | ", " & ", " + "):
         parts = list(_split(match[2], operator))
         if len(parts) > 1:
-            return match[1], [parts[0], *(f"{operator.strip()} {part}" for part in parts[1:])]
+            return match[1], [parts[0], *(f"{operator.strip()} {part}" for part in parts[1:])], match[3]
     return None
 
 

@@ -26,6 +26,18 @@ LINES = (
         "if kv_hi >= q_lo - _floor_div(q_hi - kv_lo + N - M, 2) * 2 + N - M"
         " and a_rather_long_name_for_a_test and another_name(1):"
     ),
+    (
+        "if (kv_lo < text) | (tl.maximum(_floor_div(first_pos, 16) - kv_hi // 16, kv_lo // 16 - last) <= 3)"
+        " & (tl.where(kv_lo // 16 == kv_hi // 16, kv_hi % 16, 15) <= 3):"
+    ),
+    (
+        "hi = (first_rather_long_name + second_rather_long_name) * tl.minimum(third_rather_long_name, N)"
+        " - fourth_rather_long_name"
+    ),
+    (
+        "lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh"
+        " + q_idx.to(tl.int64) * stride_lsem"
+    ),
 )
 
 
@@ -43,6 +55,8 @@ def test_wrapped_lines_are_short(line: str) -> None:
 
 
 def test_comments_and_short_lines_stay() -> None:
+    for line in ("x is a descriptor (TMA: it loads the tile), or a pointer", "if (a - b) * (c - d) < 10:"):
+        assert wrap(line, width=20) == line  # a comma in these brackets would make a tuple
     comment = "    # " + "long " * 40
     assert wrap(comment) == comment
     assert wrap("x = f(a, b)") == "x = f(a, b)"

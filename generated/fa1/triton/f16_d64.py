@@ -74,9 +74,8 @@ def _load_rows(
 ):
     """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile, zeros past row `stop`.
 
-    x is a tensor descriptor over [B, H, rows, D] (
-        TMA: the copy engine loads the tile,
-    ), or a pointer to row 0 of head h.
+    x is a tensor descriptor over [B, H, rows, D] (TMA: the copy engine loads the tile), or a pointer to row 0
+    of head h.
     """
     if TMA:
         tile = x.load([b, h, start, 0]).reshape(ROWS, BLOCK_D)
@@ -209,9 +208,12 @@ def fa1_forward(
         _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.float16), BLOCK_M, 64, TMA)
         l = tl.load(l_rows + q_idx, mask=row, other=0.0)
         m = tl.load(m_rows + q_idx, mask=row, other=0.0)
-        lse_rows = lse_ptr + b.to(
-            tl.int64,
-        ) * stride_lseb + h.to(tl.int64) * stride_lseh + q_idx.to(tl.int64) * stride_lsem
+        lse_rows = (
+            lse_ptr
+            + b.to(tl.int64) * stride_lseb
+            + h.to(tl.int64) * stride_lseh
+            + q_idx.to(tl.int64) * stride_lsem
+        )
         tl.store(lse_rows, (m + tl.log2(l)) * LN2, mask=row)
 
 

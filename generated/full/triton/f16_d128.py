@@ -60,9 +60,8 @@ def _load_rows(
 ):
     """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile, zeros past row `stop`.
 
-    x is a tensor descriptor over [B, H, rows, D] (
-        TMA: the copy engine loads the tile,
-    ), or a pointer to row 0 of head h.
+    x is a tensor descriptor over [B, H, rows, D] (TMA: the copy engine loads the tile), or a pointer to row 0
+    of head h.
     """
     if TMA:
         tile = x.load([b, h, start, 0]).reshape(ROWS, BLOCK_D)

@@ -1,0 +1,18 @@
+"""neighborhood for triton: calls the module made for D.
+
+Made from specs/neighborhood.attn; `attnc compile specs/neighborhood.attn` makes it again.
+"""
+
+from .d64 import neighborhood as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def neighborhood(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"neighborhood was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)
