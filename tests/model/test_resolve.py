@@ -39,7 +39,7 @@ def test_specs_resolve_without_warnings(path: Path) -> None:
         ("fa1", (BATCH, HEAD, QUERY, FEATURE), (BATCH, HEAD, KEY, FEATURE), (BATCH, HEAD, QUERY)),
         ("causal_gqa", (BATCH, QUERY, HEAD, FEATURE), (BATCH, KEY, HEAD, FEATURE), (BATCH, HEAD, QUERY)),
         ("odd_dims", (BATCH, QUERY, HEAD, FEATURE), (BATCH, KEY, HEAD, FEATURE), (BATCH, QUERY, HEAD)),
-        ("varlen", (QUERY, HEAD, FEATURE), (KEY, HEAD, FEATURE), None),
+        ("varlen", (QUERY, HEAD, FEATURE), (KEY, HEAD, FEATURE), (QUERY, HEAD)),
     ],
 )
 def test_roles_are_read_off_the_shape(
