@@ -27,7 +27,7 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
             f"'{name}' is a tensor, not a value",
             span,
             "needs a subscript",
-            hints=(f"write '{name}[{axes}]' with {len(meaning.shape)} indices" if axes else "",),
+            hints=(f"write '{name}[{axes}]', an index for each axis",) if axes else (),
         )
     elif meaning is not None and subscripted:
         at.error("E0207", f"'{name}' cannot be subscripted", span, "not an input")

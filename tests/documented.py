@@ -1,0 +1,311 @@
+"""What the documentation must say, computed from the program: tables, the page of diagnostics, the commands.
+
+`tests/test_docs.py` compares it with the pages; `pytest tests/test_docs.py --update-golden` writes it there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from attnc.build import plan_program
+from attnc.cli.app import app
+from attnc.diagnostics import CODES, DiagnosticError
+from attnc.model.attention import Program
+from attnc.model.configs import MAX_CONFIGS
+from attnc.model.expansion import MAX_CALLS, MAX_NODES
+from attnc.model.expansion import MAX_DEPTH as MAX_LEVELS
+from attnc.model.knobs import ACCUMULATE, KEYS, Key
+from attnc.model.params import MAX_HEAD_DIM
+from attnc.model.resolve import resolve
+from attnc.model.schedule import Choice, Value
+from attnc.model.storage import MAX_PAGE
+from attnc.model.variants import MAX_VARIANTS
+from attnc.source import Source
+from attnc.syntax.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from tests.documentation import ROOT, cells, region
+
+#: Columns of the tables of what is compiled.
+TARGETS = {"triton": "Triton", "cuda.sm_80": "CUDA sm_80"}
+
+#: Settings that show whether a target honours a key: what to call it, and how it is written.
+PROBES: Mapping[str, Mapping[str, str]] = {
+    "loops": {
+        "[q, kv]": "loops = [q, kv]",
+        "[kv, q]": "loops = [kv, q], softmax = online(rescale = every_step)",
+        "[kv]": "loops = [kv]",
+    },
+    "tile.q": {"tiles": "tile.q = 64"},
+    "tile.kv": {"tiles": "tile.kv = 64"},
+    "tile.d": {"tiles": "tile.d = 32"},
+    "warps": {"4, 8": "warps in {4, 8}"},
+    "warp_split": {"q": "warp_split = q", "kv": "warp_split = kv"},
+    "stages": {"1, 2": "stages in {1, 2}"},
+    "split.kv": {"1": "split.kv = 1", "counts": "split.kv = 4", "auto": "split.kv = auto"},
+    "pack": {"none": "pack = none", "gqa": "pack = gqa"},
+    "softmax": {
+        "deferred": "softmax = online",
+        "every_step": "softmax = online(rescale = every_step)",
+        "lazy": "softmax = online(rescale = lazy(8))",
+        "two_pass": "softmax = two_pass",
+        "unified_max": "softmax = unified_max(phi = 0, bounds = [-60, 60], fallback = online)",
+    },
+    "persistent": {"true": "persistent = true"},
+    "order": {"longest_first": "order = longest_first"},
+}
+
+#: An attention that every target compiles, statement by statement.
+_PLAIN = {
+    "q": "input q: f16[B, M, Hkv * G, 64]",
+    "k": "input k: f16[B, N, Hkv, 64]",
+    "v": "input v: f16[B, N, Hkv, 64]",
+    "o": "output o: f16[B, M, Hkv * G, 64]",
+    "normalize": "normalize = softmax",
+    "more": "",
+}
+_LENGTHS = "input lens: i32[B]\nlength N = lens[b]"
+_RAGGED = "via ragged(ends)"
+#: Rows of the table of what is compiled: the statements that differ from the plain ones.
+FEATURES: Mapping[str, Mapping[str, str]] = {
+    "forward: MHA, GQA, MQA, any score and mask": {},
+    "gradients (`grad`)": {"more": "grad q, k, v"},
+    "`f32` inputs": {name: text.replace("f16", "f32") for name, text in _PLAIN.items()},
+    "`D` or `Dv` that is no multiple of 8": {
+        name: text.replace(", 64]", ", 20]") for name, text in _PLAIN.items()
+    },
+    "`Dv` other than `D`": {name: _PLAIN[name].replace(", 64]", ", 128]") for name in "vo"},
+    "`softmax(sink = ...)`": {"normalize": "normalize = softmax(sink = s[h])", "more": "input s: f32[H]"},
+    "`softmax(dropout = ...)`": {
+        "normalize": "normalize = softmax(dropout = 0.1, seed = seed)",
+        "more": "input seed: i64[]",
+    },
+    "`length M`, `length N`": {"more": f"{_LENGTHS}\nlength M = lens[b]"},
+    "`via ragged(...)`": {
+        "q": f"input q: f16[T, Hkv * G, 64] {_RAGGED}",
+        "k": f"input k: f16[S, Hkv, 64] {_RAGGED}",
+        "v": f"input v: f16[S, Hkv, 64] {_RAGGED}",
+        "o": "output o: f16[T, Hkv * G, 64]",
+        "more": "input ends: i32[B + 1]",
+    },
+    "`via paged(...)`": {
+        "k": f"{_PLAIN['k']} via paged(table, page = 16)",
+        "v": f"{_PLAIN['v']} via paged(table, page = 16)",
+        "more": f"input table: i32[B, P]\n{_LENGTHS}",
+    },
+    "`via prefix(k)`": {
+        "v": "input v: f16[B, N, Hkv, 32] via prefix(k)",
+        "o": "output o: f16[B, M, Hkv * G, 32]",
+    },
+}
+
+
+def program_of(text: str, name: str = "probe.attn") -> Program:
+    """The spec, resolved. Raises DiagnosticError."""
+    return resolve(parse(Source(name, text)), prelude())
+
+
+def is_compiled(text: str) -> bool:
+    """Whether the target of the spec's schedule compiles all of it; any other mistake is an error here."""
+    try:
+        planned = plan_program(program_of(text))
+    except DiagnosticError as failure:
+        if {d.code for d in failure.diagnostics if d.severity == "error"} == {"E0602"}:
+            return False
+        raise
+    return bool(planned.modules) and not planned.warnings
+
+
+def _compiles(target: str, changes: Mapping[str, str], setting: str = "tile.q = 64") -> bool:
+    statements = "\n".join(
+        [*({**_PLAIN, **changes}.values()), "score = dot(q, k) / sqrt(64)", "mask = causal"]
+    )
+    return is_compiled(
+        f"attention probe {{\n{statements}\n}}\nschedule probe for {target} {{\n{setting}\n}}\n"
+    )
+
+
+def status() -> str:
+    """The table of what each target compiles today."""
+    rows = [("", *TARGETS.values()), ("---",) * (1 + len(TARGETS))]
+    for name, changes in FEATURES.items():
+        rows.append((name, *("yes" if _compiles(target, changes) else "not yet" for target in TARGETS)))
+    return _table(rows)
+
+
+def keys(page: str) -> str:
+    """The table of schedule keys; the last column, what a key means, is the page's own."""
+    meanings = {row[0]: row[-1] for line in region(page, "keys").splitlines() if len(row := cells(line)) > 1}
+    rows = [("key", "values", "default", "phases", *TARGETS.values(), "meaning")]
+    rows.append(("---",) * len(rows[0]))
+    for name, key in {**KEYS, "accumulate.d<input>": ACCUMULATE}.items():
+        support = [_support(target, name) for target in TARGETS]
+        phases = "all" if len(key.phases) == 3 else ", ".join(key.phases)
+        shown = f"`{name}`"
+        rows.append(
+            (shown, _allowed(name, key), _default(name, key), phases, *support, meanings.get(shown, ""))
+        )
+    return _table(rows)
+
+
+def _support(target: str, name: str) -> str:
+    if name not in PROBES:
+        return "with gradients"
+    honoured = {label: _compiles(target, {}, setting) for label, setting in PROBES[name].items()}
+    if all(honoured.values()):
+        return "yes"
+    return ", ".join(f"`{label}`" for label, ok in honoured.items() if ok) or "no"
+
+
+def _allowed(name: str, key: Key) -> str:
+    return "see [below](#the-softmax-key)" if name == "softmax" else key.allowed
+
+
+def _default(name: str, key: Key) -> str:
+    if name == "tile.d":
+        return "`D`"
+    if name == "loops":
+        return "`[q, kv]`; backward `[kv, q]`"
+    return f"`{_spelled(key.default)}`"
+
+
+def _spelled(value: Value) -> str:
+    if isinstance(value, Choice):
+        return value.name
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def limits() -> str:
+    """The table of limits."""
+    return _table(
+        [
+            ("limit", ""),
+            ("---", "---"),
+            ("characters of a file", f"{MAX_CHARACTERS:,}"),
+            ("levels of nesting of an expression or block", f"{MAX_DEPTH}"),
+            ("characters of a name; digits of a number", f"{MAX_NAME}; {MAX_DIGITS}"),
+            ("an expression, lets and defs expanded", f"{MAX_NODES:,} operations, {MAX_LEVELS} levels"),
+            ("calls of defs that an attention expands to", f"{MAX_CALLS:,}"),
+            ("integers", "64 bits"),
+            ("variants of an attention", f"{MAX_VARIANTS}"),
+            ("configs of a phase, before `where`", f"{MAX_CONFIGS:,}"),
+            ("head dimension", f"1 to {MAX_HEAD_DIM:,}"),
+            ("rows of a page", f"1 to {MAX_PAGE:,}"),
+        ]
+    )
+
+
+def definitions() -> str:
+    """The prelude, as it is shipped."""
+    text = (ROOT / "grammar" / "prelude.attn").read_text(encoding="utf-8")
+    return f"```attn\n{text[text.index('# ---') :]}```\n"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
+
+
+# --- diagnostics --------------------------------------------------------------------------------------------
+
+GOLDEN = ROOT / "tests" / "golden" / "diagnostics"
+_GROUPS = {
+    "E01": "Syntax",
+    "E02": "Names",
+    "E03": "Types, shapes and roles",
+    "E04": "Schedules",
+    "E05": "Limits",
+    "E06": "Resources and targets",
+    "W02": "Warnings: names",
+    "W07": "Warnings: masks",
+    "W08": "Warnings: schedules and gradients",
+}
+_HEAD = """\
+# Diagnostics
+
+Every message of the compiler has a code. A code keeps its meaning for ever. `attnc check` prints messages as
+shown here, `attnc check --json` as data. Each example is the first message about a spec that the tests keep.
+
+This page is written by `pytest tests/test_docs.py --update-golden`.
+"""
+
+
+def diagnostics_page() -> str:
+    """All of docs/diagnostics.md."""
+    parts = [_HEAD]
+    group = ""
+    for code, info in CODES.items():
+        if code[:3] != group:
+            group = code[:3]
+            parts.append(f"\n## {_GROUPS[group]}\n")
+        parts.append(f"\n### {code}\n\n**{info.title}.** {_escaped(info.explanation)}\n")
+        example = _example(code)
+        if example:
+            parts.append(f"\n```text\n{example}```\n")
+    return "".join(parts)
+
+
+def _example(code: str) -> str:
+    """The first message with this code among the golden ones; empty if there is none."""
+    for path in sorted(GOLDEN.glob(f"{code}_*.txt")):
+        messages = re.split(r"^(?=(?:error|warning)\[)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for message in messages:
+            if message.startswith((f"error[{code}]", f"warning[{code}]")):
+                return message.replace(f"{code}_", "")
+    return ""
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*_<>])", r"\\\1", text)
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+
+def group() -> Any:
+    """The command with its subcommands, as click (inside of typer) sees them."""
+    return get_command(app)
+
+
+def commands() -> str:
+    """A section for each subcommand, in the order of `attnc --help`."""
+    return "\n".join(_command(name, command) for name, command in group().commands.items())
+
+
+def _command(name: str, command: Any) -> str:
+    text, _, example = command.help.partition("\n\nExample: ")
+    paragraphs = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    arguments = [p for p in command.params if not p.opts[0].startswith("-")]
+    options = [p for p in command.params if p.opts[0].startswith("-")]
+    usage = " ".join([f"attnc {name}", *(["[OPTIONS]"] if options else []), *map(_argument, arguments)])
+    rows = [("argument or option", "default", "meaning"), ("---", "---", "---")]
+    rows += [(f"`{_argument(p)}`", _value(p), _escaped(p.help)) for p in arguments]
+    rows += [(f"`{_option(p)}`", _value(p), _escaped(p.help)) for p in options]
+    head = f"### attnc {name}\n\n    {usage}\n\n{_escaped(paragraphs)}\n\n"
+    return f"{head}{_table(rows)}\n```sh\n{example.strip()}\n```\n"
+
+
+def _argument(param: Any) -> str:
+    shown = param.metavar or param.name.upper()
+    return shown if param.required or param.metavar else f"[{shown}]"
+
+
+def _option(param: Any) -> str:
+    names = "/".join((*param.opts, *param.secondary_opts))
+    return names if param.is_flag else f"{names} {param.name.upper()}"
+
+
+def _value(param: Any) -> str:
+    if param.required:
+        return "required"
+    if param.default is None or param.default is False:
+        return ""
+    return f"`{param.opts[0]}`" if param.default is True else f"`{_text(param.default)}`"
+
+
+def _text(value: Any) -> str:
+    return value.as_posix() if isinstance(value, Path) else str(value)

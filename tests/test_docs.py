@@ -1,0 +1,278 @@
+"""The documentation is true: specs compile, programs run, links lead somewhere, commands exist, tables agree.
+
+`pytest tests/test_docs.py --update-golden` writes the parts that are computed from the program; see
+tests/documentation.py for how blocks are marked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnc.build import compile_program, plan_program
+from attnc.cli import main
+from attnc.diagnostics import Diagnostic, DiagnosticError, render
+from attnc.expr.evaluate import Env, evaluate
+from attnc.model.knobs import ACCUMULATE, KEYS
+from attnc.model.names import RESERVED
+from attnc.model.variants import variants
+from attnc.source import Source
+from attnc.syntax import ast
+from attnc.syntax.parser import parse
+from tests import documented
+from tests.documentation import (
+    PAGES,
+    ROOT,
+    Block,
+    anchors,
+    blocks,
+    cells,
+    command_lines,
+    links,
+    prose,
+    region,
+    whole,
+    with_region,
+)
+
+LANGUAGE = ROOT / "docs" / "language.md"
+REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
+    ("docs/language.md", "prelude"): lambda page: documented.definitions(),
+    ("docs/language.md", "keys"): documented.keys,
+    ("docs/language.md", "status"): lambda page: documented.status(),
+    ("docs/language.md", "limits"): lambda page: documented.limits(),
+    ("docs/cli.md", "commands"): lambda page: documented.commands(),
+}
+SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]
+PROGRAMS = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+UPDATE = "run: pytest tests/test_docs.py --update-golden"
+
+
+# --- parts that are computed --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "name"), REGIONS)
+def test_computed_parts_are_up_to_date(page: str, name: str, golden: Callable[[Path, str], None]) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    golden(ROOT / page, with_region(text, name, REGIONS[page, name](text)))
+
+
+def test_the_page_of_diagnostics_is_up_to_date(golden: Callable[[Path, str], None]) -> None:
+    golden(ROOT / "docs" / "diagnostics.md", documented.diagnostics_page())
+
+
+def test_every_key_is_probed_and_explained() -> None:
+    assert documented.PROBES.keys() == KEYS.keys()
+    rows = [cells(row) for row in region(LANGUAGE.read_text(encoding="utf-8"), "keys").splitlines()[2:]]
+    assert len(rows) == len({**KEYS, "accumulate": ACCUMULATE})
+    assert [row[0] for row in rows if not row[-1]] == []
+
+
+def test_every_reserved_name_is_explained() -> None:
+    text = prose(LANGUAGE)
+    section = text[text.index("### Reserved names") : text.index("## Positions")]
+    assert set(RESERVED) - set(re.findall(r"`(\w+)`", section)) == set()
+
+
+def test_every_statement_is_explained() -> None:
+    text = prose(LANGUAGE)
+    section = text[text.index("## A file") : text.index("## Tensors")]
+    words = {item.__name__.lower() for item in ast.AttentionItem.__args__}
+    assert words - set(re.findall(r"`(\w+) ", section)) == set()
+
+
+# --- specs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", SPECS, ids=str)
+def test_specs_mean_what_the_page_says(block: Block, golden: Callable[[Path, str], None]) -> None:
+    text = whole(block)
+    name = block.file or f"{block.page.stem}.attn"
+    if "wrong" in block.marks:
+        page, answer = block.page.read_text(encoding="utf-8"), following(block)
+        end = answer.start + len(answer.text)
+        golden(block.page, page[: answer.start] + messages(text, name) + page[end:])
+        return
+    problems = refused(text, name)
+    if "planned" in block.marks:
+        assert problems, "this compiles now: remove the mark, and say so in the text"
+        assert {problem.code for problem in problems} == {"E0602"}, render(problems)
+    else:
+        assert not problems, render(problems)
+
+
+def refused(text: str, name: str) -> tuple[Diagnostic, ...]:
+    """The errors of a spec; the first attention of one without schedules is compiled for Triton."""
+    try:
+        program = documented.program_of(text, name)
+        for attention in program.attentions:
+            variants(program, attention)
+        if not program.schedules and program.attentions:
+            schedule = f"\nschedule {program.attentions[0].name} for triton {{\ntile.q = 64\n}}\n"
+            program = documented.program_of(text + schedule, name)
+        compile_program(program, name)
+    except DiagnosticError as failure:
+        return tuple(d for d in failure.diagnostics if d.severity == "error")
+    return ()
+
+
+def messages(text: str, name: str) -> str:
+    try:
+        return render(plan_program(documented.program_of(text, name)).warnings)
+    except DiagnosticError as failure:
+        return render(failure.diagnostics)
+
+
+def following(block: Block) -> Block:
+    """The block after this one on its page."""
+    return next(other for other in blocks(block.page) if other.start > block.start)
+
+
+# --- programs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_programs_are_python(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.file for b in blocks(page))], ids=str)
+def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files, as a reader would save them: specs are compiled, then the programs run on the CPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATTNC_CACHE_DIR", str(tmp_path / "cache"))
+    files = [block for block in blocks(page) if block.file and "wrong" not in block.marks]
+    for block in files:
+        path = tmp_path / str(block.file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text, encoding="utf-8")
+    assert main(["compile"]) == 0
+    for block in files:
+        if block.language == "python":
+            environment = {
+                **os.environ,
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
+                "CUDA_VISIBLE_DEVICES": "",
+            }
+            is_test = Path(str(block.file)).name.startswith("test_")
+            command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []
+            done = subprocess.run(
+                [sys.executable, *command, str(block.file)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+
+
+# --- links and commands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_commands_exist(page: Path) -> None:
+    wrong = [f"{line}: {problem}" for line in command_lines(page) if (problem := refusal(line))]
+    assert wrong == []
+
+
+@cache
+def refusal(line: str) -> str:
+    """What the command says against a command line; empty if it takes it. Nothing is run."""
+    words = [word for word in shlex.split(line)[1:] if word not in ("...", "|")]
+    group: Any = documented.group()
+    if not words:
+        return ""
+    if words[0].startswith("-"):
+        return "" if words[0] in ("--help", "-h", "--version") else "no such option"
+    if words[0] not in group.commands:
+        return "no such command"
+    command = group.commands[words[0]]
+    if len(words) == 1 or words[-1] in ("--help", "-h"):
+        return ""
+    try:
+        command.make_context(words[0], words[1:], resilient_parsing=False)
+    except Exception as failure:  # whatever click's copy inside of typer raises
+        missing = "Missing argument" in str(
+            failure
+        )  # `attnc explain --arch sm_80` in the text is no whole line
+        return "" if missing else str(failure)
+    return ""
+
+
+# --- FlexAttention ------------------------------------------------------------------------------------------
+
+_FLEX = [
+    row
+    for line in prose(LANGUAGE)[prose(LANGUAGE).index("## From FlexAttention") :].splitlines()
+    if len(row := cells(line)) == 3 and "lambda" in row[1]
+]
+
+
+def test_there_are_eight_translations() -> None:
+    assert len(_FLEX) == 8
+
+
+@pytest.mark.parametrize(("name", "flex", "attn"), _FLEX, ids=[row[0] for row in _FLEX])
+def test_translations_agree(name: str, flex: str, attn: str) -> None:
+    """Both sides, evaluated on the same data for M = N: every score or mask bit is the same."""
+    statements = "\n".join(re.findall(r"`([^`]+)`", attn))
+    block = Block(page=LANGUAGE, line=0, language="attn", marks=(), text=statements + "\n")
+    program = documented.program_of(whole(block))
+    variant = variants(program, program.attentions[0])[0]
+    batch, heads, length = 2, 4, 128 if name == "relative bias" else 200
+    random = np.random.default_rng(0)
+    tensors = {
+        "doc": np.sort(random.integers(0, 4, (batch, length)), axis=-1),
+        "prefix": random.integers(0, length, batch),
+        "slope": random.random(heads),
+        "table": random.standard_normal((heads, 255)),
+        "reach": random.integers(0, 64, heads),
+    }
+    scaled = random.standard_normal((batch, heads, length, length))
+    at = np.ix_(range(batch), range(heads), range(length), range(length))
+    mod = eval(flex.strip("`"), {"torch": torch, **{key: torch.tensor(t) for key, t in tensors.items()}})
+    indices = [torch.from_numpy(np.array(index)) for index in at]
+    is_mask = "score" not in flex
+    theirs = mod(*indices) if is_mask else mod(torch.from_numpy(scaled), *indices)
+    dims = {"B": batch, "H": heads, "M": length, "N": length, "Hkv": heads, "G": 1, "R": 255}
+    names = ("b", "h", "q_idx", "kv_idx")
+    dot = scaled * np.sqrt(variant.params["D"])
+    env = Env(indices=dict(zip(names, at, strict=True)), dims=dims, tensors=tensors, dot=dot)
+    ours = evaluate(variant.attention.mask if is_mask else variant.attention.score, env)
+    np.testing.assert_allclose(
+        np.broadcast_to(ours, scaled.shape).astype(float),
+        np.broadcast_to(theirs.numpy(), scaled.shape).astype(float),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+def test_fragments_are_completed() -> None:
+    """The filling does not hide mistakes: what a fragment has is kept, and parses."""
+    block = Block(page=LANGUAGE, line=1, language="attn", marks=(), text="mask = casual\n")
+    with pytest.raises(DiagnosticError, match="casual"):
+        documented.program_of(whole(block))
+    assert parse(Source("x", whole(block))).items
