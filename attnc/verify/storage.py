@@ -52,7 +52,7 @@ def draw_lengths(attention: Attention, dims: Mapping[str, int], seed: int) -> Le
 def _some_lengths(rng: Rng, count: int, longest: int) -> Array:
     lengths = np.where(
         rng.random(count) < 0.5,
-        rng.choice([0, 1, longest // 2, longest], count),
+        rng.choice([0, min(1, longest), longest // 2, longest], count),
         rng.integers(0, longest + 1, count),
     )
     lengths[:1] = longest
