@@ -216,8 +216,8 @@ BUGS: tuple[Bug, ...] = (
         name="lse taken for contiguous",
         spec="odd_dims",
         story="its strides were those of another layout",
-        anchor="h.to(tl.int64) * stride_lseh + q_idx.to(tl.int64) * stride_lsem",
-        patch="h.to(tl.int64) * M + q_idx",
+        anchor="h.to(tl.int64) * stride_lseh",
+        patch="h.to(tl.int64) * M",
     ),
     Bug(
         name="K/V heads interleaved",
