@@ -25,6 +25,7 @@ from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
+from attnc.plan.mask_findings import check_mask
 from attnc.plan.tuned import load_tuned, tuned_choices
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse
@@ -95,7 +96,7 @@ def plan_program(program: Program) -> Planned:
                 modules.append(plan(variant, schedule))
             except DiagnosticError as failure:
                 problems += failure.diagnostics
-            warnings += check_differentiable(variant)
+            warnings += [*check_differentiable(variant), *check_mask(variant)]
     if problems:
         raise DiagnosticError(dict.fromkeys([*problems, *warnings]))
     return Planned(modules=tuple(modules), warnings=tuple(dict.fromkeys(warnings)))

@@ -10,11 +10,12 @@ from attnc.model.configs import configs
 from attnc.model.resolve import resolve
 from attnc.model.schedule import PHASES
 from attnc.model.variants import variants
+from attnc.plan.mask_findings import mask_notes
 from attnc.syntax.parser import load, parse
 from attnc.syntax.prelude import prelude
 
 # The codes that the passes below can report. A new pass is a line in `_warnings` and its range here.
-CODE_RANGES = ("E01", "E02", "E03", "E04", "E05", "E06", "W02", "W08")
+CODE_RANGES = ("E01", "E02", "E03", "E04", "E05", "E06", "W02", "W07", "W08")
 
 
 def diagnose(path: Path) -> tuple[Diagnostic, ...]:
@@ -37,3 +38,7 @@ def _warnings(path: Path) -> Iterator[Diagnostic]:
                     configs(schedule, phase, variant)
     compiled = compile_program(program, path.name, tuned_source(path))
     yield from (found for found in compiled.warnings if found not in program.warnings)
+    notes = (
+        note for a in program.attentions for variant in variants(program, a) for note in mask_notes(variant)
+    )
+    yield from dict.fromkeys(notes)

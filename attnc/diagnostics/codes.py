@@ -83,6 +83,20 @@ _RESOURCES = {
 }
 
 _PLAN_WARNINGS = {
+    "W0701": CodeInfo(
+        "mask that is never true",
+        "The analysis proves that no element is kept, whatever the sizes: every row sees nothing.",
+    ),
+    "W0702": CodeInfo(
+        "mask under which no tile can be skipped",
+        "Nothing in the mask bounds one index by the other, by a length or by a sorted input, so the kernel "
+        "evaluates it for every element.",
+    ),
+    "W0703": CodeInfo(
+        "rows that see nothing when M > N",
+        "Positions are aligned at the end: with more queries than keys the first rows stand before "
+        "the first key.",
+    ),
     "W0802": CodeInfo(
         "gradients that are not generated",
         "The attention asks for gradients, and the compiler makes a forward kernel only: the callable "

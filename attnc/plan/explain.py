@@ -18,6 +18,7 @@ from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
+from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
 from attnc.plan.resources import estimate, features
 from attnc.plan.tuned import as_knobs
@@ -247,6 +248,8 @@ def _because(e: Explanation) -> Iterator[str]:
     yield "because"
     width = max(len(where) for _, where in _decisions(e))
     yield from (f"  {where:{width}}  {what}" for what, where in _decisions(e))
+    for note in mask_notes(e.module.variant):
+        yield f"  {_place(note.primary.span):{width}}  {note.message}"
 
 
 def _decisions(e: Explanation) -> list[tuple[str, str]]:
