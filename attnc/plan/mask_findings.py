@@ -37,9 +37,7 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
             mask.span,
             "is evaluated for every element",
             notes=("nothing in it bounds kv_idx by q_idx, by a length or by a sorted input",),
-            hints=(
-                "if it hides what a bound can say, add that bound: 'causal and ...', 'kv_idx < length[b] and ...'",
-            ),
+            hints=("if a bound is meant, say it too: 'causal and ...', 'kv_idx < length[b] and ...'",),
         )
 
 
