@@ -66,7 +66,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
     text = page.read_text(encoding="utf-8")
     found = []
     for match in _FENCE.finditer(text):
-        language, *marks = match["info"].split() or [""]
+        language, *marks = match["info"].split() or [_guess(match["text"])]
         line = text.count("\n", 0, match.start()) + 1
         found.append(
             Block(
@@ -79,6 +79,12 @@ def blocks(page: Path) -> tuple[Block, ...]:
             )
         )
     return tuple(found)
+
+
+def _guess(text: str) -> str:
+    """The language of a block that does not say it: specs and command lines are checked all the same."""
+    first = text.split(maxsplit=1)[0] if text.strip() else ""
+    return {"attention": "attn", "attnc": "sh", "$": "console"}.get(first, "")
 
 
 def prose(page: Path) -> str:

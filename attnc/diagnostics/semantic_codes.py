@@ -14,7 +14,8 @@ NAMES = {
         "reserved name",
         "Indices (b, h, q_idx, q_pos, kv_idx), dimensions (B, M, N, H, Hkv, G, D, Dv), tensors (q, "
         "k, v, o, lse), element types and intrinsics keep their meaning everywhere. A param may fix "
-        "H, Hkv, G, D or Dv.",
+        "H, Hkv, G, D or Dv. Names become names in Python too, so its words cannot be used, nor 'out' and "
+        "'config', which every generated function takes; an attention cannot be called like a builtin.",
     ),
     "E0203": CodeInfo(
         "unknown name",

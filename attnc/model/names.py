@@ -7,6 +7,10 @@ the prelude.
 
 from __future__ import annotations
 
+import builtins
+import keyword
+from collections.abc import Mapping
+
 from attnc.diagnostics import Label
 from attnc.expr.nodes import FUNCTIONS, INDICES
 from attnc.model.report import Report
@@ -21,6 +25,17 @@ PARAM_DIMS = ("H", "Hkv", "G", "D", "Dv")
 INPUTS = ("q", "k", "v")
 OUTPUTS = ("o", "lse")
 
+#: Names of a spec become names in Python, where these mean something else.
+PYTHON: Mapping[str, str] = (
+    dict.fromkeys(keyword.kwlist, "a word of Python, which kernels are written in")
+    | dict.fromkeys(("torch", "triton", "tl"), "a module that kernels import")
+    | dict.fromkeys(("out", "config"), "an argument of every generated function")
+)
+#: What an attention cannot be called: its function would hide what its own module uses.
+NOT_FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(dir(builtins), "a name of Python's own"),
+    **PYTHON,
+}
 RESERVED: dict[str, str] = (
     dict.fromkeys(INDICES, "an index")
     | dict.fromkeys(DIMS, "a dimension")
@@ -28,6 +43,7 @@ RESERVED: dict[str, str] = (
     | dict.fromkeys(DType, "an element type")
     | dict.fromkeys((*INPUTS, *OUTPUTS), "one of the tensors q, k, v, o, lse")
     | {"dot": "the product of q and k", "softmax": "a normalization"}
+    | dict(PYTHON)
 )
 
 
@@ -38,16 +54,18 @@ class Taken:
         self._places: dict[str, ast.Name] = {}
         self._report = report
 
-    def declare(self, name: ast.Name, allowed: tuple[str, ...] = ()) -> bool:
+    def declare(
+        self, name: ast.Name, allowed: tuple[str, ...] = (), reserved: Mapping[str, str] = RESERVED
+    ) -> bool:
         """Take a name, unless it is reserved (and not `allowed`) or already taken: then report it and return
         False.
         """
-        if name.id in RESERVED and name.id not in allowed:
+        if name.id in reserved and name.id not in allowed:
             self._report.error(
                 "E0202",
                 f"'{name.id}' is reserved",
                 name.span,
-                f"always {RESERVED[name.id]}",
+                f"always {reserved[name.id]}",
                 hints=("choose another name",),
             )
             return False

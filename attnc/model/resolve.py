@@ -18,7 +18,7 @@ from attnc.model.attention import Attention, Param, Program, Softmax
 from attnc.model.declarations import Declarations
 from attnc.model.definitions import Definition, collect
 from attnc.model.elaborate import Elaborator
-from attnc.model.names import INPUTS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
+from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.params import raw_dims, resolve_param
 from attnc.model.report import Report
@@ -45,7 +45,7 @@ def resolve(file: ast.File, prelude: ast.File) -> Program:
     attentions: dict[str, Attention] = {}
     for item in file.items:
         if isinstance(item, ast.Attention):
-            fresh = taken.declare(item.name, allowed=tuple(RESERVED))
+            fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
             attention = _Resolver(item, defs, report).attention()
             if fresh:
                 trees[item.name.id] = item
