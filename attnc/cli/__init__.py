@@ -7,11 +7,14 @@ user's mistake never shows a traceback; a bug of attnc's says so, and how to rep
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default the process's, and returns its exit code."""
+    # The reference multiplies small matrices by the thousand; a thread pool for each costs more than the work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from attnc.cli.guard import guarded
 
     return guarded(argv)
