@@ -171,7 +171,12 @@ def _structure(e: Explanation) -> Iterator[str]:
     grid = e.kernel.grid
     tile_q, tile_kv = _tiles(e.module, e.position)
     yield "grid and loops"
-    if grid.over == "q":
+    if e.kernel.structure == "decode":
+        rows, heads = ("M", "H") if e.kernel.pack is None else (f"M * {show(e.kernel.pack.group)}", "Hkv")
+        yield f"  a program for each tile of {tile_q} of {rows} rows, {heads} and batch"
+        if e.kernel.split is not None:
+            yield "  and for each share of the keys that the tile visits, joined by the combine kernel"
+    elif grid.over == "q":
         yield f"  a program for each q tile of {tile_q} rows, head and batch: ceil(M / {tile_q}) * B * H"
     else:
         yield "  a program for each head and batch: B * H"
@@ -252,14 +257,21 @@ def _because(e: Explanation) -> Iterator[str]:
         yield f"  {_place(note.primary.span):{width}}  {note.message}"
 
 
+_ORDERS = {
+    "forward_q_kv": "FlashAttention-2 loop order",
+    "forward_kv_q": "FlashAttention-1 loop order",
+    "decode": "Flash-Decoding: rows of all heads of a group, shares of the keys",
+}
+
+
 def _decisions(e: Explanation) -> list[tuple[str, str]]:
     """What was decided, and the spec line that it follows from."""
     attention = e.module.variant.attention
-    order = "FlashAttention-2" if e.kernel.structure == "forward_q_kv" else "FlashAttention-1"
+    order = _ORDERS[e.kernel.structure]
     knobs = e.schedule.knobs.get("forward", {})
     loops = knobs["loops"].span if "loops" in knobs else e.schedule.span
     masked = sum(loop.masked is not False for loop in e.kernel.regions.loops)
-    found = [(f"{order} loop order", _place(loops))]
+    found = [(order, _place(loops))]
     if attention.mask != TRUE:
         kinds = len(e.kernel.regions.loops)
         found.append((f"{kinds} loops, {masked} with mask code", _place(attention.mask.span)))

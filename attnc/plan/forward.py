@@ -45,7 +45,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, inner, attention.mask.span)
     loops = named_bounds(loops, names)
-    softmax, score = _softmax(attention, default, names)
+    softmax, score = plan_softmax(attention, default, names)
     step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, inner)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
     scalars = (fetch for fetch in names.fetches if not fetch.axes and not at_tile_ends(fetch))
@@ -76,7 +76,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     )
 
 
-def _softmax(attention: Attention, config: Config, names: LoadNames) -> tuple[Softmax, Expr | None]:
+def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tuple[Softmax, Expr | None]:
     """The softmax, and the score it reads (None: the raw dot product)."""
     scale, raw = split_scale(attention.score)
     choice = config["softmax"]

@@ -19,6 +19,7 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.access import Rows, Sequences
+from attnc.plan.ir_decode import Pack, Part, Split
 from attnc.source import Span
 
 Axis: TypeAlias = Literal["q", "kv"]
@@ -237,18 +238,18 @@ class ErrorBound:
 class Kernel:
     """One GPU function.
 
-    structure: "forward_q_kv" (FlashAttention-2 loop order) or "forward_kv_q" (FlashAttention-1's); it
-    names the template.
+    structure: "forward_q_kv" (FlashAttention-2 loop order), "forward_kv_q" (FlashAttention-1's) or "decode";
+    it names the template.
     kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order; program:
     scalars computed once per program; outer: values along the outer axis, loaded once per outer tile; tma: K
     and V tiles may come through tensor descriptors; shared: bytes of shared memory that one block of each
     config needs, the most over the supported devices; rows: where the rows of q, k, v and o lie, those that
     are not in ordinary tensors; stored: rows of o that the program's sequence has, of which only the first M
-    exist.
+    exist; pack, split, parts: see `ir_decode`, for the structure "decode" alone.
     """
 
     name: str
-    structure: Literal["forward_q_kv", "forward_kv_q"]
+    structure: Literal["forward_q_kv", "forward_kv_q", "decode"]
     grid: Grid
     kv_head: Expr
     dims: tuple[str, ...]
@@ -263,6 +264,9 @@ class Kernel:
     bound: ErrorBound
     rows: Mapping[str, Rows] = field(default_factory=dict)
     stored: Expr = M
+    pack: Pack | None = None
+    split: Split | None = None
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

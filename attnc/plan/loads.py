@@ -148,7 +148,7 @@ def bounds_guard(load: Load) -> Expr:
     conditions: list[Expr] = []
     for index, extent in zip(load.indices, load.extents, strict=True):
         match index, extent:
-            case Index(name=name), Dim(name=size) if (name, size) in _PROVEN:
+            case Index(name=name) | Ref(name=name), Dim(name=size) if (name, size) in _PROVEN:
                 continue
             case Const(value=at), Const(value=size) if 0 <= at < size:
                 continue

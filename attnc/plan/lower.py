@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnc.diagnostics import DiagnosticError
 from attnc.model.attention import Variant
 from attnc.model.schedule import Schedule
+from attnc.plan.decode import is_decode, plan_decode
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
 from attnc.plan.lowerable import check_lowerable
@@ -22,13 +23,14 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     if problems:
         raise DiagnosticError(problems)
     attention = normalise(variant.attention)
+    plan_kernel = plan_decode if is_decode(schedule) else plan_forward
     module = Module(
         variant=variant,
         target=schedule.target,
         args=arguments(attention),
         sizes=capacity(attention),
         outputs=results(attention),
-        kernels=(plan_forward(variant, attention, schedule),),
+        kernels=(plan_kernel(variant, attention, schedule),),
     )
     verify_module(module)
     return module

@@ -4,17 +4,18 @@ different.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from attnc.diagnostics import Diagnostic, Label
 from attnc.model.attention import Variant
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
+from attnc.plan.decode import is_decode
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.source import Span
 
 #: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
-_STRUCTURE = ("loops", "softmax", "persistent", "order")
+_STRUCTURE = ("loops", "softmax", "persistent", "order", "pack")
 _STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
 
 
@@ -33,8 +34,10 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     if "combine" in schedule.knobs:
         for knob in schedule.knobs["combine"].values():
             yield _unsupported(
-                "split KV is not lowered to Triton yet", knob.span, "has no kernel to configure"
+                "the combine kernel has nothing to configure on Triton", knob.span, "one row per program"
             )
+    if is_decode(schedule):
+        yield from _decode(variant, knobs)
     loops = knobs.get("loops")
     softmax = knobs.get("softmax")
     if loops and ("kv", "q") in loops.choices:
@@ -52,6 +55,34 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
                     "o lies in memory, normalised, between two visits",
                     "write 'softmax = online(rescale = every_step)', as FlashAttention-1 does",
                 )
+
+
+def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """What the decode kernel cannot do: it has one loop over the keys, and rows from one sequence."""
+    attention = variant.attention
+    for key in ("loops", "pack", "persistent", "order", "softmax"):
+        knob = knobs.get(key)
+        if knob is None:
+            continue
+        match key, knob.choices[0]:
+            case "loops", ("kv", "q"):
+                label = "a query tile would lose its place in the loop over the keys"
+                yield _unsupported("loops = [kv, q] cannot pack or split", knob.span, label)
+            case "persistent", True:
+                yield _unsupported("the decode kernel is not persistent", knob.span, "with split.kv or pack")
+            case "order", "longest_first":
+                label = "few q tiles, all as long"
+                yield _unsupported("the decode kernel has no order of q tiles", knob.span, label)
+            case "softmax", Choice(name="two_pass") | Choice(args={"rescale": "every_step"}):
+                label = "with split.kv or pack"
+                yield _unsupported("the decode kernel rescales deferred or lazily", knob.span, label)
+    if isinstance(attention.q.storage, Ragged):
+        span = attention.q.storage.span
+        yield _unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
+    if attention.softmax.dropout is not None:
+        yield _unsupported(
+            "the decode kernel has no dropout", attention.softmax.span, "a probability is drawn to be dropped"
+        )
 
 
 def check_differentiable(variant: Variant) -> Iterator[Diagnostic]:
@@ -101,12 +132,6 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
         )
     for value in knob.choices:
         match knob.key, value:
-            case "loops", ("kv",):
-                yield _unsupported(
-                    "a single loop over the keys is not lowered to Triton yet",
-                    knob.span,
-                    "only [q, kv] and [kv, q] are",
-                )
             case "tile.q" | "tile.kv" | "warps", int(size) if size & (size - 1):
                 yield _unsupported(
                     f"Triton needs a power of two, not {size}", knob.span, f"'{knob.key}' cannot be {size}"
@@ -121,12 +146,6 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
                     knob.span,
                     "split-K between warps cannot be asked for",
                     "use 'warp_split = q' here, or a CUDA target",
-                )
-            case "split.kv", _ if value != 1:
-                yield _unsupported("split KV is not lowered to Triton yet", knob.span, "only 1 is")
-            case "pack", "gqa":
-                yield _unsupported(
-                    "packing query heads into tile rows is not lowered to Triton yet", knob.span, "here"
                 )
             case "tile.d", _:
                 yield _unsupported(

@@ -135,6 +135,8 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int, step: int) -> Iterator
         if isinstance(statement, ir.Row):  # a pointer: what is read through it is evaluated where it is read
             continue
         names[statement.name] = value(statement.value if isinstance(statement, ir.Let) else statement.load)
+    if kernel.split is not None:  # the picture is of all shares together
+        names |= {"split_lo": value(kernel.split.lo), "split_hi": value(kernel.split.hi)}
     for loop in kernel.regions.loops:
         for position in range(int(value(loop.start)), int(value(loop.stop)), step):
             indices[f"{inner}_lo"] = position

@@ -19,6 +19,7 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.storage import parts
 
 _THREADS_PER_WARP = 32
 #: Addresses, loop counters, row statistics: what every kernel needs besides its tiles.
@@ -74,9 +75,11 @@ def estimate(config: Config, variant: Variant, device: Device) -> Estimate:
     """The needs of a forward kernel of this variant on the device."""
     tile_q, tile_kv = _integer(config, "tile.q", 64), _integer(config, "tile.kv", 64)
     stages, warps = _integer(config, "stages", 2), _integer(config, "warps", 4)
-    d, dv = _padded(features(variant.attention.q)), _padded(features(variant.attention.v))
+    columns = parts(variant.attention)
+    d, dv = sum(_padded(part.width) for part in columns), _padded(features(variant.attention.v))
     size = _dtype(variant.attention.q).bytes
     threads = warps * _THREADS_PER_WARP
+    loaded_v = dv if len(columns) == 1 else 0  # else v is the first part of k
     q = Buffer(name="q", shape=f"{tile_q}x{d}", bytes=tile_q * d * size)
     buffers = [
         # A single stage still passes through shared memory, since the operands change layout on the way.
@@ -84,7 +87,9 @@ def estimate(config: Config, variant: Variant, device: Device) -> Estimate:
             name="k", shape=f"{max(1, stages)} x {tile_kv}x{d}", bytes=max(1, stages) * tile_kv * d * size
         ),
         Buffer(
-            name="v", shape=f"{max(1, stages)} x {tile_kv}x{dv}", bytes=max(1, stages) * tile_kv * dv * size
+            name="v",
+            shape=f"{max(1, stages)} x {tile_kv}x{loaded_v}",
+            bytes=max(1, stages) * tile_kv * loaded_v * size,
         ),
     ]
     registers = {

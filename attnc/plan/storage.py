@@ -18,7 +18,9 @@ from dataclasses import replace
 from attnc.expr.nodes import Binary, Const, Dim, Expr
 from attnc.model.attention import Attention
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged, Role, Tensor
+from attnc.plan.error_bound import feature
 from attnc.plan.ir import Let
+from attnc.plan.ir_decode import Part
 
 PAGES = Dim("pages")
 
@@ -57,3 +59,13 @@ def longest(attention: Attention, role: Role) -> Expr:
     return (
         tensor.size(role) if isinstance(tensor.storage, Ragged) else Dim("M" if role is Role.QUERY else "N")
     )
+
+
+def parts(attention: Attention) -> tuple[Part, ...]:
+    """One part, unless v is a prefix of k that ends at a power of two: then its columns are a part."""
+    d, dv = feature(attention.k), feature(attention.v)
+    rest = d - dv
+    is_tile = isinstance(attention.v.storage, Prefix) and dv >= 16 and dv & (dv - 1) == 0
+    if is_tile and rest >= 16 and rest & (rest - 1) == 0:
+        return (Part(first=0, width=dv), Part(first=dv, width=rest))
+    return (Part(first=0, width=d),)

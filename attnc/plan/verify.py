@@ -29,6 +29,8 @@ def _verify_scopes(kernel: Kernel) -> None:
     lengths = {item.name for item in kernel.program if isinstance(item, Let) and item.name in ("M", "N")}
     in_grid = {"M", "q_rows"} if kernel.grid.sequences is not None else set()
     known |= in_grid
+    known |= {"h"} if kernel.pack is not None else set()
+    known |= {"split_lo", "split_hi"} if kernel.split is not None else set()
     sizes = frozenset(kernel.dims) | TILES | {"G"} | lengths | in_grid
     for statement in kernel.program:
         _verify_statement(kernel, statement, known, SCALARS, sizes)
@@ -79,5 +81,5 @@ def _verify_regions(kernel: Kernel) -> None:
     masked = any(loop.masked is not False for loop in kernel.regions.loops)
     if kernel.step.keep is not None and not masked:
         raise ValueError(f"{kernel.name}: a mask, but no partial loop")
-    if kernel.regions.axis != ("kv" if kernel.structure == "forward_q_kv" else "q"):
+    if kernel.regions.axis != ("q" if kernel.structure == "forward_kv_q" else "kv"):
         raise ValueError(f"{kernel.name}: loops over {kernel.regions.axis} in {kernel.structure}")

@@ -12,13 +12,13 @@ import jinja2
 
 from attnc import __version__
 from attnc.model.attention import Attention
-from attnc.model.schedule import Config
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.scores import LOG2E
 from attnc.resources import resource
 from attnc.source import Span
 from attnc.target.layout import tidy
 from attnc.target.triton import load, scalar, statement, tiled
+from attnc.target.triton_decode import DecodeHost, DecodeText
 from attnc.target.triton_host import HostText, signature
 from attnc.target.triton_kernel import KernelText
 
@@ -42,7 +42,7 @@ def render(
     index of the config).
     """
     (kernel,) = module.kernels
-    text = KernelText(module, kernel)
+    text = DecodeText(module, kernel) if kernel.structure == "decode" else KernelText(module, kernel)
     environment = _environment()
     common = {
         "module": module,
@@ -51,20 +51,31 @@ def render(
         "padded": text.padded,
         "precision": text.precision,
     }
-    kernels = environment.get_template(f"{module.target}/{kernel.structure}.py.jinja").render(common)
+    templates = [kernel.structure, *(["combine"] if kernel.split is not None else [])]
+    kernels = "\n\n".join(
+        environment.get_template(f"{module.target}/{name}.py.jinja").render(common) for name in templates
+    )
     page = environment.get_template(f"{module.target}/module.py.jinja").render(
         common,
         kernels=kernels,
-        host=HostText(module, kernel, text),
+        host=host_of(module, kernel, text),
         header=_header(module, path, sha256),
         numbers=_numbers(kernel, kernels),
         tuning={
-            "configs": [_config(*pair) for pair in zip(kernel.configs, kernel.shared, strict=True)],
+            "configs": [_config(kernel, at) for at in range(len(kernel.configs))],
             "table": _table(tuned or {}),
+            "splits": kernel.split is not None,
         },
         uses=frozenset(re.findall(r"\b_\w+", kernels)),
     )
     return tidy(page)
+
+
+def host_of(module: Module, kernel: Kernel, text: KernelText) -> HostText:
+    """The text of the callable."""
+    return (
+        DecodeHost(module, kernel, text) if isinstance(text, DecodeText) else HostText(module, kernel, text)
+    )
 
 
 @cache
@@ -108,9 +119,9 @@ def _quoted(names: Iterable[str]) -> str:
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
     attention = module.variant.attention
     point = ", ".join(f"{name} = {value}" for name, value in module.variant.params.items())
-    order = "FlashAttention-2" if module.kernels[0].structure == "forward_q_kv" else "FlashAttention-1"
+    order = _ORDERS[module.kernels[0].structure]
     return {
-        "title": f"{attention.name}{f' ({point})' if point else ''} for Triton: forward, {order} loop order.",
+        "title": f"{attention.name}{f' ({point})' if point else ''} for Triton: {order}.",
         "signature": [
             f"{tensor.name}: {signature(tensor)}" for tensor in (*attention.inputs, *attention.outputs)
         ],
@@ -120,6 +131,13 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
         "sha256": sha256,
         "glossary": GLOSSARY,
     }
+
+
+_ORDERS = {
+    "forward_q_kv": "forward, FlashAttention-2 loop order",
+    "forward_kv_q": "forward, FlashAttention-1 loop order",
+    "decode": "decode, Flash-Decoding",
+}
 
 
 def _mathematics(attention: Attention) -> Iterator[str]:
@@ -152,9 +170,12 @@ def _numbers(kernel: Kernel, text: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _config(config: Config, shared: int) -> str:
+def _config(kernel: Kernel, position: int) -> str:
+    config, shared = kernel.configs[position], kernel.shared[position]
     names = ("tile.q", "tile.kv", "warps", "stages")
-    return ", ".join([*(str(config[name]) for name in names), str(shared)])
+    values = [*(str(config[name]) for name in names), str(shared)]
+    count = config["split.kv"]
+    return ", ".join(values if kernel.split is None else [*values, str(0 if count == "auto" else count)])
 
 
 def _table(tuned: Mapping[str, tuple[tuple[int | None, int], ...]]) -> str:

@@ -121,17 +121,17 @@ class HostText:
     @property
     def grid(self) -> str:
         if not self.sections:
-            return "B * H"
+            return "B * H,"
         sequences = self._kernel.grid.sequences
         tiles = "triton.cdiv(M, config.BLOCK_M) * B * H"
         if sequences is not None:
             tiles = f"({show(sequences.rows)} // config.BLOCK_M + B + 1) * H"
-        return f"min({tiles}, _multiprocessors(q.device))" if self._kernel.grid.persistent else tiles
+        return f"min({tiles}, _multiprocessors(q.device))," if self._kernel.grid.persistent else f"{tiles},"
 
     @property
     def launch(self) -> Iterator[str]:
         """Arguments of the launch, line by line like the kernel's parameters."""
-        tensors, *rest = self._text.parameter_lines
+        tensors = self._text.parameter_lines[0]
         matrices = self._text.matrices
         others = [name.removesuffix("_ptr") for name in tensors[len(matrices) :]]
         if self.uses_tma:
@@ -145,10 +145,22 @@ class HostText:
             line = ", ".join(f"{arg.tensor.name}.stride({strides[name]})" for name in self._text.strides(arg))
             if line:
                 yield line
-        sizes = rest[-2]
-        yield ", ".join(self._section if name == "SECTION" else name for name in sizes)
-        yield "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N" + (", TMA=tma" if self.uses_tma else "")
+        yield self._sizes_line
+        yield self._constants
         yield "num_warps=config.num_warps, num_stages=config.num_stages"
+
+    @property
+    def _sizes_line(self) -> str:
+        return ", ".join(self._section if name == "SECTION" else name for name in self._text.sizes)
+
+    @property
+    def _constants(self) -> str:
+        return "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N" + (", TMA=tma" if self.uses_tma else "")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether programs share the keys of a sequence, and a second kernel joins what they found."""
+        return False
 
     @property
     def _section(self) -> str:

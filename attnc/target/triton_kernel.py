@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, walk
 from attnc.expr.show import show
@@ -12,7 +13,7 @@ from attnc.plan.error_bound import feature
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Loop, Module, Row
 from attnc.target.triton import TL_DTYPES, scalar
 
-CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "TMA")
+CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "SPLIT", "TMA")
 #: Tensors that are read or written in whole tiles.
 MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
 
@@ -20,6 +21,16 @@ MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
 def block(size: int) -> int:
     """The tile width of a feature axis: the next power of two, at least the 16 that a dot needs."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class PartText:
+    """Names and loads of some columns of q and k."""
+
+    q: str
+    k: str
+    load_q: str
+    load_k: str
 
 
 class KernelText:
@@ -40,6 +51,11 @@ class KernelText:
     # -- loads of tiles ------------------------------------------------------------------------------------
 
     @property
+    def more_parts(self) -> list[PartText]:
+        """Parts of q and k besides the first; most kernels have one."""
+        return []
+
+    @property
     def load_q(self) -> str:
         return self._load_rows("q", "h", "q_lo, M, stride_qm, BLOCK_M", self.d)
 
@@ -51,16 +67,18 @@ class KernelText:
     def load_v(self) -> str:
         return self._load_kv("v", self.dv)
 
-    def _load_kv(self, name: str, width: int) -> str:
+    def _load_kv(self, name: str, width: int, first: int = 0) -> str:
+        """A tile of rows of k or v: `width` columns from column `first` on."""
         rows = self.rows(name)
         of = rows.tensor
         if not rows.page:
-            return self._load_rows(of, self.kv_name, f"kv_lo, N, stride_{of}n, BLOCK_N", width)
+            return self._load_rows(of, self.kv_name, f"kv_lo, N, stride_{of}n, BLOCK_N", width, first)
         where = f"page, kv_lo, N, stride_{of}p, stride_{of}n"
-        return f"_load_pages({MATRICES[of]}, {where}, BLOCK_N, {rows.page}, {self._width(width)})"
+        x = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
+        return f"_load_pages({x}, {where}, BLOCK_N, {rows.page}, {self._width(width)})"
 
-    def _load_rows(self, of: str, head: str, what: str, width: int) -> str:
-        name = MATRICES[of]
+    def _load_rows(self, of: str, head: str, what: str, width: int, first: int = 0) -> str:
+        name = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
         return (
             f"_load_rows({name}, b, {head}, {what}, {self._width(width)}, TMA)"
             if self.kernel.tma

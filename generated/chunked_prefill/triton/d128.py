@@ -78,7 +78,7 @@ def _find_pages(table, stride, start, stop, ROWS: tl.constexpr, PAGE: tl.constex
     Entries of pages past row `stop` are not read.
     """
     if PAGE % ROWS == 0:
-        page = tl.load(table + start // PAGE * stride)
+        page = tl.load(table + start // PAGE * stride, mask=start < stop, other=0)
     else:
         row = start + tl.arange(0, ROWS)
         page = tl.load(table + row // PAGE * stride, mask=row < stop, other=0)
@@ -143,7 +143,6 @@ def _forward_step(
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
-
     v = _load_pages(V, page, kv_lo, N, stride_vp, stride_vn, BLOCK_N, 16, 128)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
     return acc, l_new, m_new

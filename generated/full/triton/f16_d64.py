@@ -110,7 +110,6 @@ def _forward_step(
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
-
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
     return acc, l_new, m_new

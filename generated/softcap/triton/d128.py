@@ -118,7 +118,6 @@ def _forward_step(
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
-
     v = _load_rows(V, b, h_kv, kv_lo, N, stride_vn, BLOCK_N, 128, TMA)
     if tl.max((m_new > m).to(tl.int32), 0) > 0:
         acc = acc * alpha[:, None]

@@ -1,0 +1,145 @@
+"""Variant + schedule -> the decode kernel: few query rows against many keys, bound by the memory's speed.
+
+The query heads that share a KV head fill the rows of a tile (`pack = gqa`), so that K and V are read once for
+all of them, and programs share the keys of a sequence (`split.kv`, Flash-Decoding); the template `combine`
+joins what they found. A fixed number of splits cuts a sequence in the same places whatever else is in the
+batch: the bits of its result do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnc.expr.facts import larger, smaller
+from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref
+from attnc.expr.simplify import substitute
+from attnc.model.attention import Attention, Variant
+from attnc.model.configs import configs
+from attnc.model.schedule import Config, Schedule
+from attnc.plan.error_bound import error_bound
+from attnc.plan.forward import plan_softmax
+from attnc.plan.ir import Grid, Kernel, Regions, Statement
+from attnc.plan.ir_decode import Pack, Split
+from attnc.plan.loads import LoadNames
+from attnc.plan.regions import regions
+from attnc.plan.resources import portable, shared_memory
+from attnc.plan.sequence import lengths, rows, sizes, stored
+from attnc.plan.signature import kv_heads
+from attnc.plan.steps import (
+    IN_BOUNDS,
+    at_tile_ends,
+    dims_of,
+    expressions_of,
+    kv_head_of,
+    make_step,
+    named_bounds,
+)
+from attnc.plan.storage import parts
+
+#: The query head of each row of a tile.
+ROW_HEAD = Ref("h", "int", ("q",), natural=True)
+SPLIT_LO, SPLIT_HI = Ref("split_lo", "int", natural=True), Ref("split_hi", "int")
+#: Most shares that `split.kv = auto` makes of a sequence.
+MOST_SPLITS = 128
+
+
+def is_decode(schedule: Schedule) -> bool:
+    """Whether a schedule asks for what only the decode kernel does."""
+    knobs = schedule.knobs.get("forward", {})
+    loops, pack, split = (knobs.get(key) for key in ("loops", "pack", "split.kv"))
+    return bool(
+        (loops and ("kv",) in loops.choices)
+        or (pack and "gqa" in pack.choices)
+        or (split and any(choice != 1 for choice in split.choices))
+    )
+
+
+def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
+    """The decode kernel of a normalised attention; the schedule is known to be lowerable."""
+    choices = portable(configs(schedule, "forward", variant), variant, schedule)
+    default = choices[0]
+    pack = _pack(attention) if default["pack"] == "gqa" else None
+    if pack is not None:
+        attention = _per_row(attention)
+    names = LoadNames()
+    places = rows(attention, names)
+    lines = lengths(attention, names)
+    loops, tail = regions(attention.mask, "kv", attention.mask.span)
+    loops = named_bounds(loops, names)
+    split = Split(lo=loops.loops[0].start, hi=loops.loops[-1].stop) if _splits(choices) > 1 else None
+    softmax, score = plan_softmax(attention, default, names)
+    step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, "kv")
+    outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
+    scalars = (fetch for fetch in names.fetches if not fetch.axes and not at_tile_ends(fetch))
+    program: tuple[Statement, ...] = (*names.rows.values(), *scalars, *lines)
+    kv_head = kv_head_of(attention)
+    heads = (kv_heads(attention), *((pack.group,) if pack else ()))
+    used = (*expressions_of(program, outer, loops, step, softmax), kv_head, *heads)
+    return Kernel(
+        name=f"{attention.name}_forward",
+        structure="decode",
+        grid=Grid(over="q", persistent=False, longest_first=False),
+        kv_head=kv_head,
+        dims=sizes(attention, dims_of(used)),
+        program=program,
+        outer=outer,
+        regions=loops if split is None else _shared(loops),
+        step=step,
+        softmax=softmax,
+        tma=False,
+        configs=choices,
+        shared=tuple(shared_memory(config, variant) for config in choices),
+        bound=replace(error_bound(attention, choices, softmax), splits=_splits(choices)),
+        rows=places,
+        stored=stored(attention),
+        pack=pack,
+        split=split,
+        parts=parts(attention),
+    )
+
+
+def _pack(attention: Attention) -> Pack | None:
+    """The group of query heads; None where every head has K and V of its own."""
+    match kv_heads(attention):
+        case Dim(name="H"):
+            return None
+        case Const(value=1):
+            return Pack(group=Dim("H"))
+        case _:
+            return Pack(group=Dim("G"))
+
+
+def _per_row(attention: Attention) -> Attention:
+    """The attention in which h varies along the rows of a tile."""
+    head: dict[Expr, Expr] = {Index("h"): ROW_HEAD}
+    softmax = attention.softmax
+    return replace(
+        attention,
+        score=substitute(attention.score, head),
+        mask=substitute(attention.mask, head),
+        softmax=replace(softmax, sink=softmax.sink and substitute(softmax.sink, head)),
+    )
+
+
+def _splits(choices: tuple[Config, ...]) -> int:
+    """The most shares of a sequence that any config makes."""
+    counts = [config["split.kv"] for config in choices]
+    return max(count if isinstance(count, int) else MOST_SPLITS for count in counts)
+
+
+def _shared(loops: Regions) -> Regions:
+    """The loops cut to the program's share: the first begins no earlier, the last ends no later, the borders
+    between them move into the share.
+    """
+    last = len(loops.loops) - 1
+    return replace(
+        loops,
+        loops=tuple(
+            replace(
+                loop,
+                start=SPLIT_LO if i == 0 else larger(loop.start, SPLIT_LO),
+                stop=SPLIT_HI if i == last else smaller(loop.stop, SPLIT_HI),
+            )
+            for i, loop in enumerate(loops.loops)
+        ),
+    )

@@ -1,0 +1,37 @@
+"""What decode kernels have besides: packed query heads, shares of the keys, parts of the columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnc.expr.nodes import Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """The query heads of a KV head fill the rows of a tile: row = q_idx * group + h - h_kv * group."""
+
+    group: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Flash-Decoding: programs share the keys lo .. hi - 1 that a row tile visits, whole tiles each.
+
+    The bounds are found on the device, so the number of programs, which is all that a launch fixes, does not
+    depend on any length. A share may be empty.
+    """
+
+    lo: Expr
+    hi: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Columns first .. first + width - 1 of q and k: dot(q, k) is the sum over parts.
+
+    A head dimension far from a power of two would otherwise fill tiles with zeros.
+    """
+
+    first: int
+    width: int

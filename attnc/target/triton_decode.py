@@ -1,0 +1,272 @@
+"""The pieces of a decode kernel's text, and of the kernel that joins its shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.expr.nodes import Const
+from attnc.expr.show import show
+from attnc.model.tensors import Role
+from attnc.plan.decode import MOST_SPLITS
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.regions import ZERO
+from attnc.target.triton import TL_DTYPES, scalar
+from attnc.target.triton_host import HostText
+from attnc.target.triton_kernel import MATRICES, KernelText, PartText, block
+
+
+class DecodeText(KernelText):
+    """Attribute by attribute what `templates/triton/decode.py.jinja` and `combine.py.jinja` print."""
+
+    def __init__(self, module: Module, kernel: Kernel) -> None:
+        super().__init__(module, kernel)
+        widths = [*(part.width for part in kernel.parts), self.dv]
+        self.padded = any(width != block(width) for width in widths)
+        self.group = None if kernel.pack is None else scalar(kernel.pack.group)
+        self.kv_heads = show(module.variant.attention.k.size(Role.HEAD))
+        self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
+
+    @property
+    def summary(self) -> str:
+        rows = "q rows of one head" if self.group is None else "(q row, head) rows of one KV head"
+        share = "" if self.kernel.split is None else ", from a share of its keys"
+        return f"o and lse of one tile of {rows}{share}."
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    @property
+    def all_rows(self) -> str:
+        """Rows of a KV head, before a length shortens them."""
+        return "M" if self.group is None else f"M * {self.group}"
+
+    @property
+    def heads(self) -> list[str]:
+        """From the number of a tile to b, the head, and the first and last q row."""
+        if self.group is None:
+            lines = ["head = tile // row_tiles", "b = head // H", "h = head % H"]
+            if self.h_kv != "h":
+                lines.append(f"h_kv = {self.h_kv}")
+            return [*lines, "q_lo = row_lo", "q_hi = tl.minimum(row_lo + BLOCK_M, M) - 1"]
+        if self.kernel.kv_head == Const(0):
+            lines = ["b = tile // row_tiles"]
+        else:
+            lines = ["head = tile // row_tiles", "b = head // Hkv", "h_kv = head % Hkv"]
+        last = f"tl.minimum(row_lo + BLOCK_M, M * {self.group}) - 1"
+        return [*lines, f"q_lo = row_lo // {self.group}", f"q_hi = ({last}) // {self.group}"]
+
+    @property
+    def rows_of_tile(self) -> list[str]:
+        """q_idx, h and whether the row exists, row by row."""
+        rows = scalar(self.kernel.stored)
+        exists = f"exists = row < {rows if self.group is None else f'{rows} * {self.group}'}"
+        if self.group is None:
+            return ["q_idx = row", exists]
+        first = "" if self.kernel.kv_head == Const(0) else f"h_kv * {self.group} + "
+        return [f"q_idx = row // {self.group}", f"h = {first}row % {self.group}", exists]
+
+    @property
+    def advance(self) -> list[str]:
+        """K and V move to the KV head; rows of q and o have heads of their own."""
+        moves = [line for line in super().advance if line.startswith(("K", "V"))]
+        return ["Q += b.to(tl.int64) * stride_qb", *moves]
+
+    @property
+    def kv_name(self) -> str:
+        return "h_kv" if self.group is not None else super().kv_name
+
+    def row_at(self, name: str) -> str:
+        """Pointers to the rows of q, o or lse, once the tensor's own points to the sequence."""
+        pointer = MATRICES.get(name, f"{name}_ptr")
+        return f"{pointer} + q_idx.to(tl.int64) * stride_{name}m + h.to(tl.int64) * stride_{name}h"
+
+    @property
+    def seen_mask(self) -> str:
+        return self.row_mask.replace("exists", "(exists & (l > 0.0))")
+
+    @property
+    def row_mask(self) -> str:
+        return "exists[:, None]" + ("" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})")
+
+    # -- parts of q and k ----------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> list[PartText]:
+        return [self._part(number) for number in range(len(self.kernel.parts))]
+
+    @property
+    def more_parts(self) -> list[PartText]:
+        return self.parts[1:]
+
+    def _part(self, number: int) -> PartText:
+        part, suffix = self.kernel.parts[number], f"_{number + 1}" if number else ""
+        width = block(part.width)
+        columns = f"({part.first} + tl.arange(0, {width}))" if part.first else f"tl.arange(0, {width})"
+        mask = "exists[:, None]"
+        if width != part.width:
+            mask += f" & ({columns} < {part.width})[None, :]"
+        return PartText(
+            q=f"q{suffix}",
+            k=f"k{suffix}",
+            load_q=f"tl.load(q_at[:, None] + {columns}[None, :], mask={mask}, other=0.0)",
+            load_k=self._load_kv("k", part.width, part.first),
+        )
+
+    @property
+    def load_k(self) -> str:
+        return self.parts[0].load_k
+
+    @property
+    def load_v(self) -> str:
+        shares = self.rows("v").tensor == "k" and self.kernel.parts[0].width == self.dv
+        return "k" if shares else super().load_v
+
+    @property
+    def step_names(self) -> list[str]:
+        names = super().step_names
+        at = names.index("q") + 1
+        return [*names[:at], *(part.q for part in self.more_parts), *names[at:]]
+
+    # -- shares --------------------------------------------------------------------------------------------
+
+    @property
+    def visited(self) -> str:
+        split = self.kernel.split
+        assert split is not None
+        return scalar(split.hi) if split.lo == ZERO else f"{scalar(split.hi)} - {scalar(split.lo)}"
+
+    @property
+    def split_lo(self) -> str:
+        split = self.kernel.split
+        assert split is not None
+        return "split * share" if split.lo == ZERO else f"{scalar(split.lo)} + split * share"
+
+    @property
+    def row_number(self) -> str:
+        return f"(b * H + h) * {scalar(self.kernel.stored)} + q_idx"
+
+    @property
+    def store(self) -> str:
+        lines = [
+            "O += b.to(tl.int64) * stride_ob",
+            f"o_at = {self.row_at('o')}",
+            f"tl.store(o_at[:, None] + d[None, :], o.to({self.o_dtype}), mask={self.row_mask})",
+        ]
+        if self.has_lse:
+            lines.append("lse_ptr += b.to(tl.int64) * stride_lseb")
+            lines.append(f"lse_at = {self.row_at('lse')}")
+            lines.append("tl.store(lse_at, (m + tl.log2(l)) * LN2, mask=exists)")
+        return "\n".join(lines)
+
+    @property
+    def parameter_lines(self) -> list[list[str]]:
+        tensors, *rest = super().parameter_lines
+        return [[*tensors, *self._parts_pointers], *rest]
+
+    @property
+    def _parts_pointers(self) -> list[str]:
+        return [] if self.kernel.split is None else ["o_parts_ptr", "lse_parts_ptr"]
+
+    @property
+    def sizes(self) -> list[str]:
+        return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS"])]
+
+    @property
+    def tiles(self) -> list[str]:
+        return ["BLOCK_M", "BLOCK_N", *([] if self.kernel.split is None else ["SPLIT"])]
+
+    # -- the kernel that joins them ------------------------------------------------------------------------
+
+    @property
+    def combine_name(self) -> str:
+        return f"{self.module.variant.attention.name}_combine"
+
+    @property
+    def combine_lines(self) -> list[list[str]]:
+        lse = ["lse_ptr"] if self.has_lse else []
+        strides = [list(self.strides(arg)) for arg in self.module.outputs]
+        return [["o_parts_ptr", "lse_parts_ptr", "O", *lse], *strides, self.combine_sizes, ["BLOCK_S"]]
+
+    @property
+    def combine_parameters(self) -> list[str]:
+        return [
+            ", ".join(f"{n}: tl.constexpr" if n == "BLOCK_S" else n for n in line)
+            for line in self.combine_lines
+        ]
+
+    @property
+    def combine_sizes(self) -> list[str]:
+        return ["H", "M", "SPLITS"]
+
+    @property
+    def part_mask(self) -> str:
+        return "(weight > 0.0)[:, None]" + (
+            "" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})"
+        )
+
+    @property
+    def o_offset(self) -> str:
+        return self.offset("o")
+
+
+class DecodeHost(HostText):
+    """The callable: a launch over tiles and shares, and one that joins the shares."""
+
+    _text: DecodeText
+
+    def __init__(self, module: Module, kernel: Kernel, text: DecodeText) -> None:
+        super().__init__(module, kernel, text)
+        self.sections = False
+        self.most_splits = MOST_SPLITS
+
+    @property
+    def is_split(self) -> bool:
+        return self._kernel.split is not None
+
+    @property
+    def workspace(self) -> Iterator[str]:
+        if not self.is_split:
+            return
+        shape = "B, H, M, splits"
+        yield f"tiles = {self._tiles}"
+        yield f"key_tiles = triton.cdiv({self.longest}, config.BLOCK_N)"
+        yield "splits = config.splits or _splits(tiles, key_tiles, config, q.device)"
+        yield "o_parts = lse_parts = None"
+        yield "if splits > 1:"
+        yield f"    o_parts = torch.empty(({shape}, {self._text.dv}), dtype=torch.float32, device=q.device)"
+        yield f"    lse_parts = torch.empty(({shape}), dtype=torch.float32, device=q.device)"
+
+    @property
+    def _tiles(self) -> str:
+        text = self._text
+        heads = {"1": ""}.get(text.kv_heads, f" * {text.kv_heads}") if text.group is not None else " * H"
+        rows = "M" if text.group is None else f"M * {text.group}"
+        return f"triton.cdiv({rows}, config.BLOCK_M) * B{heads}"
+
+    @property
+    def grid(self) -> str:
+        return "tiles, splits" if self.is_split else f"{self._tiles},"
+
+    @property
+    def combine_kernel(self) -> str:
+        return self._text.combine_name
+
+    @property
+    def _sizes_line(self) -> str:
+        return ", ".join("splits" if name == "SPLITS" else name for name in self._text.sizes)
+
+    @property
+    def _constants(self) -> str:
+        return "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N" + (
+            ", SPLIT=splits > 1" if self.is_split else ""
+        )
+
+    @property
+    def combine(self) -> list[str]:
+        """Arguments of the second launch."""
+        tensors, *strides, _, _ = self._text.combine_lines
+        lines = [", ".join(name.removesuffix("_ptr").replace("O", "o") for name in tensors)]
+        for arg, names in zip(self.module.outputs, strides, strict=True):
+            at = dict(zip(arg.strides, range(len(arg.strides)), strict=True))
+            lines.append(", ".join(f"{arg.tensor.name}.stride({at[name]})" for name in names))
+        lines.append("H, M, splits")
+        return [*lines, "BLOCK_S=triton.next_power_of_2(splits)"]

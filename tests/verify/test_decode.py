@@ -1,0 +1,135 @@
+"""Flash-Decoding: packed heads and shares of the keys, against the reference and against each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.verify.check import Subject, check
+from attnc.verify.problem import FILLS
+from attnc.verify.strategies import Case, transposed
+from tests.verify.test_storage import paged, subject
+
+MASKS = ("true", "causal", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx", "kv_idx % 3 != 1 and causal")
+DIMS = {"B": 2, "M": 3, "N": 150, "Hkv": 2, "G": 3}
+
+
+def schedule(splits: str, *, pack: str = "gqa", kv: int = 16, softmax: str = "online") -> str:
+    return f"""schedule a for triton {{
+  loops = [kv], pack = {pack}, tile.q = 16, tile.kv = {kv}, warps = 4, stages = 2
+  split.kv = {splits}, softmax = {softmax}
+}}"""
+
+
+def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
+    return paged(16, mask=mask, schedule=schedule(splits, pack=pack))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("splits", ["1", "5", "auto"])
+def test_every_mask_and_split(mask: str, splits: str) -> None:
+    made = decode(splits, mask)
+    for dims in ({}, {"M": 1}, {"M": 9, "G": 2}, {"N": 1}):
+        verdict = check(made, Case(dims={**DIMS, **dims}, seed=len(mask)), fills=("nan", "large"))
+        assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("pack", ["gqa", "none"])
+@pytest.mark.parametrize("dims", [{"G": 1}, {"G": 8, "M": 1}, {"G": 5, "M": 7}, {"N": 0}, {"B": 0}], ids=str)
+def test_groups(pack: str, dims: dict[str, int]) -> None:
+    made = decode("3", pack=pack)
+    for layouts in ({}, transposed(made.variant.attention)):
+        case = Case(dims={**DIMS, **dims}, seed=7, layouts=layouts)
+        verdict = check(made, case, fills=tuple(FILLS))
+        assert verdict.ok, verdict.message
+
+
+def test_more_shares_than_tiles() -> None:
+    """Most shares are empty; the combine kernel reads nothing of them."""
+    verdict = check(decode("100"), Case(dims={**DIMS, "N": 40}, seed=2), fills=tuple(FILLS))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("splits", ["1", "4"])
+def test_the_sink_counts_once(splits: str) -> None:
+    made = subject(
+        "[B, M, Hkv * G, 16]",
+        "input k, v: f16[B, N, Hkv, 16]",
+        "input sink: f32[Hkv * G]",
+        "[B, M, Hkv * G, 16]",
+        mask="window(30, 0)",
+        softmax="(sink = sink[h])",
+        schedule=schedule(splits),
+    )
+    for seed in range(2):
+        verdict = check(made, Case(dims=DIMS, seed=seed), fills=("nan", "large"))
+        assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("heads", ["H", "1"])
+def test_one_head_for_each_and_one_for_all(heads: str) -> None:
+    queries = "H" if heads == "H" else "G"
+    made = subject(
+        f"[B, M, {queries}, 16]",
+        f"input k, v: f16[B, N, {heads}, 16]",
+        "",
+        f"[B, M, {queries}, 16]",
+        schedule=schedule("3"),
+    )
+    verdict = check(made, Case(dims={"B": 2, "M": 5, "N": 70, queries: 3}, seed=1), fills=("nan", "large"))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("splits", ["1", "3"])
+def test_values_that_are_part_of_the_keys(splits: str) -> None:
+    """Their tile is the first part of k's: it is loaded once."""
+    made = subject(
+        "[B, M, G, 48]",
+        "input k: f16[B, N, 1, 48] via paged(table, page = 16)\n  input v: f16[B, N, 1, 32] via prefix(k)",
+        "input table: i32[B, P]\n  input kv_len: i32[B]\n  length N = kv_len[b]",
+        "[B, M, G, 32]",
+        schedule=schedule(splits),
+    )
+    verdict = check(made, Case(dims={"B": 2, "M": 2, "N": 50, "G": 11}, seed=3), fills=tuple(FILLS))
+    assert verdict.ok, verdict.message
+
+
+def test_head_dimensions_that_are_no_power_of_two() -> None:
+    made = subject(
+        "[B, M, Hkv * G, 40]",
+        "input k: f16[B, N, Hkv, 40]\n  input v: f16[B, N, Hkv, 24]",
+        "",
+        "[B, M, Hkv * G, 24]",
+        schedule=schedule("3"),
+    )
+    verdict = check(made, Case(dims=DIMS, seed=3), fills=tuple(FILLS))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("splits", ["1", "2"])
+def test_rows_past_a_length_are_empty(splits: str) -> None:
+    made = subject(
+        "[B, M, Hkv * G, 16]",
+        "input k, v: f16[B, N, Hkv, 16]",
+        "input q_len: i32[B]\n  length M = q_len[b]",
+        "[B, M, Hkv * G, 16]",
+        softmax="(sink = 0.5)",
+        schedule=schedule(splits),
+    )
+    for seed in range(3):
+        verdict = check(made, Case(dims={**DIMS, "M": 11}, seed=seed))
+        assert verdict.ok, verdict.message
+
+
+def test_bits_do_not_depend_on_the_batch() -> None:
+    """A fixed number of shares cuts a sequence in the same places, whatever is beside it."""
+    torch.manual_seed(0)
+    made = decode("4").module
+    q, pool = torch.randn(3, 1, 4, 16).half(), torch.randn(2, 40, 16, 2, 16).half()
+    table = torch.randperm(40)[:30].reshape(3, 10).to(torch.int32)
+    length = torch.tensor([150, 3, 77], dtype=torch.int32)
+    together = made.a(q, *pool, table, length)
+    for b in range(3):
+        alone = made.a(q[b : b + 1], *pool, table[b : b + 1], length[b : b + 1])
+        for one, other in zip(alone, together, strict=True):
+            assert torch.equal(one[0], other[b])
