@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default the process's, and returns its exit code."""
-    # The reference multiplies small matrices by the thousand; a thread pool for each costs more than the work.
+    # The reference multiplies small matrices by the thousand; a thread pool costs each more than its work.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from attnc.cli.guard import guarded
 
