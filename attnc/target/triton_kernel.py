@@ -173,6 +173,12 @@ class KernelText:
         return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
 
     @property
+    def unspecialised(self) -> list[str]:
+        """Arguments that change with the lengths: sizes, and the strides of lse."""
+        lse = (arg for arg in self.module.outputs if arg.tensor.name == "lse")
+        return [*self.sizes, *(name for arg in lse for name in self.strides(arg))]
+
+    @property
     def tile_parameters(self) -> list[str]:
         return ["tile", *self.kernel_parameters]
 

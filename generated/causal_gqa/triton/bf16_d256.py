@@ -114,7 +114,9 @@ def _forward_step(
     return acc, l_new, m_new
 
 
-@triton.jit(do_not_specialize=["B", "H", "G", "M", "N", "SECTION"])
+@triton.jit(
+    do_not_specialize=["B", "H", "G", "M", "N", "SECTION", "stride_lseb", "stride_lseh", "stride_lsem"],
+)
 def causal_gqa_forward(
     Q, K, V, O, lse_ptr,
     stride_qb, stride_qm, stride_qh,

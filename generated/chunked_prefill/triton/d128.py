@@ -148,7 +148,7 @@ def _forward_step(
     return acc, l_new, m_new
 
 
-@triton.jit(do_not_specialize=["B", "H", "G", "N", "T", "SECTION"])
+@triton.jit(do_not_specialize=["B", "H", "G", "N", "T", "SECTION", "stride_lseh", "stride_lsem"])
 def chunked_prefill_forward(
     Q, K, V, O, lse_ptr, cu_q_ptr, block_table_ptr, kv_len_ptr,
     stride_qm, stride_qh,

@@ -138,7 +138,7 @@ def _forward_apply(
     return tl.dot(p.to(v.dtype), v, acc)
 
 
-@triton.jit(do_not_specialize=["B", "H", "M", "N", "SECTION"])
+@triton.jit(do_not_specialize=["B", "H", "M", "N", "SECTION", "stride_lseb", "stride_lseh", "stride_lsem"])
 def cross_forward(
     Q, K, V, O, lse_ptr,
     stride_qb, stride_qm, stride_qh,

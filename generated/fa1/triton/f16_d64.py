@@ -142,7 +142,7 @@ def _forward_step(
     tl.store(m_rows + q_idx, m_new, mask=row)
 
 
-@triton.jit(do_not_specialize=["B", "H", "M", "N"])
+@triton.jit(do_not_specialize=["B", "H", "M", "N", "stride_lseb", "stride_lseh", "stride_lsem"])
 def fa1_forward(
     Q, K, V, O, lse_ptr, acc_ptr, l_ptr, m_ptr,
     stride_qb, stride_qh, stride_qm,

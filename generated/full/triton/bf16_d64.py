@@ -115,7 +115,7 @@ def _forward_step(
     return acc, l_new, m_new
 
 
-@triton.jit(do_not_specialize=["B", "H", "M", "N", "SECTION"])
+@triton.jit(do_not_specialize=["B", "H", "M", "N", "SECTION", "stride_lseb", "stride_lseh", "stride_lsem"])
 def full_forward(
     Q, K, V, O, lse_ptr,
     stride_qb, stride_qm, stride_qh,

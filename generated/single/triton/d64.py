@@ -124,7 +124,7 @@ def _forward_step(
     return acc, l_new, m_new
 
 
-@triton.jit(do_not_specialize=["B", "H", "M", "N", "SECTION"])
+@triton.jit(do_not_specialize=["B", "H", "M", "N", "SECTION", "stride_lseb", "stride_lseh", "stride_lsem"])
 def single_forward(
     Q, K, V, O, lse_ptr,
     stride_qb, stride_qh, stride_qm,

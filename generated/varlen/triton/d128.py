@@ -113,7 +113,7 @@ def _forward_step(
     return acc, l_new, m_new
 
 
-@triton.jit(do_not_specialize=["B", "H", "G", "T", "SECTION"])
+@triton.jit(do_not_specialize=["B", "H", "G", "T", "SECTION", "stride_lsem", "stride_lseh"])
 def varlen_forward(
     Q, K, V, O, lse_ptr, cu_q_ptr, cu_k_ptr,
     stride_qm, stride_qh,
