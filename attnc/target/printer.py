@@ -38,11 +38,9 @@ class Syntax:
     """A target's operators.
 
     binding: how tightly each operator binds (larger is tighter); comparisons never chain in kernel text.
-    spelling: text of an
-    operator where it is not the spec's. functions: text of an intrinsic. floor_div, floor_mod: functions
-    for dividends that
-    may be negative, where the target's own operators truncate. broadcast: suffix of a vector along an
-    axis in a tile.
+    spelling: text of an operator where it is not the spec's. functions: text of an intrinsic. floor_div,
+    floor_mod: functions for dividends that may be negative, where the target's own operators truncate.
+    broadcast: suffix of a vector along an axis in a tile. widen: the 64-bit form of an integer.
     """
 
     binding: Mapping[str, int]
@@ -55,6 +53,38 @@ class Syntax:
     false: str
     infinity: str
     search: Callable[[Search, Callable[[Expr], str]], str]
+    widen: str = "{}"
+
+
+#: Positions, lengths and sizes stay below 2^24: a factor from here on can carry products beyond 31 bits.
+_LARGE = 1 << 7
+_TILES = frozenset({"BLOCK_M", "BLOCK_N"})
+
+
+def may_overflow(op: str, left: Expr, right: Expr) -> bool:
+    """Whether an integer operation on 32-bit operands has to be carried out in 64 bits.
+
+    Positions come in 32 bits. Rounding to tiles (`x // size * size`) gives no more than x.
+    """
+    if left.type != "int" or right.type != "int":
+        return False
+    match op, left, right:
+        case "*", Binary(op="//", right=size), factor if size == factor:
+            return False
+        case "*", Dim(name=name), _ if name in _TILES:
+            return False
+        case "*", _, Dim(name=name) if name in _TILES:
+            return False
+        case "*", Const(value=value), _:
+            return abs(value) >= _LARGE
+        case "*", _, Const(value=value):
+            return abs(value) >= _LARGE
+        case "*", _, _:
+            return True
+        case "+" | "-", _, _:
+            return any(isinstance(side, Const) and abs(side.value) >= 1 << 30 for side in (left, right))
+        case _:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +151,10 @@ class Printer:
             return f"{function}({self(left)}, {self(right)})", ATOM
         binding = self.syntax.binding[op]
         spelled = self.syntax.spelling.get(op, op)
-        return f"{self._within(left, binding)} {spelled} {self._within(right, binding + 1)}", binding
+        first = self._within(left, binding)
+        if may_overflow(op, left, right):
+            first = self.syntax.widen.format(self._within(left, ATOM))
+        return f"{first} {spelled} {self._within(right, binding + 1)}", binding
 
     def _infix(self, op: str, operands: tuple[Expr, ...], *, chain: bool = True) -> tuple[str, int]:
         binding = self.syntax.binding[op]

@@ -49,6 +49,7 @@ SYNTAX = Syntax(
     false="False",
     infinity='float("inf")',
     search=_search,
+    widen="{}.to(tl.int64)",
 )  # fmt: skip
 
 scalar = Printer(SYNTAX)

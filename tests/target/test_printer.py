@@ -57,5 +57,19 @@ def test_printed_conditions_keep_their_meaning(expr: Expr, q: int, kv: int, b: i
     values = {"q_idx": np.int64(q), "kv_idx": np.int64(kv), "b": np.int64(b)}
     want = bool(evaluate(expr, Env(indices={name: int(value) for name, value in values.items()})))
     arrays = {name: np.asarray([value]) for name, value in values.items()}
-    got = eval(scalar(expr), {}, {**arrays, "True": np.True_, "False": np.False_})
+    got = eval(scalar(expr).replace(".to(tl.int64)", ""), {}, {**arrays, "True": np.True_, "False": np.False_})
     assert bool(np.all(got)) == want
+
+
+WIDE = {
+    "kv_idx * 100000000 <= q_idx * 3": "kv_idx.to(tl.int64) * 100000000 <= q_idx * 3",
+    "q_idx * kv_idx < 100": "q_idx.to(tl.int64) * kv_idx < 100",
+    "(q_idx + kv_idx) * 1000 < 5": "(q_idx + kv_idx).to(tl.int64) * 1000 < 5",
+    "kv_idx // 256 * 256 <= q_idx": "kv_idx // 256 * 256 <= q_idx",
+    "kv_idx + 2000000000 < 5": "kv_idx.to(tl.int64) + 2000000000 < 5",
+}
+
+
+@pytest.mark.parametrize("text", WIDE)
+def test_what_may_leave_32_bits_is_computed_in_64(text: str) -> None:
+    assert scalar(spell(text)) == WIDE[text]
