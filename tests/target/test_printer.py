@@ -57,7 +57,8 @@ def test_printed_conditions_keep_their_meaning(expr: Expr, q: int, kv: int, b: i
     values = {"q_idx": np.int64(q), "kv_idx": np.int64(kv), "b": np.int64(b)}
     want = bool(evaluate(expr, Env(indices={name: int(value) for name, value in values.items()})))
     arrays = {name: np.asarray([value]) for name, value in values.items()}
-    got = eval(scalar(expr).replace(".to(tl.int64)", ""), {}, {**arrays, "True": np.True_, "False": np.False_})
+    text = scalar(expr).replace(".to(tl.int64)", "")
+    got = eval(text, {}, {**arrays, "True": np.True_, "False": np.False_})
     assert bool(np.all(got)) == want
 
 
