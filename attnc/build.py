@@ -96,7 +96,7 @@ def plan_program(program: Program) -> Planned:
                 modules.append(plan(variant, schedule))
             except DiagnosticError as failure:
                 problems += failure.diagnostics
-            warnings += [*check_differentiable(variant), *check_mask(variant)]
+            warnings += [*check_differentiable(variant, schedule), *check_mask(variant)]
     if problems:
         raise DiagnosticError(dict.fromkeys([*problems, *warnings]))
     return Planned(modules=tuple(modules), warnings=tuple(dict.fromkeys(warnings)))

@@ -17,16 +17,25 @@ ROOT = Path(__file__).parent.parent
 
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
-    "source", "diagnostics", "resources", "expr", "syntax", "model", "reference", "plan", "target", "build",
+    "source", "diagnostics", "resources", "expr", "syntax", "model", "reference",
+    "reference_gradients", "plan", "target", "build",
     "runtime", "verify", "tune", "bench", "cli", "__main__", "__init__",
 )  # fmt: skip
 
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
 OWNERS = {
-    "torch": {"reference", "runtime", "verify", "bench"},
+    "torch": {"reference", "reference_gradients", "runtime", "verify", "bench"},
     "triton": {"runtime", "verify", "bench"},
     "cupy": {"runtime", "verify"},
-    "numpy": {"attnc.expr.evaluate", "attnc.plan.picture", "reference", "runtime", "verify", "tune"},
+    "numpy": {
+        "attnc.expr.evaluate",
+        "attnc.plan.picture",
+        "reference",
+        "reference_gradients",
+        "runtime",
+        "verify",
+        "tune",
+    },
     "hypothesis": {"verify"},
     "jinja2": {"target"},
     "lark": {"syntax"},
@@ -37,11 +46,12 @@ OWNERS = {
 }
 
 # The layers that need torch. What runs in `attnc compile` must not need them.
-NUMERIC = {"reference", "runtime", "verify", "tune", "bench"}
+NUMERIC = {"reference", "reference_gradients", "runtime", "verify", "tune", "bench"}
 
 # What judges a kernel shares no reasoning with what makes it, or both would be wrong together.
 INDEPENDENT = {
     "attnc.reference": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
+    "attnc.reference_gradients": ("attnc.plan", "attnc.target", "attnc.expr.derive", "attnc.expr.interval"),
     "attnc.expr.evaluate": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
 }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from attnc.expr.nodes import Dim, Expr, Load
 from attnc.model.attention import Variant
@@ -21,6 +21,9 @@ from attnc.model.tensors import DType, Tensor
 from attnc.plan.access import Rows, Sequences
 from attnc.plan.ir_decode import Pack, Part, Split
 from attnc.source import Span
+
+if TYPE_CHECKING:
+    from attnc.plan.ir_backward import Backward
 
 Axis: TypeAlias = Literal["q", "kv"]
 M = Dim("M")
@@ -173,11 +176,12 @@ class Grid:
 
     persistent: one program per SM walks over the tiles; longest_first: tiles of the last rows come first,
     since under a causal mask
-    they have the most work; over: "q" (a program per q tile, head and batch) or "head" (a program per
-    head and batch); sequences: how tiles of ragged queries are numbered, None where all have M rows.
+    they have the most work; over: "q" (a program per q tile, head and batch), "kv" (a program per kv tile,
+    KV head and batch) or "head" (a program per head and batch); sequences: how tiles of ragged queries are
+    numbered, None where all have M rows.
     """
 
-    over: Literal["q", "head"]
+    over: Literal["q", "kv", "head"]
     persistent: bool
     longest_first: bool
     sequences: Sequences | None = None
@@ -238,8 +242,8 @@ class ErrorBound:
 class Kernel:
     """One GPU function.
 
-    structure: "forward_q_kv" (FlashAttention-2 loop order), "forward_kv_q" (FlashAttention-1's) or "decode";
-    it names the template.
+    structure: "forward_q_kv" (FlashAttention-2 loop order), "forward_kv_q" (FlashAttention-1's) or "decode",
+    and for the backward what `ir_backward` says; it names the template.
     kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order; program:
     scalars computed once per program; outer: values along the outer axis, loaded once per outer tile; tma: K
     and V tiles may come through tensor descriptors; shared: bytes of shared memory that one block of each
@@ -249,7 +253,7 @@ class Kernel:
     """
 
     name: str
-    structure: Literal["forward_q_kv", "forward_kv_q", "decode"]
+    structure: Literal["forward_q_kv", "forward_kv_q", "decode", "backward_dkdv", "backward_dq"]
     grid: Grid
     kv_head: Expr
     dims: tuple[str, ...]
@@ -274,6 +278,8 @@ class Module:
     """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
 
     sizes: what the host computes from the sizes of the arguments.
+    kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
+    for it.
     """
 
     variant: Variant
@@ -282,3 +288,5 @@ class Module:
     outputs: tuple[Arg, ...]
     kernels: tuple[Kernel, ...]
     sizes: tuple[Let, ...] = ()
+    kept: tuple[Arg, ...] = ()
+    backward: Backward | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from attnc.diagnostics import DiagnosticError
 from attnc.model.attention import Variant
 from attnc.model.schedule import Schedule
+from attnc.plan.backward import plan_backward
 from attnc.plan.decode import is_decode, plan_decode
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
-from attnc.plan.lowerable import check_lowerable
-from attnc.plan.signature import arguments, normalise, results
+from attnc.plan.lowerable import check_lowerable, has_backward
+from attnc.plan.signature import arguments, kept, normalise, results
 from attnc.plan.storage import capacity
 from attnc.plan.verify import verify_module
 
@@ -24,6 +25,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         raise DiagnosticError(problems)
     attention = normalise(variant.attention)
     plan_kernel = plan_decode if is_decode(schedule) else plan_forward
+    differentiable = has_backward(attention, schedule)
     module = Module(
         variant=variant,
         target=schedule.target,
@@ -31,6 +33,8 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         sizes=capacity(attention),
         outputs=results(attention),
         kernels=(plan_kernel(variant, attention, schedule),),
+        kept=kept(attention) if differentiable else (),
+        backward=plan_backward(variant, attention, schedule) if differentiable else None,
     )
     verify_module(module)
     return module

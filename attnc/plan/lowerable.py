@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from attnc.diagnostics import Diagnostic, Label
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.decode import is_decode
+from attnc.plan.gradients import wanted_loads
 from attnc.plan.signature import arguments, normalise, unbound
+from attnc.plan.storage import is_plain
 from attnc.source import Span
 
 #: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
@@ -38,6 +40,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
             )
     if is_decode(schedule):
         yield from _decode(variant, knobs)
+    yield from _backward(variant, schedule)
     loops = knobs.get("loops")
     softmax = knobs.get("softmax")
     if loops and ("kv", "q") in loops.choices:
@@ -85,17 +88,62 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
         )
 
 
-def check_differentiable(variant: Variant) -> Iterator[Diagnostic]:
+def has_backward(attention: Attention, schedule: Schedule) -> bool:
+    """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for tensors
+    that are packed or paged.
+    """
+    return (
+        bool(attention.grads)
+        and schedule.target == "triton"
+        and is_plain(attention)
+        and not is_decode(schedule)
+    )
+
+
+def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """A warning where the spec asks for gradients that are not generated yet."""
     attention = variant.attention
-    if attention.grads and attention.span is not None:
+    if attention.grads and not has_backward(attention, schedule) and attention.span is not None:
         yield Diagnostic(
             code="W0802",
             severity="warning",
             message=f"gradients of '{attention.name}' are not generated yet",
-            primary=Label(attention.span, "the generated callable refuses tensors that require a gradient"),
+            primary=Label(attention.span, "q, k or v is packed or paged, or the schedule decodes"),
+            notes=("the generated callable refuses tensors that require a gradient",),
             hints=("call it under torch.no_grad(), or on detached tensors",),
         )
+
+
+def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """What the backward phase asks for that its kernels cannot do."""
+    attention = variant.attention
+    if not has_backward(attention, schedule):
+        return
+    knobs = schedule.knobs.get("backward", {})
+    scattered = {entry.load.tensor for entry in wanted_loads(normalise(attention)) if entry.places is None}
+    for knob in knobs.values():
+        yield from _knob(knob)
+        if knob.key.startswith("accumulate.") and len(knob.choices) > 1:
+            yield _unsupported(
+                "one way to sum a gradient for all configs", knob.span, "decides which kernels there are"
+            )
+        match knob.key, knob.choices:
+            case "loops", choices if choices != (("kv", "q"),):
+                yield _unsupported(
+                    "the backward has a worker for each K/V block",
+                    knob.span,
+                    "this order cannot be asked for",
+                    "write 'loops = [kv, q]', as FlashAttention-2 does",
+                )
+            case "persistent", (True, *_):
+                yield _unsupported("the backward's programs are not persistent", knob.span, "here")
+            case str(key), ("two_pass", *_) if key.removeprefix("accumulate.d") in scattered:
+                yield _unsupported(
+                    f"the gradient of '{key.removeprefix('accumulate.d')}' has to be scattered",
+                    knob.span,
+                    "its index is not one of b, h, q_idx, q_pos and kv_idx",
+                    "write 'atomic', which is what a schedule that says nothing gets",
+                )
 
 
 def _storages(variant: Variant) -> Iterator[Diagnostic]:

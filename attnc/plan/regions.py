@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from attnc.expr.facts import at_least, larger, smaller
 from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref, Search, walk
-from attnc.expr.simplify import add, compare, disj, floordiv, mul, substitute, where
+from attnc.expr.simplify import add, compare, disj, floordiv, mul, sub, substitute, where
 from attnc.expr.solve import Ranges, Var, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
@@ -26,11 +26,12 @@ LENGTH: dict[Axis, Expr] = {"q": Dim("M"), "kv": Dim("N")}
 VARIABLE: dict[Axis, Var] = {"q": "q_idx", "kv": "kv_idx"}
 
 
-def regions(mask: Expr, axis: Axis, span: Span | None) -> tuple[Regions, bool]:
+def regions(mask: Expr, axis: Axis, span: Span | None, *, padded: bool = False) -> tuple[Regions, bool]:
     """Loops over `axis` for one tile of the other axis, and whether partial tiles must test the length of
     the key sequence.
 
     The test can go when the mask itself ends every row before the end: then the hull needs no clamping.
+    padded: whatever lies past the end of either axis does no harm, so that it makes no tile partial.
     """
     ranges = solve(mask, var=VARIABLE[axis])
     length = LENGTH[axis]
@@ -53,7 +54,12 @@ def regions(mask: Expr, axis: Axis, span: Span | None) -> tuple[Regions, bool]:
     if not ranges.any_full:
         return made(_partial(lo, hi, ranges))
     must_lo, must_hi = _from_zero(ranges.must_lo), _up_to(ranges.must_hi, length)
-    if axis == "q":  # rows of a kv tile that is cut short are never full
+    if padded and ranges.must_hi is None and ranges.may_hi is None:
+        if not ranges.left_partial:
+            return made(Loop(start=lo, stop=hi, masked=False))
+        full_lo = named("full_lo", smaller(_align_up(must_lo, axis), hi))
+        return made(_partial(lo, full_lo, ranges), Loop(start=full_lo, stop=hi, masked=False))
+    if axis == "q" and not padded:  # rows of a kv tile that is cut short are never full
         whole = compare("<=", add(Index("kv_lo"), TILE["kv"]), LENGTH["kv"])
         must_hi = where(whole, must_hi, ZERO)
     if ranges.left_partial:
@@ -83,6 +89,14 @@ def _from_zero(start: Expr | None) -> Expr:
 
 def _up_to(stop: Expr | None, length: Expr) -> Expr:
     return length if stop is None else smaller(stop, length)
+
+
+def _align_up(value: Expr, axis: Axis) -> Expr:
+    return (
+        value
+        if value == ZERO
+        else mul(floordiv(add(value, sub(TILE[axis], Const(1))), TILE[axis]), TILE[axis])
+    )
 
 
 def _align_down(value: Expr, axis: Axis) -> Expr:

@@ -1,4 +1,4 @@
-"""What a config of a Triton forward kernel takes from a multiprocessor, estimated without a compiler, and
+"""What a config of a Triton kernel takes from a multiprocessor, estimated without a compiler, and
 which configs therefore go.
 
 Shared memory: the pipeliner gives K and V one buffer for each stage, and one more tile each where a load is
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
-from attnc.model.schedule import Config, Schedule
+from attnc.model.schedule import Config, Phase, Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.storage import parts
@@ -71,14 +71,16 @@ class Rejection:
         return f"needs {self.needs} {self.unit} of {self.what}; the limit is {self.limit} {self.unit}"
 
 
-def estimate(config: Config, variant: Variant, device: Device) -> Estimate:
-    """The needs of a forward kernel of this variant on the device."""
+def estimate(config: Config, variant: Variant, device: Device, phase: Phase = "forward") -> Estimate:
+    """The needs of the forward kernel of this variant on the device, or of the backward ones."""
     tile_q, tile_kv = _integer(config, "tile.q", 64), _integer(config, "tile.kv", 64)
     stages, warps = _integer(config, "stages", 2), _integer(config, "warps", 4)
     columns = parts(variant.attention)
-    d, dv = sum(_padded(part.width) for part in columns), _padded(features(variant.attention.v))
+    d, dv = sum(tile_width(part.width) for part in columns), tile_width(features(variant.attention.v))
     size = _dtype(variant.attention.q).bytes
     threads = warps * _THREADS_PER_WARP
+    if phase == "backward":
+        return _estimate_backward(tile_q, tile_kv, max(1, stages), threads, d, dv, size)
     loaded_v = dv if len(columns) == 1 else 0  # else v is the first part of k
     q = Buffer(name="q", shape=f"{tile_q}x{d}", bytes=tile_q * d * size)
     buffers = [
@@ -105,9 +107,28 @@ def estimate(config: Config, variant: Variant, device: Device) -> Estimate:
     return Estimate(buffers=tuple(buffers), registers=registers)
 
 
-def misfit(config: Config, variant: Variant, device: Device) -> Rejection | None:
+def _estimate_backward(
+    tile_q: int, tile_kv: int, stages: int, threads: int, d: int, dv: int, size: int
+) -> Estimate:
+    """dk and dv: k and v stay, q and do are streamed."""
+    buffers = (
+        Buffer(name="k", shape=f"{tile_kv}x{d}", bytes=tile_kv * d * size),
+        Buffer(name="v", shape=f"{tile_kv}x{dv}", bytes=tile_kv * dv * size),
+        Buffer(name="q", shape=f"{stages} x {tile_q}x{d}", bytes=stages * tile_q * d * size),
+        Buffer(name="do", shape=f"{stages} x {tile_q}x{dv}", bytes=stages * tile_q * dv * size),
+    )
+    registers = {
+        "acc": tile_kv * (d + dv) // threads,
+        "s": tile_q * tile_kv // threads,
+        "p": tile_q * tile_kv * size // 4 // threads,
+        "other": _BASE_REGISTERS,
+    }
+    return Estimate(buffers=buffers, registers=registers)
+
+
+def misfit(config: Config, variant: Variant, device: Device, phase: Phase = "forward") -> Rejection | None:
     """Why the config cannot run on the device; None if it can."""
-    needs = estimate(config, variant, device)
+    needs = estimate(config, variant, device, phase)
     if needs.shared > device.shared_per_block:
         return Rejection(
             config=config, what="shared memory", needs=needs.shared, limit=device.shared_per_block, unit="B"
@@ -140,7 +161,11 @@ def prune(
 
 
 def portable(
-    configs: Iterable[Config], variant: Variant, schedule: Schedule, devices: Iterable[Device] | None = None
+    configs: Iterable[Config],
+    variant: Variant,
+    schedule: Schedule,
+    devices: Iterable[Device] | None = None,
+    phase: Phase = "forward",
 ) -> tuple[Config, ...]:
     """The configs that run on at least one of the devices (default: all that are supported), in their order.
 
@@ -149,22 +174,24 @@ def portable(
     candidates = tuple(configs)
     targets = tuple(DEVICES.values() if devices is None else devices)
     kept = tuple(
-        config for config in candidates if any(misfit(config, variant, device) is None for device in targets)
+        config
+        for config in candidates
+        if any(misfit(config, variant, device, phase) is None for device in targets)
     )
     if not kept:
         largest = max(targets, key=lambda device: device.shared_per_block)
-        raise DiagnosticError([_nothing_fits(candidates, variant, schedule, largest)])
+        raise DiagnosticError([_nothing_fits(candidates, variant, schedule, largest, phase)])
     return kept
 
 
-def shared_memory(config: Config, variant: Variant) -> int:
+def shared_memory(config: Config, variant: Variant, phase: Phase = "forward") -> int:
     """Bytes of shared memory of one block, the largest over the supported devices: what a launcher compares
     with its device's limit.
     """
-    return max(estimate(config, variant, device).shared for device in DEVICES.values())
+    return max(estimate(config, variant, device, phase).shared for device in DEVICES.values())
 
 
-def _padded(features: int) -> int:
+def tile_width(features: int) -> int:
     """The width of a tile: Triton's tiles are powers of two, and tensor cores want at least 16."""
     return max(16, 1 << (features - 1).bit_length())
 
@@ -179,13 +206,13 @@ def features(tensor: Tensor) -> int:
 
 
 def _nothing_fits(
-    configs: tuple[Config, ...], variant: Variant, schedule: Schedule, device: Device
+    configs: tuple[Config, ...], variant: Variant, schedule: Schedule, device: Device, phase: Phase
 ) -> Diagnostic:
-    rejections = [r for config in configs if (r := misfit(config, variant, device)) is not None]
+    rejections = [r for config in configs if (r := misfit(config, variant, device, phase)) is not None]
     best = min(rejections, key=lambda rejection: rejection.excess)
-    needs = estimate(best.config, variant, device)
+    needs = estimate(best.config, variant, device, phase)
     parts = " + ".join(f"{buffer.name} {buffer.shape}" for buffer in needs.buffers)
-    knobs = schedule.knobs["forward"]
+    knobs = schedule.knobs.get(phase, {})
     spans = [span for key in _KNOBS if key in knobs and (span := knobs[key].span) is not None]
     if not spans and schedule.span is not None:
         spans = [schedule.span]
@@ -197,14 +224,14 @@ def _nothing_fits(
         span,
         str(best),
         notes=[f"{parts}, {_dtype(variant.attention.q)}, {variant.name}"],
-        hints=_nearest(best.config, variant, device),
+        hints=_nearest(best.config, variant, device, phase),
     )
 
 
 _KNOBS = ("tile.q", "tile.kv", "stages", "warps")
 
 
-def _nearest(config: Config, variant: Variant, device: Device) -> list[str]:
+def _nearest(config: Config, variant: Variant, device: Device, phase: Phase) -> list[str]:
     """The change of one knob, else of several, that makes the config fit, with what it then needs."""
     fitting = []
     for key, values in _CHANGES.items():
@@ -212,16 +239,18 @@ def _nearest(config: Config, variant: Variant, device: Device) -> list[str]:
             if key not in config.values or not _is_smaller(key, value, config):
                 continue
             changed = Config(values={**config.values, key: value})
-            if misfit(changed, variant, device) is None:
+            if misfit(changed, variant, device, phase) is None:
                 fitting.append((key, value, changed))
                 break
     if not fitting:
         small = Config(values={**config.values, "tile.q": 16, "tile.kv": 16, "stages": 1})
         return (
-            ["'tile.q = 16, tile.kv = 16, stages = 1' fits"] if misfit(small, variant, device) is None else []
+            ["'tile.q = 16, tile.kv = 16, stages = 1' fits"]
+            if misfit(small, variant, device, phase) is None
+            else []
         )
-    key, value, changed = max(fitting, key=lambda entry: estimate(entry[2], variant, device).shared)
-    needs = estimate(changed, variant, device)
+    key, value, changed = max(fitting, key=lambda entry: estimate(entry[2], variant, device, phase).shared)
+    needs = estimate(changed, variant, device, phase)
     return [f"'{key} = {value}' needs {needs.shared} B and about {needs.registers_per_thread} registers"]
 
 

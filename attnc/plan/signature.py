@@ -12,7 +12,7 @@ from dataclasses import replace
 from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
-from attnc.model.tensors import Paged, Role, Tensor
+from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan.ir import Arg, Bind
 from attnc.plan.storage import PAGES, capacity, memory
 
@@ -81,6 +81,15 @@ def results(attention: Attention) -> tuple[Arg, ...]:
     return tuple(_argument(tensor, set(everything) | {"H"}) for tensor in attention.outputs)
 
 
+def kept(attention: Attention) -> tuple[Arg, ...]:
+    """lse as f32[B, H, M], where it is not an output: the backward recomputes the probabilities from it."""
+    if attention.lse is not None:
+        return ()
+    roles = (Role.BATCH, Role.HEAD, Role.QUERY)
+    lse = Tensor(name="lse", dtype=DType.F32, shape=(Dim("B"), H, Dim("M")), roles=roles)
+    return (_argument(lse, {"B", "H", "M"}),)
+
+
 def _argument(tensor: Tensor, bound: set[str]) -> Arg:
     binds = []
     for size in tensor.shape:
@@ -98,14 +107,14 @@ def _argument(tensor: Tensor, bound: set[str]) -> Arg:
     return Arg(
         tensor=tensor,
         axes=tuple(binds),
-        strides=tuple(_stride(tensor, axis) for axis in range(len(tensor.shape))),
+        strides=tuple(stride_name(tensor, axis) for axis in range(len(tensor.shape))),
     )
 
 
 _LETTER = {Role.BATCH: "b", Role.HEAD: "h", Role.QUERY: "m", Role.KEY: "n", Role.FEATURE: ""}
 
 
-def _stride(tensor: Tensor, axis: int) -> str:
+def stride_name(tensor: Tensor, axis: int) -> str:
     """Name of the kernel argument with the axis's stride; "" for the feature axis, which is contiguous."""
     if not tensor.roles:
         return f"stride_{tensor.name}_{axis}"

@@ -67,11 +67,13 @@ def make_step(
     names: LoadNames,
     inner: Axis,
     also: tuple[Expr, ...] = (),
+    lets: tuple[Let, ...] = (),
 ) -> Step:
     """The step of a kernel whose inner loop runs over `inner`.
 
     score: with its loads named, None for the raw dot product; inside: what a partial tile must test besides
-    the mask; also: expressions that every step evaluates besides the score.
+    the mask; also: expressions that every step evaluates besides the score; lets: values that it names
+    itself.
     """
     in_score = _in_step(names, inner)
     keep = None
@@ -87,7 +89,8 @@ def make_step(
         if softmax.dropout is None
         else (softmax.dropout.p, softmax.dropout.seed, Index("b"), Index("h"), Index("q_idx"))
     )
-    used = _names((*everywhere, *under_mask, *drawn), defined={f.name for f in (*in_score, *masked)})
+    own = {fetch.name for fetch in (*in_score, *masked)} | {let.name for let in lets}
+    used = _names((*everywhere, *under_mask, *drawn), defined=own)
     pointers = tuple(name for fetch in (*in_score, *masked) for name in pointer_names(fetch))
     return Step(
         fetches=in_score,
@@ -152,18 +155,23 @@ def expressions_of(
     program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step, softmax: Softmax
 ) -> Iterator[Expr]:
     for statement in (*program, *outer, *loops.bounds, *step.fetches, *step.masked_fetches):
-        match statement:
-            case Let(value=value):
-                yield value
-            case Row(indices=indices):
-                yield from indices
-            case Fetch():
-                yield from fetch_expressions((statement,))
+        yield from statement_expressions(statement)
     for loop in loops.loops:
         yield from loop.expressions
     for expr in (step.score, step.keep, softmax.sink):
         if expr is not None:
             yield expr
+
+
+def statement_expressions(statement: Statement) -> tuple[Expr, ...]:
+    """What a statement computes its value from."""
+    match statement:
+        case Let(value=value):
+            return (value,)
+        case Row(indices=indices):
+            return indices
+        case Fetch():
+            return fetch_expressions((statement,))
 
 
 def dims_of(expressions: Iterable[Expr]) -> tuple[str, ...]:

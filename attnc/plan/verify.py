@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from attnc.expr.nodes import Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
+from attnc.plan.ir_backward import BackwardKernel
 
 SCALARS = frozenset({"b", "h", "q_lo", "q_hi", "kv_lo", "kv_hi"})
 VECTORS = frozenset({"q_idx", "q_pos", "kv_idx"})
@@ -16,14 +17,18 @@ TILES = frozenset({"BLOCK_M", "BLOCK_N"})
 
 def verify_module(module: Module) -> None:
     """Raises ValueError, naming the kernel and the expression, when an invariant of `ir` does not hold."""
-    for kernel in module.kernels:
-        _verify_scopes(kernel)
+    backward = () if module.backward is None else module.backward.kernels
+    for planned in backward:
+        _verify_chain(planned)
+    lets = {planned.kernel.name: planned.chain.shared for planned in backward}
+    for kernel in (*module.kernels, *(planned.kernel for planned in backward)):
+        _verify_scopes(kernel, lets.get(kernel.name, ()))
         _verify_regions(kernel)
         if not kernel.configs:
             raise ValueError(f"{kernel.name}: no config")
 
 
-def _verify_scopes(kernel: Kernel) -> None:
+def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
     """Every name is defined before it is used, and no load is left without one."""
     known: set[str] = set()
     lengths = {item.name for item in kernel.program if isinstance(item, Let) and item.name in ("M", "N")}
@@ -40,9 +45,28 @@ def _verify_scopes(kernel: Kernel) -> None:
         _verify_names(kernel, loop.expressions, known, SCALARS, sizes)
     for fetch in (*kernel.step.fetches, *kernel.step.masked_fetches):
         _verify_statement(kernel, fetch, known, SCALARS | VECTORS, sizes)
+    for let in lets:
+        _verify_statement(kernel, let, known, SCALARS | VECTORS, sizes)
     for expr in (kernel.step.score, kernel.step.keep, kernel.softmax.sink):
         if expr is not None:
             _verify_names(kernel, (expr,), known, SCALARS | VECTORS, sizes)
+
+
+def _verify_chain(planned: BackwardKernel) -> None:
+    """Derivatives are over names of the kernel, and every gradient has one way to its tensor."""
+    kernel, chain = planned.kernel, planned.chain
+    statements = (*kernel.program, *kernel.outer, *kernel.step.fetches, *chain.shared)
+    known = {item.name for item in statements}
+    sizes = frozenset(kernel.dims) | TILES | {"G"}
+    exprs = [*(let.value for let in chain.shared), *(adjoint.value for adjoint in chain.adjoints)]
+    exprs += [expr for adjoint in chain.adjoints for expr in (*adjoint.load.indices, adjoint.guard)]
+    if chain.slope is not None:
+        exprs.append(chain.slope)
+    _verify_names(kernel, exprs, known, SCALARS | VECTORS, sizes)
+    if kernel.grid.over == "kv":
+        rows = [a.name for a in chain.adjoints if a.along == ("q",) and a.accumulate != "atomic"]
+        if rows:
+            raise ValueError(f"{kernel.name}: no program has all keys of the rows that {rows} are sums over")
 
 
 def _verify_statement(
@@ -81,5 +105,5 @@ def _verify_regions(kernel: Kernel) -> None:
     masked = any(loop.masked is not False for loop in kernel.regions.loops)
     if kernel.step.keep is not None and not masked:
         raise ValueError(f"{kernel.name}: a mask, but no partial loop")
-    if kernel.regions.axis != ("q" if kernel.structure == "forward_kv_q" else "kv"):
+    if kernel.regions.axis != ("q" if kernel.structure in ("forward_kv_q", "backward_dkdv") else "kv"):
         raise ValueError(f"{kernel.name}: loops over {kernel.regions.axis} in {kernel.structure}")

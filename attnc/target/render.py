@@ -18,6 +18,8 @@ from attnc.resources import resource
 from attnc.source import Span
 from attnc.target.layout import tidy
 from attnc.target.triton import load, scalar, statement, tiled
+from attnc.target.triton_backward import BackwardText
+from attnc.target.triton_backward_host import BackwardHostText
 from attnc.target.triton_decode import DecodeHost, DecodeText
 from attnc.target.triton_host import HostText, signature
 from attnc.target.triton_kernel import KernelText
@@ -55,14 +57,21 @@ def render(
     kernels = "\n\n".join(
         environment.get_template(f"{module.target}/{name}.py.jinja").render(common) for name in templates
     )
+    back = None
+    if module.backward is not None:
+        texts = [BackwardText(module, planned) for planned in module.backward.kernels]
+        back = BackwardHostText(module, module.backward, texts)
+        kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
     page = environment.get_template(f"{module.target}/module.py.jinja").render(
         common,
         kernels=kernels,
         host=host_of(module, kernel, text),
         header=_header(module, path, sha256),
+        back=back,
         numbers=_numbers(kernel, kernels),
         tuning={
             "configs": [_config(kernel, at) for at in range(len(kernel.configs))],
+            "backward": _backward_configs(module),
             "table": _table(tuned or {}),
             "splits": kernel.split is not None,
         },
@@ -76,6 +85,30 @@ def host_of(module: Module, kernel: Kernel, text: KernelText) -> HostText:
     return (
         DecodeHost(module, kernel, text) if isinstance(text, DecodeText) else HostText(module, kernel, text)
     )
+
+
+def _backward_kernels(
+    module: Module, back: BackwardHostText, texts: Iterable[BackwardText], common: Mapping[str, object]
+) -> Iterator[str]:
+    if back.preprocess is not None:
+        template = _environment().get_template(f"{module.target}/backward_preprocess.py.jinja")
+        rows = {
+            "preprocess": back.preprocess.planned,
+            "text": back.preprocess,
+            "prologue": back.preprocess.prologue,
+        }
+        yield template.render({**common, **rows})
+    for text in texts:
+        template = _environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
+        own = {"kernel": text.kernel, "chain": text.chain, "text": text, "prologue": text.first}
+        yield template.render({**common, **own})
+
+
+def _backward_configs(module: Module) -> list[str]:
+    if module.backward is None:
+        return []
+    kernel = module.backward.kernels[0].kernel
+    return [_config(kernel, at) for at in range(len(kernel.configs))]
 
 
 @cache
@@ -161,6 +194,7 @@ def _numbers(kernel: Kernel, text: str) -> list[tuple[str, str, str]]:
         ("SCALE", repr(softmax.scale), "factor of the raw score in base-2 units"),
         ("LAZY", repr(softmax.threshold), "growth of the maximum, in base-2 units, that forces a rescale"),
         ("LN2", repr(math.log(2)), "log(2): lse leaves in natural units"),
+        ("LOG2E", repr(LOG2E), "log2(e): lse comes in natural units"),
         ("TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"),
     )
     return [
@@ -174,8 +208,10 @@ def _config(kernel: Kernel, position: int) -> str:
     config, shared = kernel.configs[position], kernel.shared[position]
     names = ("tile.q", "tile.kv", "warps", "stages")
     values = [*(str(config[name]) for name in names), str(shared)]
-    count = config["split.kv"]
-    return ", ".join(values if kernel.split is None else [*values, str(0 if count == "auto" else count)])
+    if kernel.split is not None:
+        count = config["split.kv"]
+        values.append(str(0 if count == "auto" else count))
+    return ", ".join(values)
 
 
 def _table(tuned: Mapping[str, tuple[tuple[int | None, int], ...]]) -> str:

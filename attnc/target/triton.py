@@ -75,9 +75,9 @@ def _wide(text: str, index: Expr) -> str:
     return f"{text if text.isidentifier() or text.endswith(']') else f'({text})'}.to(tl.int64)"
 
 
-def load(fetch: Fetch) -> str:
-    """`tl.load(...)` of a fetch; 0 where its guard is false."""
-    show = tiled if len(fetch.axes) == 2 else scalar
+def load(fetch: Fetch, tile: Printer = tiled) -> str:
+    """`tl.load(...)` of a fetch; 0 where its guard is false. `tile` prints what varies along both axes."""
+    show = tile if len(fetch.axes) == 2 else scalar
     tensor, row = fetch.load.tensor, fetch.row
     base, done = (f"{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
     where = address(base, tensor, fetch.load.indices, show, done=done)

@@ -44,7 +44,12 @@ class HostText:
         tensors = [
             f"{t.name}: torch.Tensor" if t.shape else f"{t.name}: float | torch.Tensor" for t in self.inputs
         ]
-        return [*tensors, "*", f"out: {self.return_type} | None = None", "config: Config | None = None"]
+        keywords = [f"out: {self.return_type} | None = None"]
+        keywords += [f"{arg.tensor.name}: torch.Tensor | None = None" for arg in self.module.kept]
+        keywords.append("config: Config | None = None")
+        if self.module.backward is not None:
+            keywords.append("backward_config: Config | None = None")
+        return [*tensors, "*", *keywords]
 
     @property
     def return_type(self) -> str:
@@ -103,6 +108,10 @@ class HostText:
             shape = _tuple(_size(b.expected) for b in arg.axes)
             yield f'    _sizes("out {name}", {name}, {_torch(arg.tensor)}, {shape}, q)'
         yield "    _contiguous_rows(o=o)"
+        for arg in self.module.kept:
+            shape = _tuple(_size(b.expected) for b in arg.axes)
+            yield f"if {arg.tensor.name} is not None:"
+            yield f'    _sizes("{arg.tensor.name}", {arg.tensor.name}, {_torch(arg.tensor)}, {shape}, q)'
 
     @property
     def clear(self) -> list[str]:
@@ -145,6 +154,8 @@ class HostText:
             line = ", ".join(f"{arg.tensor.name}.stride({strides[name]})" for name in self._text.strides(arg))
             if line:
                 yield line
+        for arg in self.module.kept:
+            yield ", ".join(f"_stride({arg.tensor.name}, {axis})" for axis in range(len(arg.axes)))
         yield self._sizes_line
         yield self._constants
         yield "num_warps=config.num_warps, num_stages=config.num_stages"

@@ -43,7 +43,8 @@ class KernelText:
         self.block_d, self.block_dv = block(self.d), block(self.dv)
         self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
         self.h_kv = scalar(kernel.kv_head)
-        self.has_lse = attention.lse is not None
+        self.has_lse = attention.lse is not None or bool(module.kept)
+        self.may_lack_lse = bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in self._expressions())
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
@@ -144,7 +145,7 @@ class KernelText:
     @property
     def kernel_parameters(self) -> list[str]:
         """Lines of the kernel's parameter list: tensors, strides tensor by tensor, sizes, constants."""
-        return [", ".join(_typed(line)) for line in self.parameter_lines]
+        return [", ".join(typed(line)) for line in self.parameter_lines]
 
     @property
     def parameter_lines(self) -> list[list[str]]:
@@ -152,7 +153,8 @@ class KernelText:
             *(MATRICES[name] for name in self.matrices),
             *(f"{arg.tensor.name}_ptr" for arg in self._pointers()),
         ]
-        strides = [list(self.strides(arg)) for arg in (*self.module.args, *self.module.outputs)]
+        tensors_with_strides = (*self.module.args, *self.module.outputs, *self.module.kept)
+        strides = [list(self.strides(arg)) for arg in tensors_with_strides]
         if self.kernel.grid.over == "head":
             tensors += ["acc_ptr", "l_ptr", "m_ptr"]
         return [tensors, *(line for line in strides if line), self.sizes, self.tiles]
@@ -194,7 +196,7 @@ class KernelText:
                 yield name
 
     def _pointers(self) -> Iterator[Arg]:
-        everything = (*self.module.outputs, *self.module.args)
+        everything = (*self.module.outputs, *self.module.kept, *self.module.args)
         yield from (arg for arg in everything if arg.tensor.name not in MATRICES)
 
     @property
@@ -205,20 +207,20 @@ class KernelText:
             own = ["l", "m", "q", *self._key_names("k" if self.two_pass else "kv")]
             if not self.two_pass:
                 own.insert(0, "acc")
-            return _unique((*own, *self.kernel.step.names))
+            return unique((*own, *self.kernel.step.names))
         own = ["q_lo", "k", "v", "Q", "o_rows", "l_rows", "m_rows", "b", "h", "kv_lo", "M", "N", "stride_qm"]
         if any(fetch.axes == ("kv",) for fetch in self.kernel.outer):
             own.append("kv_idx")
         names = (name for name in self.kernel.step.names if name not in ("q_idx", "q_pos"))
-        return _unique((*own, *names))
+        return unique((*own, *names))
 
     @property
     def apply_names(self) -> list[str]:
-        return _unique(("acc", "shift", "q", *self._key_names("kv"), *self.kernel.step.names))
+        return unique(("acc", "shift", "q", *self._key_names("kv"), *self.kernel.step.names))
 
     def _key_names(self, names: str) -> list[str]:
         """What loads of k, or of k and v, take."""
-        of = _unique(self.rows(name).tensor for name in names)
+        of = unique(self.rows(name).tensor for name in names)
         rows = self.rows("k")
         where = ["b", self.kv_name] if self.kernel.tma else []
         table = [rows.table, rows.table_stride] if rows.page else []
@@ -227,11 +229,11 @@ class KernelText:
 
     @property
     def step_parameters(self) -> str:
-        return ", ".join(_typed((*self.step_names, *self._step_constants())))
+        return ", ".join(typed((*self.step_names, *self._step_constants())))
 
     @property
     def apply_parameters(self) -> str:
-        return ", ".join(_typed((*self.apply_names, *self._step_constants())))
+        return ", ".join(typed((*self.apply_names, *self._step_constants())))
 
     def step_arguments(self, loop: Loop) -> str:
         return ", ".join((*self.step_names, *self._step_values(loop)))
@@ -357,9 +359,9 @@ class KernelText:
         yield from (expr for expr in (kernel.step.score, kernel.step.keep) if expr is not None)
 
 
-def _typed(names: Iterable[str]) -> list[str]:
+def typed(names: Iterable[str]) -> list[str]:
     return [f"{name}: tl.constexpr" if name in CONSTEXPRS else name for name in names]
 
 
-def _unique(names: Iterable[str]) -> list[str]:
+def unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))

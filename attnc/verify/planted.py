@@ -7,9 +7,11 @@ fails, so that a change of a template cannot turn the test into an empty one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from attnc.build import digest
 from attnc.plan import ir
@@ -18,13 +20,15 @@ from attnc.target.render import render
 from attnc.verify.check import fuzz
 from attnc.verify.subjects import subject_of
 
+Phase: TypeAlias = Literal["forward", "backward"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
     """name; spec: the spec file whose module it is planted in; story: how kernels came by such a bug.
 
     anchor: code as a template prints it, whatever its line breaks; NUMBER stands for a literal; patch: what
-    replaces it, or a function of that literal.
+    replaces it, or a function of that literal; phase: whose functions to look in.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Bug:
     story: str
     anchor: str
     patch: str | Callable[[float], str]
+    phase: Phase = "forward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +57,27 @@ def plant(text: str, bug: Bug) -> str:
     spelled = r"\s*".join(rf",?\s*{token}" if token in (r"\)", r"\]") else token for token in tokens)
     pattern = r"(?<!\w)" + spelled.replace("NUMBER", r"([-+.\de]+)") + r"(?!\w)"
     start = text.index("\nimport torch\n")  # the docstring speaks of the code too
-    found = list(re.finditer(pattern, text[start:]))
+    inside = [span for span, phase in _definitions(text) if phase == bug.phase]
+    found = [
+        match
+        for match in re.finditer(pattern, text[start:])
+        if any(first <= start + match.start() < last for first, last in inside)
+    ]
     if len(found) != 1:
         raise ValueError(f"'{bug.name}': its anchor occurs {len(found)} times in the module of '{bug.spec}'")
     (match,) = found
     patch = bug.patch if isinstance(bug.patch, str) else bug.patch(float(match[1]))
     return text[: start + match.start()] + patch + text[start + match.end() :]
+
+
+_BACKWARD = re.compile(r"^(class|def) (\w*_backward_\w*|_choose_backward|_gradients|_Differentiable)", re.M)
+
+
+def _definitions(text: str) -> Iterator[tuple[tuple[int, int], Phase]]:
+    """The top-level pieces of a module, and the phase that each belongs to."""
+    ends = [match.end() for match in re.finditer(r"\n\n\n", text)]
+    for first, last in pairwise([0, *ends, len(text)]):
+        yield (first, last), "backward" if _BACKWARD.search(text[first:last]) else "forward"
 
 
 def hunt(module: ir.Module, bug: Bug, *, examples: int = 300, seconds: float = 60.0, seed: int = 0) -> Catch:

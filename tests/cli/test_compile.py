@@ -103,10 +103,10 @@ def test_check_as_json(run: Run, folder: Path) -> None:
 
 def test_warnings_are_rendered(run: Run, folder: Path) -> None:
     spec = folder / "specs" / "tiny.attn"
-    spec.write_text(TINY.replace("M, 64]\n}", "M, 64]\n  grad q, k, v\n}"))
+    spec.write_text(TINY.replace("{32, 64}\n", "{32, 64}\n  backward { tile.q = 64 }\n"))
     done = run("check")
     assert done.code == 0
-    assert "warning[W0802]" in done.err
+    assert "warning[W0801]" in done.err
 
 
 def test_fmt_is_idempotent_and_diffs(run: Run, folder: Path) -> None:

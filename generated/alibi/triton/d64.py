@@ -27,6 +27,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+LN2 = tl.constexpr(0.6931471805599453)  # log(2): lse leaves in natural units
+LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): lse comes in natural units
+
 
 class Config(NamedTuple):
     """Tile sizes and launch parameters; shared: bytes of shared memory that one block needs, as estimated."""
@@ -46,6 +49,17 @@ CONFIGS = (
     Config(128, 64, 4, 2, 49152),
     Config(128, 64, 8, 3, 65536),
     Config(128, 64, 8, 2, 49152),
+)
+#: The same for the backward; BLOCK_N is the tile that stays, of keys for dk and dv and of queries for dq.
+BACKWARD_CONFIGS = (
+    Config(64, 64, 4, 2, 49152),
+    Config(64, 64, 8, 2, 49152),
+    Config(64, 128, 4, 2, 65536),
+    Config(64, 128, 8, 2, 65536),
+    Config(32, 64, 4, 2, 32768),
+    Config(32, 64, 8, 2, 32768),
+    Config(32, 128, 4, 2, 49152),
+    Config(32, 128, 8, 2, 49152),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 1), (4096, 0), (None, 1))}
@@ -113,12 +127,13 @@ def _forward_step(
 
 @triton.jit(do_not_specialize=["B", "H", "M", "N", "SECTION"])
 def alibi_forward(
-    Q, K, V, O, slope_ptr,
+    Q, K, V, O, lse_ptr, slope_ptr,
     stride_qb, stride_qm, stride_qh,
     stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh,
     stride_slope_0,
     stride_ob, stride_om, stride_oh,
+    stride_lseb, stride_lseh, stride_lsem,
     B, H, M, N, SECTION,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
@@ -168,6 +183,193 @@ def alibi_forward(
     # line 12: o = diag(l)^-1 acc. A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
     _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.bfloat16), BLOCK_M, 64, TMA)
+    if lse_ptr is not None:
+        # line 13: lse = m + log(l), natural logarithm
+        lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
+        tl.store(lse_rows + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2, mask=q_idx < M)
+
+
+@triton.jit
+def _backward_dq_step(
+    dq, dslope, q, K, V, do, lse2, delta, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, slope,
+    MASKED: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+):
+    """One kv tile: the scores once more, and dq and dslope."""
+    k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
+    v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
+    s = tl.dot(q, k.T)
+    dp = tl.dot(do, v.T)
+    kv_idx = kv_lo + tl.arange(0, BLOCK_N)
+    # alibi.attn:8  score = dot(q, k) / sqrt(D) - slope[h] * abs(q_pos - kv_idx)
+    s = s * 0.18033688011112042 - slope * 1.4426950408889634 * tl.abs(q_pos[:, None] - kv_idx[None, :])
+    p = tl.exp2(s - lse2[:, None])
+    if MASKED:
+        # alibi.attn:9  mask = causal
+        p = tl.where(kv_idx[None, :] <= q_pos[:, None], p, 0.0)
+    ds = p * (dp - delta[:, None])
+    dslope -= tl.sum(ds * tl.abs(q_pos[:, None] - kv_idx[None, :]), 1)
+    dq = tl.dot(ds.to(k.dtype), k, dq)
+    return dq, dslope
+
+
+@triton.jit(do_not_specialize=["B", "H", "M", "N", "M_padded", "SECTION"])
+def alibi_backward_dq(
+    Q, K, V, O, DO, DQ,
+    lse_ptr, lse2_ptr, delta_ptr, slope_ptr, dslope_ptr,
+    stride_qb, stride_qm, stride_qh,
+    stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh,
+    stride_ob, stride_om, stride_oh,
+    stride_dob, stride_dom, stride_doh,
+    stride_dqb, stride_dqm, stride_dqh,
+    stride_lseb, stride_lseh, stride_lsem,
+    stride_slope_0,
+    B, H, M, N, M_padded, SECTION,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+):
+    """dq and dslope of one q tile of one head."""
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
+    tile = tl.program_id(0)
+    q_tiles = M_padded // BLOCK_M
+    first_head = tile // (q_tiles * SECTION) * SECTION
+    heads = tl.minimum(SECTION, B * H - first_head)
+    rank = tile % (q_tiles * SECTION)
+    q_lo = rank // heads * BLOCK_M
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
+    b = (first_head + rank % heads) // H
+    h = (first_head + rank % heads) % H
+    if not TMA:
+        Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
+        K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
+        V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
+        O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
+        DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
+        DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+    slope = tl.load(slope_ptr + h.to(tl.int64) * stride_slope_0).to(tl.float32)
+
+    q_idx = q_lo + tl.arange(0, BLOCK_M)
+    q_pos = q_idx + N - M
+    q = _load_rows(Q, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
+    o = _load_rows(O, b, h, q_lo, M, stride_om, BLOCK_M, 64, TMA)
+    do = _load_rows(DO, b, h, q_lo, M, stride_dom, BLOCK_M, 64, TMA)
+    first_row = (b * H + h).to(tl.int64) * M_padded
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    lse_head = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
+    lse = tl.load(lse_head + q_idx.to(tl.int64) * stride_lsem, mask=q_idx < M, other=-float("inf"))
+    # Rows that saw nothing, or are past the end: p = exp2(s - inf) = 0.
+    lse2 = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+    tl.store(lse2_ptr + first_row + q_idx, lse2)
+    tl.store(delta_ptr + first_row + q_idx, delta)
+    dq = tl.zeros([BLOCK_M, 64], tl.float32)
+    dslope = tl.zeros([BLOCK_M], tl.float32)
+
+    # causal: which kv tiles are partial, and which are full
+    first_pos = q_lo + N - M
+    last_pos = q_hi + N - M
+    hi = last_pos + 1
+    full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
+    for kv_lo in range(0, full_hi, BLOCK_N):
+        dq, dslope = _backward_dq_step(
+            dq, dslope, q, K, V, do, lse2, delta, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, slope,
+            MASKED=False, BLOCK_N=BLOCK_N, TMA=TMA,
+        )
+    for kv_lo in range(full_hi, hi, BLOCK_N):
+        dq, dslope = _backward_dq_step(
+            dq, dslope, q, K, V, do, lse2, delta, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, slope,
+            MASKED=True, BLOCK_N=BLOCK_N, TMA=TMA,
+        )
+
+    _store_rows(DQ, b, h, q_lo, M, stride_dqm, (dq * 0.125).to(tl.bfloat16), BLOCK_M, 64, TMA)
+    tl.store(dslope_ptr + (b * H + h).to(tl.int64) * q_tiles + q_lo // BLOCK_M, tl.sum(dslope, 0))
+
+
+@triton.jit
+def _backward_dkdv_step(
+    dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, N, stride_qm, stride_dom, kv_idx,
+    slope, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
+):
+    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    q_idx = q_lo + tl.arange(0, BLOCK_M)
+    q_pos = q_idx + N - M
+    q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
+    lse2 = tl.load(lse2_rows + q_idx)
+    delta = tl.load(delta_rows + q_idx)
+    do = _load_rows(do_head, b, h, q_lo, M, stride_dom, BLOCK_M, 64, TMA)
+    s = tl.dot(k, q.T)
+    dp = tl.dot(v, do.T)
+    # alibi.attn:8  score = dot(q, k) / sqrt(D) - slope[h] * abs(q_pos - kv_idx)
+    s = s * 0.18033688011112042 - slope * 1.4426950408889634 * tl.abs(q_pos[None, :] - kv_idx[:, None])
+    p = tl.exp2(s - lse2[None, :])
+    if MASKED:
+        # alibi.attn:9  mask = causal
+        p = tl.where(kv_idx[:, None] <= q_pos[None, :], p, 0.0)
+    dv = tl.dot(p.to(do.dtype), do, dv)
+    ds = p * (dp - delta[None, :])
+    ds = ds.to(q.dtype)
+    dk = tl.dot(ds, q, dk)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["B", "H", "M", "N", "M_padded", "SECTION"])
+def alibi_backward_dkdv(
+    Q, K, V, DO, DK, DV,
+    lse2_ptr, delta_ptr, slope_ptr,
+    stride_qb, stride_qm, stride_qh,
+    stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh,
+    stride_dob, stride_dom, stride_doh,
+    stride_dkb, stride_dkn, stride_dkh,
+    stride_dvb, stride_dvn, stride_dvh,
+    stride_slope_0,
+    B, H, M, N, M_padded, SECTION,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+):
+    """dk and dv of one kv tile of one KV head."""
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
+    tile = tl.program_id(0)
+    kv_tiles = tl.cdiv(N, BLOCK_N)
+    first_head = tile // (kv_tiles * SECTION) * SECTION
+    heads = tl.minimum(SECTION, B * H - first_head)
+    rank = tile % (kv_tiles * SECTION)
+    kv_lo = rank // heads * BLOCK_N
+    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
+    kv_idx = kv_lo + tl.arange(0, BLOCK_N)
+    b = (first_head + rank % heads) // H
+    h = (first_head + rank % heads) % H
+    if not TMA:
+        K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
+        V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
+        DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
+        DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
+    k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
+    v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
+    dk = tl.zeros([BLOCK_N, 64], tl.float32)
+    dv = tl.zeros([BLOCK_N, 64], tl.float32)
+    if TMA:
+        q_head, do_head = Q, DO
+    else:
+        q_head = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
+        do_head = DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
+    first_row = (b * H + h).to(tl.int64) * M_padded
+    lse2_rows = lse2_ptr + first_row
+    delta_rows = delta_ptr + first_row
+    slope = tl.load(slope_ptr + h.to(tl.int64) * stride_slope_0).to(tl.float32)
+    # causal: which q tiles are partial, and which are full
+    lo = tl.maximum(kv_lo + M - N, 0) // BLOCK_M * BLOCK_M
+    full_lo = tl.minimum((tl.maximum(kv_hi + M - N, 0) + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M, M)
+    for q_lo in range(lo, full_lo, BLOCK_M):
+        dk, dv = _backward_dkdv_step(
+            dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, N, stride_qm, stride_dom,
+            kv_idx, slope, MASKED=True, BLOCK_M=BLOCK_M, TMA=TMA,
+        )
+    for q_lo in range(full_lo, M, BLOCK_M):
+        dk, dv = _backward_dkdv_step(
+            dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, N, stride_qm, stride_dom,
+            kv_idx, slope, MASKED=False, BLOCK_M=BLOCK_M, TMA=TMA,
+        )
+
+    _store_rows(DK, b, h, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.bfloat16), BLOCK_N, 64, TMA)
+    _store_rows(DV, b, h, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 64, TMA)
 
 
 def alibi(
@@ -177,7 +379,9 @@ def alibi(
     slope: torch.Tensor,
     *,
     out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
     config: Config | None = None,
+    backward_config: Config | None = None,
 ) -> torch.Tensor:
     """Attention of the spec's score, masked: o = softmax(score) v.
 
@@ -189,11 +393,17 @@ def alibi(
         o: bf16[B, M, H, 64]
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
     out: a tensor to write to.
+    lse: f32[B, H, M] to write the rows' log-sum-exp to, if wanted.
     config: one of CONFIGS (default: the measured choice for the device, or the first).
+    backward_config: one of BACKWARD_CONFIGS, for the gradients of q, k, v, slope.
 
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if _wants_gradient(q, k, v, slope):
+        if out is not None:
+            raise ValueError("out: cannot be given where a gradient is wanted")
+        return _Differentiable.apply(config, backward_config, q, k, v, slope)
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     _, N, _, _ = _sizes("k", k, torch.bfloat16, (B, None, H, 64), q)
     _sizes("v", v, torch.bfloat16, (B, N, H, 64), q)
@@ -205,7 +415,8 @@ def alibi(
         o = out
         _sizes("out o", o, torch.bfloat16, (B, M, H, 64), q)
         _contiguous_rows(o=o)
-    _refuse_gradients(q, k, v, slope)
+    if lse is not None:
+        _sizes("lse", lse, torch.float32, (B, H, M), q)
     if B * H * M == 0:
         return o
     config = config or _choose(q.device, N)
@@ -217,12 +428,13 @@ def alibi(
             _rows(k, 0, 2, 1, config.BLOCK_N, 64, tma),
             _rows(v, 0, 2, 1, config.BLOCK_N, 64, tma),
             _rows(o, 0, 2, 1, config.BLOCK_M, 64, tma),
-            slope,
+            lse, slope,
             q.stride(0), q.stride(1), q.stride(2),
             k.stride(0), k.stride(1), k.stride(2),
             v.stride(0), v.stride(1), v.stride(2),
             slope.stride(0),
             o.stride(0), o.stride(1), o.stride(2),
+            _stride(lse, 0), _stride(lse, 1), _stride(lse, 2),
             B, H, M, N, _heads_per_section(k, v, B * H, N),
             BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, TMA=tma,
             num_warps=config.num_warps, num_stages=config.num_stages,
@@ -250,11 +462,6 @@ def _contiguous_rows(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("alibi has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
 def _choose(device: torch.device, longest: int) -> Config:
@@ -303,3 +510,111 @@ def _rows(
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
     return torch.cuda.device(device if device.type == "cuda" else -1)
+
+
+class _Differentiable(torch.autograd.Function):
+    """alibi for autograd: lse is kept, and the probabilities are computed again from it."""
+
+    @staticmethod
+    def forward(ctx, config, backward_config, q, k, v, slope):
+        lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+        o = alibi(q, k, v, slope, lse=lse, config=config)
+        ctx.save_for_backward(q, k, v, slope, o, lse)
+        ctx.config = backward_config
+        ctx.set_materialize_grads(False)
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        if torch.is_grad_enabled():
+            raise RuntimeError("alibi has no second derivative: it was differentiated with create_graph=True")
+        dq, dk, dv, dslope = _gradients(do, *ctx.saved_tensors, ctx.config)
+        return None, None, dq, dk, dv, dslope
+
+
+def _gradients(
+    do: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slope: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    config: Config | None,
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk, dv, dslope, from the gradient of o (None: 0) and what the forward took and gave."""
+    if do is None:
+        do = torch.zeros_like(o)
+    if do.stride(-1) != 1:
+        do = do.contiguous()
+    B, M, H, _ = q.shape
+    _, N, _, _ = k.shape
+    if B * H * M == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(slope),
+    config = config or _choose_backward(q.device)
+    tile = max(config.BLOCK_M, config.BLOCK_N)
+    M_padded = triton.cdiv(M, tile) * tile
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
+    dslope = torch.empty((B, H, M_padded // config.BLOCK_N), dtype=torch.float32, device=q.device)
+    tma = _tma(q, k, v, o, do, dq, dk, dv)
+    with _on(q.device):
+        alibi_backward_dq[(M_padded // config.BLOCK_N * B * H,)](
+            _rows(q, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(k, 0, 2, 1, config.BLOCK_M, 64, tma),
+            _rows(v, 0, 2, 1, config.BLOCK_M, 64, tma),
+            _rows(o, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(do, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(dq, 0, 2, 1, config.BLOCK_N, 64, tma),
+            lse, lse2, delta, slope, dslope,
+            q.stride(0), q.stride(1), q.stride(2),
+            k.stride(0), k.stride(1), k.stride(2),
+            v.stride(0), v.stride(1), v.stride(2),
+            o.stride(0), o.stride(1), o.stride(2),
+            do.stride(0), do.stride(1), do.stride(2),
+            dq.stride(0), dq.stride(1), dq.stride(2),
+            lse.stride(0), lse.stride(1), lse.stride(2),
+            slope.stride(0),
+            B, H, M, N, M_padded, _heads_per_section(k, v, B * H, N),
+            BLOCK_M=config.BLOCK_N, BLOCK_N=config.BLOCK_M, TMA=tma,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )
+        alibi_backward_dkdv[(triton.cdiv(N, config.BLOCK_N) * B * H,)](
+            _rows(q, 0, 2, 1, config.BLOCK_M, 64, tma),
+            _rows(k, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(v, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(do, 0, 2, 1, config.BLOCK_M, 64, tma),
+            _rows(dk, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(dv, 0, 2, 1, config.BLOCK_N, 64, tma),
+            lse2, delta, slope,
+            q.stride(0), q.stride(1), q.stride(2),
+            k.stride(0), k.stride(1), k.stride(2),
+            v.stride(0), v.stride(1), v.stride(2),
+            do.stride(0), do.stride(1), do.stride(2),
+            dk.stride(0), dk.stride(1), dk.stride(2),
+            dv.stride(0), dv.stride(1), dv.stride(2),
+            slope.stride(0),
+            B, H, M, N, M_padded, _heads_per_section(q, do, B * H, M),
+            BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, TMA=tma,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )
+    dslope = dslope.sum((0, 2)).to(slope.dtype)
+    return dq, dk, dv, dslope
+
+
+def _choose_backward(device: torch.device) -> Config:
+    """The first that fits the device."""
+    if device.type != "cuda":
+        return BACKWARD_CONFIGS[0]
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return next((config for config in BACKWARD_CONFIGS if config.shared <= room), BACKWARD_CONFIGS[-1])
+
+
+def _wants_gradient(*inputs: object) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _stride(x: torch.Tensor | None, axis: int) -> int:
+    return 0 if x is None else x.stride(axis)

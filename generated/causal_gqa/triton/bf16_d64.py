@@ -29,6 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 SCALE = tl.constexpr(0.18033688011112042)  # factor of the raw score in base-2 units
 LN2 = tl.constexpr(0.6931471805599453)  # log(2): lse leaves in natural units
+LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): lse comes in natural units
 
 
 class Config(NamedTuple):
@@ -51,6 +52,25 @@ CONFIGS = (
     Config(64, 64, 4, 3, 57344),
     Config(64, 128, 4, 2, 73728),
     Config(64, 128, 4, 3, 106496),
+)
+#: The same for the backward; BLOCK_N is the tile that stays, of keys for dk and dv and of queries for dq.
+BACKWARD_CONFIGS = (
+    Config(64, 128, 8, 2, 65536),
+    Config(64, 128, 8, 3, 81920),
+    Config(64, 128, 4, 2, 65536),
+    Config(64, 128, 4, 3, 81920),
+    Config(64, 64, 8, 2, 49152),
+    Config(64, 64, 8, 3, 65536),
+    Config(64, 64, 4, 2, 49152),
+    Config(64, 64, 4, 3, 65536),
+    Config(32, 128, 8, 2, 49152),
+    Config(32, 128, 8, 3, 57344),
+    Config(32, 128, 4, 2, 49152),
+    Config(32, 128, 4, 3, 57344),
+    Config(32, 64, 8, 2, 32768),
+    Config(32, 64, 8, 3, 40960),
+    Config(32, 64, 4, 2, 32768),
+    Config(32, 64, 4, 3, 40960),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 4), (4096, 6), (None, 6))}
@@ -180,6 +200,132 @@ def causal_gqa_forward(
     tl.store(lse_rows + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2, mask=q_idx < M)
 
 
+@triton.jit(do_not_specialize=["B", "H", "M", "N", "M_padded"])
+def causal_gqa_backward_preprocess(
+    O, DO, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr,
+    stride_ob, stride_om, stride_oh,
+    stride_dob, stride_dom, stride_doh,
+    stride_lseb, stride_lseh, stride_lsem,
+    stride_dlseb, stride_dlseh, stride_dlsem,
+    B, H, M, N, M_padded,
+    BLOCK_M: tl.constexpr,
+):
+    """delta = rowsum(do * o) - dlse, and lse in base 2, of one q tile of one head."""
+    q_tiles = M_padded // BLOCK_M
+    b = tl.program_id(0) // q_tiles // H
+    h = tl.program_id(0) // q_tiles % H
+    q_lo = tl.program_id(0) % q_tiles * BLOCK_M
+    q_idx = q_lo + tl.arange(0, BLOCK_M)
+    first_row = (b * H + h).to(tl.int64) * M_padded
+    O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
+    DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
+    o = _load_rows(O, b, h, q_lo, M, stride_om, BLOCK_M, 64, TMA=False)
+    do = _load_rows(DO, b, h, q_lo, M, stride_dom, BLOCK_M, 64, TMA=False)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    if dlse_ptr is not None:
+        dlse_head = dlse_ptr + b.to(tl.int64) * stride_dlseb + h.to(tl.int64) * stride_dlseh
+        delta -= tl.load(dlse_head + q_idx.to(tl.int64) * stride_dlsem, mask=q_idx < M, other=0.0)
+    lse_head = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
+    lse = tl.load(lse_head + q_idx.to(tl.int64) * stride_lsem, mask=q_idx < M, other=-float("inf"))
+    # Rows that saw nothing, or are past the end: p = exp2(s - inf) = 0.
+    lse2 = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+    tl.store(lse2_ptr + first_row + q_idx, lse2)
+    tl.store(delta_ptr + first_row + q_idx, delta)
+
+
+@triton.jit
+def _backward_dkdv_step(
+    dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, N, stride_qm, stride_dom, kv_idx,
+    dq_head, stride_dqm, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
+):
+    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    q_idx = q_lo + tl.arange(0, BLOCK_M)
+    q_pos = q_idx + N - M
+    q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
+    lse2 = tl.load(lse2_rows + q_idx)
+    delta = tl.load(delta_rows + q_idx)
+    do = _load_rows(do_head, b, h, q_lo, M, stride_dom, BLOCK_M, 64, TMA)
+    s = tl.dot(k, q.T)
+    dp = tl.dot(v, do.T)
+    p = tl.exp2(s * SCALE - lse2[None, :])
+    if partial:
+        # causal_gqa.attn:8  mask = causal
+        p = tl.where((kv_idx[:, None] < N) & (kv_idx[:, None] <= q_pos[None, :]), p, 0.0)
+    dv = tl.dot(p.to(do.dtype), do, dv)
+    ds = p * (dp - delta[None, :])
+    ds = ds.to(q.dtype)
+    dk = tl.dot(ds, q, dk)
+    dq = tl.dot(ds.T, k)
+    d = tl.arange(0, 64)
+    tl.atomic_add(
+        dq_head + q_idx.to(tl.int64)[:, None] * stride_dqm + d[None, :], dq, mask=(q_idx < M)[:, None],
+        sem="relaxed",
+    )
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["B", "H", "G", "M", "N", "Hkv", "M_padded", "SECTION"])
+def causal_gqa_backward_dkdv(
+    Q, K, V, DO, DK, DV,
+    lse2_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qm, stride_qh,
+    stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh,
+    stride_dob, stride_dom, stride_doh,
+    stride_dkb, stride_dkn, stride_dkh,
+    stride_dvb, stride_dvn, stride_dvh,
+    stride_dqb, stride_dqm, stride_dqh,
+    B, H, G, M, N, Hkv, M_padded, SECTION,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+):
+    """dk and dv of one kv tile of one KV head, and what its scores add to dq."""
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
+    tile = tl.program_id(0)
+    kv_tiles = tl.cdiv(N, BLOCK_N)
+    first_head = tile // (kv_tiles * SECTION) * SECTION
+    heads = tl.minimum(SECTION, B * Hkv - first_head)
+    rank = tile % (kv_tiles * SECTION)
+    kv_lo = rank // heads * BLOCK_N
+    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
+    kv_idx = kv_lo + tl.arange(0, BLOCK_N)
+    b = (first_head + rank % heads) // Hkv
+    h_kv = (first_head + rank % heads) % Hkv
+    if not TMA:
+        K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
+        V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
+        DK += b.to(tl.int64) * stride_dkb + h_kv.to(tl.int64) * stride_dkh
+        DV += b.to(tl.int64) * stride_dvb + h_kv.to(tl.int64) * stride_dvh
+    k = _load_rows(K, b, h_kv, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
+    v = _load_rows(V, b, h_kv, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
+    dk = tl.zeros([BLOCK_N, 64], tl.float32)
+    dv = tl.zeros([BLOCK_N, 64], tl.float32)
+
+    for group in range(0, G):  # the query heads that share this KV head
+        h = h_kv * G + group
+        if TMA:
+            q_head, do_head = Q, DO
+        else:
+            q_head = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
+            do_head = DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
+        first_row = (b * H + h).to(tl.int64) * M_padded
+        lse2_rows = lse2_ptr + first_row
+        delta_rows = delta_ptr + first_row
+        dq_head = dq_ptr + b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+        # causal: which q tiles are partial, and which are full
+        lo = tl.maximum(kv_lo + M - N, 0) // BLOCK_M * BLOCK_M
+        full_lo = tl.maximum(kv_hi + M - N, 0)
+        full_hi = tl.where(kv_lo + BLOCK_N <= N, M, 0)
+        for q_lo in range(lo, M, BLOCK_M):
+            dk, dv = _backward_dkdv_step(
+                dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, N, stride_qm, stride_dom,
+                kv_idx, dq_head, stride_dqm, partial=(q_lo < full_lo) | (q_lo + BLOCK_M > full_hi),
+                BLOCK_M=BLOCK_M, TMA=TMA,
+            )
+
+    _store_rows(DK, b, h_kv, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.bfloat16), BLOCK_N, 64, TMA)
+    _store_rows(DV, b, h_kv, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 64, TMA)
+
+
 def causal_gqa(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -187,6 +333,7 @@ def causal_gqa(
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     config: Config | None = None,
+    backward_config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of the spec's score, masked: o = softmax(score) v.
 
@@ -199,10 +346,15 @@ def causal_gqa(
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
     out: (o, lse) to write to.
     config: one of CONFIGS (default: the measured choice for the device, or the first).
+    backward_config: one of BACKWARD_CONFIGS, for the gradients of q, k, v.
 
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if _wants_gradient(q, k, v):
+        if out is not None:
+            raise ValueError("out: cannot be given where a gradient is wanted")
+        return _Differentiable.apply(config, backward_config, q, k, v)
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 64), q)
     if Hkv == 0 or H % Hkv:
@@ -218,7 +370,6 @@ def causal_gqa(
         _sizes("out o", o, torch.bfloat16, (B, M, H, 64), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
         _contiguous_rows(o=o)
-    _refuse_gradients(q, k, v)
     if B * H * M == 0:
         return o, lse
     config = config or _choose(q.device, N)
@@ -263,11 +414,6 @@ def _contiguous_rows(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("causal_gqa has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
 def _choose(device: torch.device, longest: int) -> Config:
@@ -316,3 +462,99 @@ def _rows(
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
     return torch.cuda.device(device if device.type == "cuda" else -1)
+
+
+class _Differentiable(torch.autograd.Function):
+    """causal_gqa for autograd: lse is kept, and the probabilities are computed again from it."""
+
+    @staticmethod
+    def forward(ctx, config, backward_config, q, k, v):
+        o, lse = causal_gqa(q, k, v, config=config)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.config = backward_config
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, do, dlse):
+        if torch.is_grad_enabled():
+            raise RuntimeError("causal_gqa has no second derivative: it was differentiated with create_graph=True")
+        dq, dk, dv = _gradients(do, dlse, *ctx.saved_tensors, ctx.config)
+        return None, None, dq, dk, dv
+
+
+def _gradients(
+    do: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    config: Config | None,
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk, dv, from the gradient of o and of lse (None: 0) and what the forward took and gave."""
+    if do is None:
+        do = torch.zeros_like(o)
+    if do.stride(-1) != 1:
+        do = do.contiguous()
+    B, M, H, _ = q.shape
+    _, N, Hkv, _ = k.shape
+    G = H // Hkv
+    if B * H * M == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+    config = config or _choose_backward(q.device)
+    tile = max(config.BLOCK_M, config.BLOCK_N)
+    M_padded = triton.cdiv(M, tile) * tile
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
+    tma = _tma(q, k, v, do, dk, dv)
+    with _on(q.device):
+        causal_gqa_backward_preprocess[(M_padded // config.BLOCK_M * B * H,)](
+            o, do, lse, dlse, lse2, delta,
+            o.stride(0), o.stride(1), o.stride(2),
+            do.stride(0), do.stride(1), do.stride(2),
+            lse.stride(0), lse.stride(1), lse.stride(2),
+            _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
+            B, H, M, N, M_padded,
+            BLOCK_M=config.BLOCK_M,
+        )
+        causal_gqa_backward_dkdv[(triton.cdiv(N, config.BLOCK_N) * B * Hkv,)](
+            _rows(q, 0, 2, 1, config.BLOCK_M, 64, tma),
+            _rows(k, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(v, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(do, 0, 2, 1, config.BLOCK_M, 64, tma),
+            _rows(dk, 0, 2, 1, config.BLOCK_N, 64, tma),
+            _rows(dv, 0, 2, 1, config.BLOCK_N, 64, tma),
+            lse2, delta, dq,
+            q.stride(0), q.stride(1), q.stride(2),
+            k.stride(0), k.stride(1), k.stride(2),
+            v.stride(0), v.stride(1), v.stride(2),
+            do.stride(0), do.stride(1), do.stride(2),
+            dk.stride(0), dk.stride(1), dk.stride(2),
+            dv.stride(0), dv.stride(1), dv.stride(2),
+            dq.stride(0), dq.stride(1), dq.stride(2),
+            B, H, G, M, N, Hkv, M_padded, _heads_per_section(q, do, B * Hkv, M),
+            BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, TMA=tma,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )
+    dq = (dq * 0.125).to(q.dtype)
+    return dq, dk, dv
+
+
+def _choose_backward(device: torch.device) -> Config:
+    """The first that fits the device."""
+    if device.type != "cuda":
+        return BACKWARD_CONFIGS[0]
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return next((config for config in BACKWARD_CONFIGS if config.shared <= room), BACKWARD_CONFIGS[-1])
+
+
+def _wants_gradient(*inputs: object) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _stride(x: torch.Tensor | None, axis: int) -> int:
+    return 0 if x is None else x.stride(axis)

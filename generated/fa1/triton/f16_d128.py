@@ -208,13 +208,8 @@ def fa1_forward(
         _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.float16), BLOCK_M, 128, TMA)
         l = tl.load(l_rows + q_idx, mask=row, other=0.0)
         m = tl.load(m_rows + q_idx, mask=row, other=0.0)
-        lse_rows = (
-            lse_ptr
-            + b.to(tl.int64) * stride_lseb
-            + h.to(tl.int64) * stride_lseh
-            + q_idx.to(tl.int64) * stride_lsem
-        )
-        tl.store(lse_rows, (m + tl.log2(l)) * LN2, mask=row)
+        lse_head = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
+        tl.store(lse_head + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2, mask=row)
 
 
 def fa1(

@@ -1,0 +1,231 @@
+"""Variant + schedule -> the backward kernels: FlashAttention-2 (arXiv 2307.08691), algorithm 2.
+
+backward_dq     a program per q tile, with the forward's loops: dq in registers, hence without atomics. It
+comes
+                first, and leaves delta = rowsum(do * o) and the base-2 lse of its rows for
+backward_dkdv   a program per kv tile: dk and dv in registers, the inner loop over the q tiles that see it
+(the
+                forward's regions, transposed), for each of the query heads that share it
+
+Both compute the scores: seven dots where one kernel would need five, yet on Hopper they are faster than
+adding dq to memory. With `accumulate.dq = atomic` a small kernel makes the rows, the second one adds to a
+f32 dq, and the first is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from attnc.expr.derive import derive
+from attnc.expr.nodes import TRUE, Dim, Load, walk
+from attnc.expr.scale import scale_by
+from attnc.model.attention import Attention, Variant
+from attnc.model.configs import configs
+from attnc.model.schedule import Config, Schedule
+from attnc.plan.error_bound import error_bound, feature
+from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule, expressions, wanted_loads
+from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax, Statement
+from attnc.plan.ir_backward import (
+    Accumulate,
+    Backward,
+    BackwardKernel,
+    Chain,
+    Gradient,
+    Preprocess,
+    Prologue,
+)
+from attnc.plan.loads import LoadNames
+from attnc.plan.regions import regions
+from attnc.plan.resources import portable, shared_memory, tile_width
+from attnc.plan.scores import LOG2E
+from attnc.plan.sequence import lengths as lengths_of
+from attnc.plan.signature import kv_heads
+from attnc.plan.steps import (
+    IN_BOUNDS,
+    at_tile_ends,
+    dims_of,
+    expressions_of,
+    kv_head_of,
+    make_step,
+    named_bounds,
+    other_axis,
+    statement_expressions,
+)
+from attnc.plan.storage import is_plain
+
+#: A load with the way its gradient is summed, and what a kernel can keep in registers.
+Pair: TypeAlias = tuple[Wanted, Accumulate]
+Made: TypeAlias = Literal["dq", "dk", "dv"]
+
+
+def plan_backward(variant: Variant, attention: Attention, schedule: Schedule) -> Backward:
+    """The backward of a normalised attention with gradients; the schedule is known to be lowerable."""
+    choices = portable(configs(schedule, "backward", variant), variant, schedule, phase="backward")
+    default, grads = choices[0], attention.grads
+    wanted = [(entry, accumulate_of(entry, default)) for entry in wanted_loads(attention)]
+    in_sink = [pair for pair in wanted if pair[0].in_sink]
+    columns = [pair for pair in wanted if pair[0].along == ("kv",)]
+    others = [pair for pair in wanted if pair not in in_sink and pair not in columns]
+    rows = [pair for pair in others if pair[0].along == ("q",) and pair[1] == "two_pass"]
+    atomic_dq = "q" in grads and default["accumulate.dq"] == "atomic"
+    own_dq = "q" in grads and not atomic_dq
+    over_kv = atomic_dq or bool({"k", "v"} & set(grads)) or bool(columns)
+    over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
+    maker = _Maker(variant=variant, attention=attention, choices=choices)
+    kernels = []
+    if over_q:
+        kernels.append(maker.kernel("kv", others, ("dq",) if own_dq else (), in_sink, stored=over_kv))
+    if over_kv:
+        summed = columns if over_q else [*columns, *others]
+        # Two accumulators that wide do not fit the registers: each gets a kernel, at the price of one more
+        # dot.
+        wide = sum(tile_width(feature(tensor)) for tensor in (attention.q, attention.v)) > 256
+        if wide and not atomic_dq:
+            kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
+        else:
+            kernels.append(maker.kernel("q", summed, ("dk", "dv"), atomic_dq=atomic_dq))
+    return Backward(
+        preprocess=None if over_q else maker.preprocess(in_sink),
+        kernels=tuple(kernels),
+        gradients=tuple(
+            Gradient(tensor=tensor, parts=tuple(e.part(a) for e, a in wanted if e.load.tensor == tensor.name))
+            for tensor in attention.inputs
+            if tensor.name in grads
+        ),
+    )
+
+
+def accumulate_of(entry: Wanted, config: Config) -> Accumulate:
+    """A load that points anywhere can only be scattered, whatever its neighbours do."""
+    chosen = config[f"accumulate.d{entry.load.tensor}"]
+    return "atomic" if entry.places is None or chosen == "atomic" else "two_pass"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Maker:
+    """Makes the kernels of one backward."""
+
+    variant: Variant
+    attention: Attention
+    choices: tuple[Config, ...]
+
+    def kernel(
+        self,
+        inner: Axis,
+        wanted: Iterable[Pair],
+        makes: tuple[Made, ...],
+        in_sink: Iterable[Pair] | None = None,
+        *,
+        stored: bool = False,
+        atomic_dq: bool = False,
+    ) -> BackwardKernel:
+        """The kernel whose inner loop runs over `inner`; with `in_sink` it is the first one of its
+        backward.
+        """
+        attention, choices = self.attention, self.choices
+        names = LoadNames()
+        lengths = lengths_of(attention, names)
+        wanted = tuple(wanted)
+        # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
+        # have to know where they end.
+        over_keys = atomic_dq or any(entry.along == ("q",) for entry, _ in wanted)
+        loops, tail = regions(
+            attention.mask, inner, attention.mask.span, padded=inner == "q" and not over_keys
+        )
+        loops = named_bounds(loops, names)
+        rule = chain_rule(attention, names, wanted)
+        prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
+        softmax = _softmax(rule, _dropout(attention, names), attention)
+        inside = IN_BOUNDS if tail and (inner == "kv" or over_keys) else TRUE
+        step = make_step(
+            attention, rule.score, inside, loops, softmax, names, inner, expressions(rule), rule.shared
+        )
+        outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
+        program = _program(names, lengths)
+        kv_head = kv_head_of(attention)
+        used = [*expressions_of(program, outer, loops, step, softmax), *expressions(rule), kv_head]
+        if inner == "q" and kv_heads(attention) != Dim("H"):
+            used += [Dim("G"), Dim("Hkv")]
+        return BackwardKernel(
+            kernel=Kernel(
+                name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
+                structure="backward_dkdv" if inner == "q" else "backward_dq",
+                grid=Grid(
+                    over="kv" if inner == "q" else "q",
+                    persistent=False,
+                    longest_first=choices[0]["order"] == "longest_first",
+                ),
+                kv_head=kv_head,
+                dims=dims_of(used),
+                program=program,
+                outer=outer,
+                regions=loops,
+                step=step,
+                softmax=softmax,
+                tma=not lengths and is_plain(attention),
+                configs=choices,
+                shared=tuple(shared_memory(config, self.variant, "backward") for config in choices),
+                bound=error_bound(attention, choices, softmax),
+            ),
+            chain=Chain(
+                scale=rule.scale,
+                slope=rule.slope,
+                shared=rule.shared,
+                adjoints=rule.adjoints,
+                atomic_dq=atomic_dq,
+            ),
+            makes=makes,
+            prologue=prologue,
+        )
+
+    def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
+        names = LoadNames()
+        prologue = _prologue(self.attention, names, in_sink, stored=True)
+        program = _program(names, ())
+        used = [expr for item in program for expr in statement_expressions(item)]
+        return Preprocess(
+            name=f"{self.attention.name}_backward_preprocess",
+            dims=dims_of([*used, *(adjoint.value for adjoint in prologue.adjoints)]),
+            program=program,
+            prologue=prologue,
+        )
+
+
+def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *, stored: bool) -> Prologue:
+    sink = attention.softmax.sink
+    values = {} if sink is None else dict(derive(sink).loads)
+    adjoints = tuple(
+        adjoint_of(entry, names.replace(values[entry.load]), accumulate, names)
+        for entry, accumulate in in_sink
+    )
+    shown = None if sink is None or not adjoints else scale_by(names.replace(sink), LOG2E)
+    return Prologue(stored=stored, sink=shown, adjoints=adjoints)
+
+
+def _program(names: LoadNames, lengths: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    scalars = (fetch for fetch in names.fetches if not fetch.axes and not at_tile_ends(fetch))
+    return (*names.rows.values(), *scalars, *lengths)
+
+
+def _dropout(attention: Attention, names: LoadNames) -> Dropout | None:
+    wanted = attention.softmax
+    if wanted.dropout is None or wanted.seed is None:
+        return None
+    return Dropout(p=names.replace(wanted.dropout), seed=names.replace(wanted.seed))
+
+
+def _softmax(rule: ChainRule, dropout: Dropout | None, attention: Attention) -> Softmax:
+    """P is exp(score - lse): there is no running maximum, and the sink is in lse already."""
+    return Softmax(
+        kind="online",
+        rescale="deferred",
+        threshold=0.0,
+        scale=rule.raw_scale,
+        safe_everywhere=any(
+            isinstance(node, Load) and node.type == "float" for node in walk(attention.score)
+        ),
+        sink=None,
+        dropout=dropout,
+    )

@@ -1,0 +1,195 @@
+"""The chain rule, planned: derivatives of the score in a step's names, and what is summed where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from attnc.expr.derive import derive
+from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Dot, Expr, Index, Load, Ref, walk
+from attnc.expr.scale import scale_by
+from attnc.expr.simplify import number, substitute
+from attnc.model.attention import Attention
+from attnc.plan.ir import Axis, Let
+from attnc.plan.ir_backward import Accumulate, Adjoint, Part, Place
+from attnc.plan.loads import RESERVED, LoadNames, axes_of
+from attnc.plan.scores import split_scale
+
+#: Functions worth evaluating once for the score and its derivatives, and the name of the value.
+_COSTLY = {"tanh": "t", "exp": "e", "log": "ln", "sqrt": "root"}
+#: Indices that are an axis of their own in f32[B, H, M, N], and the size of that axis.
+_PLACES: dict[Index, Expr] = {
+    Index("b"): Dim("B"),
+    Index("h"): Dim("H"),
+    Index("q_idx"): Dim("M"),
+    Index("q_pos"): Dim("N"),
+    Index("kv_idx"): Dim("N"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainRule:
+    """The score and its derivatives over the names of one kernel; fields as in `ir_backward.Chain`.
+
+    raw_scale, score: as in `ir.Softmax.scale` and `ir.Step.score`.
+    """
+
+    raw_scale: float | None
+    score: Expr | None
+    scale: float
+    slope: Expr | None
+    shared: tuple[Let, ...]
+    adjoints: tuple[Adjoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A load whose gradient the spec asks for. places: where the axes of its tensor are in f32[B, H, *along];
+    None: the load points anywhere, so its gradient must be scattered.
+    """
+
+    name: str
+    load: Load
+    in_sink: bool
+    along: tuple[Axis, ...]
+    places: tuple[Place, ...] | None
+
+    def part(self, accumulate: Accumulate) -> Part:
+        """The summand of the tensor's gradient that this load gives."""
+        return Part(
+            name=self.name,
+            along=self.along,
+            accumulate=accumulate,
+            places=() if self.places is None or accumulate == "atomic" else self.places,
+        )
+
+
+def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
+    """Every load of the score and the sink that a gradient is wanted of, in order of appearance."""
+    sources: list[tuple[Load, bool]] = [(load, False) for load, _ in derive(_natural(attention)).loads]
+    if attention.softmax.sink is not None:
+        sources += ((load, True) for load, _ in derive(attention.softmax.sink).loads)
+    kept = [(load, in_sink) for load, in_sink in sources if load.tensor in attention.grads]
+    counts: dict[str, int] = {}
+    found = []
+    for load, in_sink in kept:
+        counts[load.tensor] = counts.get(load.tensor, 0) + 1
+        name = f"d{load.tensor}" + (f"_{counts[load.tensor]}" if counts[load.tensor] > 1 else "")
+        found.append(
+            Wanted(
+                name=f"{name}_sum" if name in RESERVED else name,
+                load=load,
+                in_sink=in_sink,
+                along=axes_of(load),
+                places=_places(load, attention),
+            )
+        )
+    return tuple(found)
+
+
+def _natural(attention: Attention) -> Expr:
+    """The score in natural units, its subexpressions spelled as those of the score in base 2 are."""
+    return scale_by(attention.score, 1.0)
+
+
+def _places(load: Load, attention: Attention) -> tuple[Place, ...] | None:
+    places: list[Place] = []
+    for index, extent in zip(load.indices, load.extents, strict=True):
+        match index:
+            case Const(value=int(at)) if isinstance(extent, Const) and 0 <= at < extent.value:
+                places.append(at)
+            case Index(name=name) if _PLACES.get(index) == extent and name not in places:
+                if attention.lengths and name == "q_pos":
+                    return None  # the shift differs from sequence to sequence
+                places.append(name)  # type: ignore[arg-type]  # a key of _PLACES
+            case _:
+                return None
+    return tuple(places)
+
+
+def chain_rule(
+    attention: Attention, names: LoadNames, wanted: Iterable[tuple[Wanted, Accumulate]]
+) -> ChainRule:
+    """The score of one kernel, and its derivatives with respect to the dot product and these loads."""
+    raw_scale, raw = split_scale(attention.score)
+    derivative = derive(_natural(attention))
+    scale, slope = _split_factor(derivative.dot)
+    values = dict(derivative.loads)
+    score = None if isinstance(raw, Dot) else names.replace(raw)
+    slope = None if slope is None else names.replace(slope)
+    adjoints = tuple(
+        adjoint_of(entry, names.replace(values[entry.load]), accumulate, names)
+        for entry, accumulate in wanted
+        if not entry.in_sink
+    )
+    shared = tuple(_shared(score, (slope, *(adjoint.value for adjoint in adjoints)), names))
+    mapping: dict[Expr, Expr] = {let.value: Ref(let.name, "float", ("q", "kv")) for let in shared}
+    return ChainRule(
+        raw_scale=raw_scale,
+        score=None if score is None else substitute(score, mapping),
+        scale=scale,
+        slope=None if slope is None else substitute(slope, mapping),
+        shared=shared,
+        adjoints=tuple(replace(a, value=substitute(a.value, mapping)) for a in adjoints),
+    )
+
+
+def adjoint_of(entry: Wanted, value: Expr, accumulate: Accumulate, names: LoadNames) -> Adjoint:
+    """The adjoint of a load, once its value is in the kernel's names."""
+    named = names.replace(entry.load)
+    fetch = next(fetch for fetch in names.fetches if isinstance(named, Ref) and fetch.name == named.name)
+    return Adjoint(
+        name=entry.name,
+        load=fetch.load,
+        value=value,
+        guard=fetch.guard,
+        along=entry.along,
+        accumulate=accumulate,
+    )
+
+
+def _split_factor(slope: Expr) -> tuple[float, Expr | None]:
+    """(c, rest) with slope == c * rest; rest is None where the slope is one constant."""
+    constant = number(slope)
+    if constant is not None:
+        return float(constant), None
+    match slope:
+        case (
+            Binary(op="*", left=rest, right=Const(value=factor))
+            | Binary(op="*", left=Const(value=factor), right=rest)
+        ):
+            return float(factor), rest
+        case _:
+            return 1.0, slope
+
+
+def _shared(score: Expr | None, others: Iterable[Expr | None], names: LoadNames) -> Iterator[Let]:
+    """Costly values of the score, outermost first, that a derivative needs too."""
+    if score is None:
+        return
+    elsewhere = {node for other in others if other is not None for node in walk(other)}
+    inside: set[Expr] = set()
+    for node in walk(score):
+        costly = isinstance(node, Call) and node.function in _COSTLY and axes_or_dot(node)
+        if costly and node in elsewhere and node not in inside:
+            assert isinstance(node, Call)
+            inside.update(walk(node))
+            yield Let(name=names.free_name(_COSTLY[node.function]), value=node)
+
+
+def axes_or_dot(expr: Expr) -> bool:
+    """Whether the value varies within a tile."""
+    return bool(axes_of(expr)) or any(isinstance(node, Dot) for node in walk(expr))
+
+
+def expressions(rule: ChainRule) -> tuple[Expr, ...]:
+    """What a step evaluates besides the score."""
+    found: list[Expr] = [let.value for let in rule.shared]
+    if rule.slope is not None:
+        found.append(rule.slope)
+    for adjoint in rule.adjoints:
+        found.append(adjoint.value)
+        if adjoint.guard != TRUE:
+            found.append(adjoint.guard)
+        found += [index for index in adjoint.load.indices if adjoint.along == ("q", "kv")]
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""The backward's part of the plan: what follows the scores of a tile when gradients are wanted.
+
+    dP = dO V^T (dropped and rescaled as P was)      delta = rowsum(dO * O) - d lse
+    dS = P * (dP - delta)                            dV = P^T dO
+    d dot = dS * d score / d dot                     dQ = (d dot) K,  dK = (d dot)^T Q
+    d x[at] = sum of dS * d score / d x[at] over the scores that read x[at]
+    d sink  = sum over rows of exp(sink - lse) * -delta
+
+P is recomputed from the saved lse (FlashAttention-2, arXiv 2307.08691, algorithm 2), never stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from attnc.expr.nodes import Expr, Load
+from attnc.model.tensors import Tensor
+from attnc.plan.ir import Axis, Kernel, Let, Statement
+
+#: How results that several programs contribute to meet: each has a place of its own and the host sums them in
+#: a fixed order, or they are added to one place in whatever order they arrive.
+Accumulate: TypeAlias = Literal["two_pass", "atomic"]
+#: An axis of f32[B, H, M, N], or a position on an axis that none of these is.
+Place: TypeAlias = Literal["b", "h", "q_idx", "q_pos", "kv_idx"] | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjoint:
+    """The gradient of one load of the score or the sink, as far as one kernel sums it.
+
+    name: of the result in the kernel text; load: with the loads among its own indices replaced; value:
+    d score / d load over the step's names; guard: where the load is inside its tensor and not simply 0.
+    along: the tile axes that the load varies along; what it lacks is summed, in registers where it can be.
+    two_pass: the result is f32[B, H, *along] (an entry per tile when `along` is empty), which the
+    host sums over whatever else the tensor lacks; atomic: it is added to the f32 gradient itself, at the
+    indices of the load.
+    """
+
+    name: str
+    load: Load
+    value: Expr
+    guard: Expr
+    along: tuple[Axis, ...]
+    accumulate: Accumulate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """How a step goes on from dS.
+
+    scale: d score / d dot where that is one constant, applied once at the end; slope: else, per element.
+    shared: values that the score and its derivatives have in common, by name, before both. atomic_dq: the
+    step adds its (d dot) K to a f32 dq in memory.
+    """
+
+    scale: float
+    slope: Expr | None
+    shared: tuple[Let, ...]
+    adjoints: tuple[Adjoint, ...]
+    atomic_dq: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prologue:
+    """What the first kernel computes of each row: delta, and lse in base 2, which later kernels read
+    (`stored`).
+
+    Rows that saw nothing and rows past the end get lse = +inf, so that p = exp2(s - lse) = 0 without a test.
+    sink: base-2 logit of the sink; adjoints: of what the sink loads, `value` being d sink / d load.
+    """
+
+    stored: bool
+    sink: Expr | None
+    adjoints: tuple[Adjoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocess:
+    """A kernel for the rows alone, a program per q tile, where no kernel that comes first owns q tiles."""
+
+    name: str
+    dims: tuple[str, ...]
+    program: tuple[Statement, ...]
+    prologue: Prologue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardKernel:
+    """Tiles, loops and scores of `kernel`, with what follows them.
+
+    Its structure is "backward_dq" (a program per q tile) or "backward_dkdv" (a program per kv tile, the inner
+    loop over q tiles). makes: the gradients that stay in its registers; prologue: what it does for later
+    kernels.
+    """
+
+    kernel: Kernel
+    chain: Chain
+    makes: tuple[Literal["dq", "dk", "dv"], ...]
+    prologue: Prologue | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A summand of a tensor's gradient: the adjoint of this name, in a workspace of its own.
+
+    places: what each axis of the tensor is in f32[B, H, *along]; the axes that none of them names are summed.
+    Empty for atomic adjoints, which already have the tensor's shape.
+    """
+
+    name: str
+    along: tuple[Axis, ...]
+    accumulate: Accumulate
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """The gradient of an input: of q, k or v (no parts: a kernel writes it), or the sum of its parts."""
+
+    tensor: Tensor
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backward:
+    """All that follows from `grad ...` in a spec, in the order of execution; gradients in that of the
+    inputs.
+    """
+
+    preprocess: Preprocess | None
+    kernels: tuple[BackwardKernel, ...]
+    gradients: tuple[Gradient, ...]

@@ -1,0 +1,274 @@
+"""Gradients of the reference, in float64: what `grad q, k, v, ...` means.
+
+    P_ij   = exp(s_ij - lse_i)                       for the keys j that row i may see, else 0
+    dP_ij  = keep_ij / (1 - p) * (do_i . v_j)        dS_ij = P_ij (dP_ij - delta_i + dlse_i)
+    delta_i = sum_j P_ij dP_ij                       dv_j  = sum_i keep_ij / (1 - p) P_ij do_i
+    dq_i = sum_j dS_ij (d s_ij / d dot) k_j          dk_j  = sum_i dS_ij (d s_ij / d dot) q_i
+    dx[at] = sum of dS_ij (d s_ij / d x[at])         dsink = sum_i exp(sink - lse_i) (dlse_i - delta_i)
+
+The derivatives of the score come from PyTorch's automatic differentiation of a float64 evaluation on the
+visible pairs alone, so that a masked key has no part in anything; they share nothing with `expr.derive`.
+Rows that see no key, and pairs that are masked, have gradient 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from attnc.expr.nodes import (
+    And,
+    Binary,
+    Call,
+    Compare,
+    Const,
+    Dim,
+    Dot,
+    Expr,
+    Index,
+    Load,
+    Neg,
+    Not,
+    Or,
+)
+from attnc.model.attention import Attention
+from attnc.reference import Array, Floats, Head, Input, heads, rows, to_arrays
+
+Values = torch.Tensor
+
+
+def gradients(
+    attention: Attention, tensors: Mapping[str, Input], cotangents: Mapping[str, Input]
+) -> dict[str, Floats]:
+    """The gradients of sum(do * o) + sum(dlse * lse) with respect to the inputs in `attention.grads`,
+    float64.
+
+    cotangents: "o", and "lse" where it is wanted, in the declared layouts. ValueError if shapes disagree.
+    """
+    arrays = to_arrays(attention, tensors)
+    given = {name: _float64(value) for name, value in cotangents.items()}
+    found = {name: np.zeros(arrays[name].shape) for name in {"q", "k", "v", *attention.grads}}
+    for head in heads(attention, arrays):
+        do = head.place(attention.o, given)
+        dlse = np.zeros(head.shape[0])
+        if attention.lse is not None and "lse" in given:
+            dlse = head.place(attention.lse, given)[:, 0]
+        _Pieces(head, do, dlse).add_to(found)
+    return {name: found[name] for name in attention.grads}
+
+
+def _float64(value: Input) -> Floats:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().double().numpy()
+    return np.asarray(value, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Some rows of one query head, with the gradients of their outputs: do [M, Dv], dlse [M]."""
+
+    head: Head
+    do: Floats
+    dlse: Floats
+
+    def add_to(self, found: Mapping[str, Floats]) -> None:
+        """Adds what these rows contribute to every gradient."""
+        head, attention = self.head, self.head.attention
+        i, j = np.nonzero(head.visible)
+        scores = _Scores(head, i, j)
+        s, d_dot, d_loads = scores.value_and_slopes(attention.grads)
+        lse = self._lse(s, i)
+        p = np.exp(s - lse[i], where=~np.isneginf(s), out=np.zeros_like(s))
+        drop, kept = head.dropout
+        factor = np.where(kept[i, j], 1 / (1 - drop), 0.0) if drop < 1 else np.zeros(len(i))
+        dp = factor * np.einsum("nd,nd->n", self.do[i], head.v[j])
+        delta = np.zeros(head.shape[0])
+        np.add.at(delta, i, p * dp)
+        ds = p * (dp - delta[i] + self.dlse[i])
+        group = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1)
+        dq = rows(attention.q, found, head.b)[head.first : head.first + head.shape[0], head.h]
+        dk = rows(attention.k, found, head.b)[:, head.h // group]
+        dv = rows(attention.v, found, head.b)[:, head.h // group]
+        np.add.at(dq, i, (ds * d_dot)[:, None] * head.k[j])
+        np.add.at(dk, j, (ds * d_dot)[:, None] * head.q[i])
+        np.add.at(dv, j, (factor * p)[:, None] * self.do[i])
+        for name, contribute in d_loads.items():
+            found[name][...] += contribute(ds)
+        if attention.softmax.sink is not None:
+            weight = np.exp(head.sink - lse, where=~np.isneginf(lse), out=np.zeros_like(lse))
+            d_sink = float((weight * (self.dlse - delta)).sum())
+            for name, slope in _sink_slopes(head, attention.grads).items():
+                found[name][...] += d_sink * slope
+
+    def _lse(self, s: Floats, i: Array) -> Floats:
+        """[M], -inf for rows that see nothing."""
+        m = np.full(self.head.shape[0], self.head.sink)
+        np.maximum.at(m, i, s)
+        shift = np.where(np.isneginf(m), 0.0, m)
+        total = np.exp(self.head.sink - shift)
+        np.add.at(total, i, np.exp(s - shift[i]))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(total) + shift)
+
+
+@dataclass(slots=True)
+class _Scores:
+    """The scores of some pairs (i, j) of one head, one by one, for automatic differentiation."""
+
+    head: Head
+    i: Array
+    j: Array
+    leaves: dict[str, Values] = field(default_factory=dict)
+    dot: Values | None = None
+
+    def value_and_slopes(
+        self, wanted: tuple[str, ...]
+    ) -> tuple[Floats, Floats, dict[str, Callable[[Floats], Floats]]]:
+        """The scores, d score / d dot, and for each wanted input that the score reads a function that gives
+        its gradient from that of the scores.
+        """
+        products = np.einsum("nd,nd->n", self.head.q[self.i], self.head.k[self.j])
+        self.dot = torch.from_numpy(products).requires_grad_()
+        score = self.evaluate(self.head.attention.score).expand(len(self.i))
+        if not score.requires_grad:
+            score = score + 0 * self.dot
+        slope = _pulled(score, self.dot, torch.ones_like(score))
+
+        def pull(leaf: Values) -> Callable[[Floats], Floats]:
+            return lambda ds: _pulled(score, leaf, torch.from_numpy(ds))
+
+        loads = {name: pull(leaf) for name, leaf in self.leaves.items() if name in wanted}
+        return score.detach().numpy(), slope, loads
+
+    def evaluate(self, expr: Expr) -> Values:
+        """The value at every pair (or one for all of them); floats are differentiable."""
+        match expr:
+            case Const(value=value):
+                dtype = torch.float64 if expr.type == "float" else None
+                return torch.tensor(value, dtype=dtype)
+            case Dim(name=name):
+                return torch.tensor(self.head.dims[name])
+            case Index(name=name):
+                return self._index(name)
+            case Dot():
+                assert self.dot is not None
+                return self.dot
+            case Load():
+                return self._load(expr)
+            case Neg(operand=operand):
+                return -self.evaluate(operand)
+            case Not(operand=operand):
+                return ~self.evaluate(operand)
+            case And(operands=operands) | Or(operands=operands):
+                first, *others = (self.evaluate(operand) for operand in operands)
+                for other in others:
+                    first = first & other if isinstance(expr, And) else first | other
+                return first
+            case Binary(left=left, right=right):
+                return _binary(expr, self.evaluate(left), self.evaluate(right))
+            case Compare(op=op, left=left, right=right):
+                return _COMPARE[op](self.evaluate(left), self.evaluate(right))
+            case Call(function=function, args=args):
+                return _call(function, [self.evaluate(arg) for arg in args])
+            case _:
+                raise ValueError(f"{expr} has no value")
+
+    def _index(self, name: str) -> Values:
+        head = self.head
+        if name in ("b", "h"):
+            return torch.tensor(head.b if name == "b" else head.h)
+        if name == "kv_idx":
+            return torch.from_numpy(self.j)
+        shift = head.dims["N"] - head.dims["M"] if name == "q_pos" else 0
+        return torch.from_numpy(self.i + head.first + shift)
+
+    def _load(self, expr: Load) -> Values:
+        """tensor[indices], 0 outside."""
+        if expr.tensor not in self.leaves:
+            leaf = torch.from_numpy(np.array(self.head.arrays[expr.tensor]))
+            self.leaves[expr.tensor] = leaf.requires_grad_() if leaf.is_floating_point() else leaf
+        leaf = self.leaves[expr.tensor]
+        if leaf.numel() == 0:
+            return torch.zeros((), dtype=leaf.dtype)
+        indices = [self.evaluate(index) for index in expr.indices]
+        sizes = [self.evaluate(extent) for extent in expr.extents]
+        inside = torch.tensor(True)
+        for index, size in zip(indices, sizes, strict=True):
+            inside = inside & (index >= 0) & (index < size)
+        clamped = [index.clamp(0, n - 1) for index, n in zip(indices, leaf.shape, strict=True)]
+        return torch.where(inside, leaf[tuple(clamped)], torch.zeros((), dtype=leaf.dtype))
+
+
+def _sink_slopes(head: Head, wanted: tuple[str, ...]) -> dict[str, Floats]:
+    """d sink / d x for each wanted input that the sink reads."""
+    assert head.attention.softmax.sink is not None
+    scores = _Scores(head, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    sink = scores.evaluate(head.attention.softmax.sink)
+    leaves = {name: leaf for name, leaf in scores.leaves.items() if name in wanted}
+    if not leaves:
+        return {}
+    found = torch.autograd.grad(sink.sum(), list(leaves.values()))
+    return {name: slope.numpy() for name, slope in zip(leaves, found, strict=True)}
+
+
+def _pulled(score: Values, leaf: Values, ds: Values) -> Floats:
+    """The gradient of sum(ds * score) with respect to a leaf, 0 where the score does not use it."""
+    found: tuple[Values | None, ...] = torch.autograd.grad(
+        score, leaf, ds, retain_graph=True, allow_unused=True
+    )
+    return np.zeros(leaf.shape) if found[0] is None else found[0].numpy()
+
+
+_COMPARE: Mapping[str, Callable[[Values, Values], Values]] = {
+    "==": torch.eq, "!=": torch.ne, "<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge,
+}  # fmt: skip
+
+
+def _binary(expr: Binary, left: Values, right: Values) -> Values:
+    if expr.type == "float":
+        left, right = left.double(), right.double()
+    match expr.op:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case "/":
+            return left / right
+        case "//" | "%":
+            safe = torch.where(right == 0, torch.ones_like(right), right)
+            quotient = torch.div(left, safe, rounding_mode="floor")
+            value = quotient if expr.op == "//" else left - quotient.detach() * safe
+            return torch.where(right == 0, torch.zeros_like(value), value)
+
+
+def _call(function: str, args: list[Values]) -> Values:
+    if function == "where":
+        condition, then, other = args
+        return torch.where(condition, then, other)
+    x = args[0]
+    match function:
+        case "abs":
+            return x.abs()
+        case "min" | "max":
+            y = args[1]
+            if x.is_floating_point() or y.is_floating_point():
+                x, y = x.double(), y.double()
+            takes_x = (
+                x <= y if function == "min" else x >= y
+            )  # torch.minimum would halve the gradient of ties
+            return torch.where(takes_x, x, y)
+        case "exp":
+            return x.double().exp()
+        case "log":
+            return x.double().log()
+        case "tanh":
+            return x.double().tanh()
+        case "sqrt":
+            return x.double().sqrt()
+        case _:
+            raise ValueError(f"no evaluation of {function}")

@@ -1,0 +1,150 @@
+"""Text that sums the gradients of what the score loads: where sums start, what a step adds, where they
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnc.expr.nodes import TRUE, Binary, Call, Compare, Const, Dim, Dot, Expr, Index, Load, Neg, Ref, walk
+from attnc.expr.simplify import conj
+from attnc.plan.ir_backward import Adjoint
+from attnc.target.printer import Printer
+from attnc.target.triton import address, scalar
+
+_KV_IDX = Index("kv_idx")
+_IN_ROWS = Compare("<", Index("q_idx"), Dim("M"))
+_IN_KEYS = Compare("<", _KV_IDX, Dim("N"))
+_KV_ENDS = ("kv_idx", "kv", "kv_lo // BLOCK_N")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """The adjoints of one kernel as text. over_q: it has a program per q tile, rows are queries; show: prints
+    expressions of a tile; all_n: the length of the keys' tensors.
+
+    An adjoint that varies along the outer axis at most is a vector in registers, one number for each outer
+    position; any other is written by the step.
+    """
+
+    adjoints: tuple[Adjoint, ...]
+    over_q: bool
+    show: Printer
+    all_n: str
+
+    def is_vector(self, adjoint: Adjoint) -> bool:
+        return adjoint.along in ((), ("q",) if self.over_q else ("kv",))
+
+    @property
+    def vectors(self) -> list[str]:
+        return [adjoint.name for adjoint in self.adjoints if self.is_vector(adjoint)]
+
+    @property
+    def step_names(self) -> list[str]:
+        """What the step needs to write those that are no vectors."""
+        found: list[str] = []
+        for adjoint in self.adjoints:
+            if self.is_vector(adjoint):
+                continue
+            if adjoint.accumulate == "two_pass":
+                found += [f"{adjoint.name}_tile", self.all_n]
+            else:
+                rank = len(adjoint.load.indices)
+                found += [f"{adjoint.name}_ptr", *(f"stride_{adjoint.name}_{axis}" for axis in range(rank))]
+        return found
+
+    @property
+    def starts(self) -> Iterator[str]:
+        """Before the loops."""
+        for adjoint in self.adjoints:
+            if self.is_vector(adjoint):
+                yield f"{adjoint.name} = tl.zeros([{'BLOCK_M' if self.over_q else 'BLOCK_N'}], tl.float32)"
+            elif adjoint.accumulate == "two_pass":
+                yield f"{adjoint.name}_tile = {adjoint.name}_ptr + first_row * {self.all_n}"
+
+    @property
+    def steps(self) -> Iterator[str]:
+        """In the step, where ds is the gradient of the tile's scores."""
+        inside = f"({self.show(_IN_ROWS)}) & ({self.show(_IN_KEYS)})"
+        for adjoint in self.adjoints:
+            if self.is_vector(adjoint):
+                sign, term = self._signed(adjoint)
+                yield f"{adjoint.name} {sign}= tl.sum({term}, 1)"
+                continue
+            term = self._term(adjoint)
+            if adjoint.along != ("q", "kv"):  # a gradient of queries, where the rows of a tile are keys
+                where = scalar(conj(_IN_ROWS, adjoint.guard))
+                yield f'tl.atomic_add({self._at(adjoint)}, tl.sum({term}, 0), mask={where}, sem="relaxed")'
+            elif adjoint.accumulate == "two_pass":
+                at = f"{adjoint.name}_tile + {self._wide('q_idx')} * {self.all_n} + {self.show(_KV_IDX)}"
+                cast = term if term.isidentifier() or term.startswith("tl.") else f"({term})"
+                yield f"tl.store({at}, {cast}.to({adjoint.name}_tile.dtype.element_ty), mask={inside})"
+            else:
+                where = inside if adjoint.guard == TRUE else f"{inside} & ({self.show(adjoint.guard)})"
+                yield f'tl.atomic_add({self._at(adjoint)}, {term}, mask={where}, sem="relaxed")'
+
+    @property
+    def ends(self) -> Iterator[str]:
+        """After the loops."""
+        index, tile, start = ("q_idx", "q", "q_lo // BLOCK_M") if self.over_q else _KV_ENDS
+        inside = scalar(_IN_ROWS if self.over_q else _IN_KEYS)
+        for adjoint in self.adjoints:
+            name, atomic = adjoint.name, adjoint.accumulate == "atomic"
+            # p is 0 in rows past the end, but not for keys past the end.
+            total = f"tl.sum({name}, 0)" if self.over_q else f"tl.sum(tl.where({inside}, {name}, 0.0), 0)"
+            guard = "" if adjoint.guard == TRUE else scalar(adjoint.guard)
+            if not self.is_vector(adjoint):
+                continue
+            if not adjoint.along and not atomic:
+                yield f"tl.store({name}_ptr + (b * H + h).to(tl.int64) * {tile}_tiles + {start}, {total})"
+            elif not adjoint.along:
+                mask = f", mask={guard}" if guard else ""
+                yield f'tl.atomic_add({self._at(adjoint)}, {total}{mask}, sem="relaxed")'
+            elif not atomic:
+                first = "first_row" if self.over_q else f"(b * H + h).to(tl.int64) * {self.all_n}"
+                yield f"tl.store({name}_ptr + {first} + {index}, {name}, mask={inside})"
+            else:
+                mask = f"({inside}) & ({guard})" if guard else inside
+                yield f'tl.atomic_add({self._at(adjoint)}, {name}, mask={mask}, sem="relaxed")'
+
+    def factor(self, value: Expr) -> str:
+        """`value` as the right operand of a product with a tile."""
+        return self.show(Binary("*", Ref("x", "float", ("q", "kv")), value)).removeprefix("x * ")
+
+    def _term(self, adjoint: Adjoint) -> str:
+        """What one score adds."""
+        sign, term = self._signed(adjoint)
+        return term if sign == "+" else f"-{term}"
+
+    def _signed(self, adjoint: Adjoint) -> tuple[str, str]:
+        """The same as a sign and a size. A masked score adds 0, even where its derivative is not a number."""
+        sign, value = "+", adjoint.value
+        match value:
+            case Neg(operand=rest) | Binary(op="*", left=Const(value=-1.0), right=rest):
+                sign, value = "-", rest
+            case Const(value=-1.0):
+                sign, value = "-", Const(1.0)
+        term = "ds" if value == Const(1.0) else f"ds * {self.factor(value)}"
+        return sign, term if is_finite(value) else f"tl.where(p == 0.0, 0.0, {term})"
+
+    def _at(self, adjoint: Adjoint) -> str:
+        """Where in the gradient itself a load points."""
+        printer = self.show if adjoint.along == ("q", "kv") else scalar
+        return address(f"{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, printer)
+
+    def _wide(self, index: str) -> str:
+        return self.show(Index(index)).replace(index, f"{index}.to(tl.int64)")
+
+
+def is_finite(value: Expr) -> bool:
+    """Whether the value is a finite number wherever its indices are: it reads nothing and divides by
+    nothing.
+    """
+    return not any(
+        isinstance(node, Dot | Load)
+        or (isinstance(node, Ref) and node.type == "float")
+        or (isinstance(node, Binary) and node.op == "/")
+        or (isinstance(node, Call) and node.function in ("exp", "log", "sqrt"))
+        for node in walk(value)
+    )

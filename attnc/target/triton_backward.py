@@ -1,0 +1,320 @@
+"""The pieces of a Triton backward kernel's text that its template places: parameters, offsets, sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attnc.expr.nodes import Const, Dot, Expr, Index, Ref, walk
+from attnc.expr.show import show
+from attnc.model.tensors import DType
+from attnc.plan.ir import Fetch, Loop, Module, Statement
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.steps import expressions_of, statement_expressions
+from attnc.target.printer import Printer
+from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, tiled
+from attnc.target.triton_adjoints import Sums, is_finite
+from attnc.target.triton_kernel import block, typed, unique
+from attnc.target.triton_parameters import Parameters
+from attnc.target.triton_prologue import PrologueText
+from attnc.target.triton_tensors import BY_QUERY, Tensors
+
+#: Tiles whose rows are keys and whose columns are queries.
+transposed = Printer(replace(SYNTAX, broadcast={"q": "[None, :]", "kv": "[:, None]"}), tile=True)
+
+
+class BackwardText:
+    """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
+
+    def __init__(self, module: Module, planned: BackwardKernel) -> None:
+        self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
+        self.makes, self.prologue = planned.makes, planned.prologue
+        self.tensors = Tensors(module)
+        attention = module.variant.attention
+        self.over_q = self.kernel.grid.over == "q"
+        self.block_d, self.block_dv = block(self.tensors.d), block(self.tensors.dv)
+        self.step_function = f"_backward_{''.join(self.makes) or 'rows'}_step"
+        self.by_row = "[:, None]" if self.over_q else "[None, :]"
+        self.show = tiled if self.over_q else transposed
+        self._shortened = frozenset(attention.lengths)
+        self.sums = Sums(
+            adjoints=self.chain.adjoints,
+            over_q=self.over_q,
+            show=self.show,
+            all_n=self.length("N"),
+        )
+        self.groups = "G" in self.kernel.dims and not self.over_q
+        self.kv_heads = "Hkv" if self.groups else "H"
+        self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
+        self._used = (
+            *expressions_of(
+                self.kernel.program,
+                self.kernel.outer,
+                self.kernel.regions,
+                self.kernel.step,
+                self.kernel.softmax,
+            ),
+            *self._chain_expressions(),
+        )
+        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in self._used)
+        self.is_linear = self.chain.slope is None or is_finite(self.chain.slope)
+        self.first = (
+            None
+            if self.prologue is None
+            else PrologueText(module=module, prologue=self.prologue, tensors=self.tensors)
+        )
+        self.needs_dp = self.makes != ("dv",)
+        self.parameters = Parameters(module, planned, self.tensors, self.first)
+        self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
+
+    # -- expressions ---------------------------------------------------------------------------------------
+
+    def load(self, fetch: Fetch) -> str:
+        return load(fetch, self.show)
+
+    @property
+    def slope(self) -> str:
+        """d score / d dot, as a factor of ds."""
+        assert self.chain.slope is not None
+        return self.sums.factor(self.chain.slope)
+
+    @property
+    def score(self) -> str:
+        """Name of the score: that of the dot product, unless a derivative needs the dot product too."""
+        later = (*(a.value for a in self.chain.adjoints), *([self.chain.slope] if self.chain.slope else []))
+        return "score" if any(Dot() in walk(expr) for expr in later) else "s"
+
+    def _chain_expressions(self) -> Iterator[Expr]:
+        yield from (let.value for let in self.chain.shared)
+        if self.chain.slope is not None:
+            yield self.chain.slope
+        for adjoint in self.chain.adjoints:
+            yield from (adjoint.value, adjoint.guard, *adjoint.load.indices)
+
+    @property
+    def keep_scale(self) -> str:
+        assert self.kernel.softmax.dropout is not None
+        p = scalar(self.kernel.softmax.dropout.p)
+        return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
+
+    def block(self, name: str) -> int:
+        return block(self.tensors.size(name))
+
+    # -- matrices ------------------------------------------------------------------------------------------
+
+    def offset(self, name: str) -> str:
+        in_head = name in ("q", "do", "dq", "o")
+        return self.tensors.offset(name, "h" if in_head else self.kv_name)
+
+    def _tile(self, text: str, name: str) -> str:
+        """The load of a tile of q, k, v or do; `text` names the matrix."""
+        start, stop, rows, head = (
+            ("q_lo", "M", "BLOCK_M", "h") if name in BY_QUERY else ("kv_lo", "N", "BLOCK_N", self.kv_name)
+        )
+        letter = "m" if name in BY_QUERY else "n"
+        width = self.tensors.width(name)
+        where = f"b, {head}, " if self.kernel.tma else ""
+        tma = ", TMA" if self.kernel.tma else ""
+        return f"_load_rows({text}, {where}{start}, {stop}, stride_{name}{letter}, {rows}, {width}{tma})"
+
+    @property
+    def load_q(self) -> str:
+        return self._tile("Q" if self.over_q else "q_head", "q")
+
+    @property
+    def load_k(self) -> str:
+        return self._tile("K", "k")
+
+    @property
+    def load_v(self) -> str:
+        return self._tile("V", "v")
+
+    @property
+    def load_do(self) -> str:
+        tensors = self.tensors.by_name
+        same = tensors["o"].dtype == tensors["v"].dtype
+        convert = "" if same else f".to({TL_DTYPES[DType(tensors['v'].dtype)]})"
+        return self._tile("DO" if self.over_q else "do_head", "do") + convert
+
+    @property
+    def load_o(self) -> str:
+        return self._tile("O", "o")
+
+    def store(self, name: str) -> str:
+        """The store of dq, dk or dv, scaled as the chain rule says."""
+        start, stop, rows, head, letter = (
+            ("q_lo", "M", "BLOCK_M", "h", "m")
+            if name in BY_QUERY
+            else ("kv_lo", "N", "BLOCK_N", self.kv_name, "n")
+        )
+        scale = "" if name == "dv" or self.chain.scale == 1.0 else f" * {self.chain.scale!r}"
+        tile = f"({name}{scale})" if scale else name
+        dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
+        where = f"b, {head}, " if self.kernel.tma else ""
+        tma = ", TMA" if self.kernel.tma else ""
+        return (
+            f"_store_rows({name.upper()}, {where}{start}, {stop}, stride_{name}{letter}, "
+            f"{tile}.to({dtype}), {rows}, {self.tensors.width(name)}{tma})"
+        )
+
+    @property
+    def dq_mask(self) -> str:
+        inside = "" if self.tensors.d == self.block_d else f" & (d[None, :] < {self.tensors.d})"
+        return f"(q_idx < M)[:, None]{inside}"
+
+    @property
+    def advance(self) -> Iterator[str]:
+        """Statements that move the pointers to row 0 of the head at hand; those of q heads move in the
+        loop.
+        """
+        for name in self.parameters.matrices:
+            if self.over_q or name not in BY_QUERY:
+                yield f"{name.upper()} += {self.offset(name)}"
+
+    # -- the step ------------------------------------------------------------------------------------------
+
+    @property
+    def step_names(self) -> list[str]:
+        """Parameters of the step that are not about masking."""
+        step, vectors = self.kernel.step, self.sums.vectors
+        if self.over_q:
+            own = [*self.makes, *vectors]
+            own += ["q", "K", "V", "do", "lse2", "delta", *(["b", self.kv_name] if self.kernel.tma else [])]
+            own += ["kv_lo", "N"]
+            own += ["stride_kn", "stride_vn"]
+            if any(adjoint.along == ("q", "kv") for adjoint in self.chain.adjoints):
+                own += ["q_idx", "M"]
+            return unique((*own, *step.names, *self.sums.step_names))
+        own = [
+            *self.makes,
+            *vectors,
+            "k",
+            *(["v"] if self.needs_dp else []),
+            "q_head",
+            "do_head",
+            "lse2_rows",
+        ]
+        if self.needs_dp:
+            own.append("delta_rows")
+        own += [*(["b", "h"] if self.kernel.tma else []), "q_lo", "M"]
+        if self.uses_q_pos:
+            own.append("N")
+        own += ["stride_qm", "stride_dom"]
+        if self._step_reads("kv_idx"):
+            own.append("kv_idx")
+        if self.kernel.softmax.dropout is not None:
+            own.append("kv_lo")
+        if self.chain.atomic_dq:
+            own += ["dq_head", "stride_dqm"]
+        names = (name for name in step.names if name not in ("q_idx", "q_pos"))
+        return unique((*own, *names, *self.sums.step_names))
+
+    def _step_reads(self, index: str) -> bool:
+        step = self.kernel.step
+        fetches = (expr for f in (*step.fetches, *step.masked_fetches) for expr in (*f.load.indices, f.guard))
+        exprs = (*fetches, *(e for e in (step.score, step.keep) if e is not None), *self._chain_expressions())
+        return any(Index(index) in walk(expr) for expr in exprs)
+
+    @property
+    def step_parameters(self) -> str:
+        return ", ".join(typed((*self.step_names, *self._constants)))
+
+    def step_arguments(self, loop: Loop) -> str:
+        partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
+        values = (f"{name}={partial if name == self.masked else name}" for name in self._constants)
+        return ", ".join((*self.step_names, *values))
+
+    @property
+    def _masked_is_constant(self) -> bool:
+        return all(isinstance(loop.masked, bool) for loop in self.kernel.regions.loops)
+
+    @property
+    def masked(self) -> str:
+        return "MASKED" if self._masked_is_constant else "partial"
+
+    @property
+    def _constants(self) -> list[str]:
+        masked = [self.masked] if self.kernel.step.keep is not None else []
+        dropout = self.kernel.softmax.dropout is not None
+        tiles = ["BLOCK_N"] if self.over_q else ["BLOCK_M"]
+        return [
+            *masked,
+            *(["BLOCK_M", "BLOCK_N"] if dropout else tiles),
+            *(["TMA"] if self.kernel.tma else []),
+        ]
+
+    @property
+    def step_result(self) -> str:
+        return ", ".join((*self.makes, *self.sums.vectors))
+
+    @property
+    def step_assignment(self) -> str:
+        return f"{self.step_result} = " if self.step_result else ""
+
+    # -- the frame -----------------------------------------------------------------------------------------
+
+    def length(self, name: str) -> str:
+        """M or N of the tensors, which a `length` does not shorten."""
+        return f"{name}_all" if name in self._shortened else name
+
+    @property
+    def full_lengths(self) -> Iterator[str]:
+        yield from (f"{name}_all = {name}" for name in ("M", "N") if name in self._shortened)
+
+    @property
+    def program(self) -> tuple[Statement, ...]:
+        """Statements in front of the loop over query heads: those that no head changes."""
+        if not self.groups:
+            return ()
+        late = self.head_program
+        return tuple(item for item in self.kernel.program if item not in late)
+
+    @property
+    def head_program(self) -> tuple[Statement, ...]:
+        if not self.groups:
+            return self.kernel.program
+        late: list[Statement] = []
+        for item in self.kernel.program:
+            exprs = statement_expressions(item)
+            names = {other.name for other in late}
+            row = item.row.name if isinstance(item, Fetch) and item.row else ""
+            nodes = [node for expr in exprs for node in walk(expr)]
+            if row in names or any(
+                node == Index("h") or (isinstance(node, Ref) and node.name in names) for node in nodes
+            ):
+                late.append(item)
+        return tuple(late)
+
+    @property
+    def what(self) -> str:
+        names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
+        return " and ".join((*self.makes, *names)) or "rows"
+
+    @property
+    def and_the_rest(self) -> str:
+        return ", and what its scores add to dq" if self.chain.atomic_dq else ""
+
+    @property
+    def q_lo(self) -> str:
+        longest = self.kernel.grid.longest_first
+        return "(q_tiles - 1 - rank // heads) * BLOCK_M" if longest else "rank // heads * BLOCK_M"
+
+    @property
+    def order_note(self) -> str:
+        longest = self.kernel.grid.longest_first
+        return "; in a section the last rows, which see most keys, come first." if longest else "."
+
+    @property
+    def bounds_comment(self) -> str:
+        mask = self.module.variant.attention.mask
+        if isinstance(mask, Const):
+            return "no mask: whole tiles, then those that are cut short"
+        text = mask.span.text if mask.span else show(mask)
+        return f"{text}: which {self.kernel.regions.axis} tiles are partial, and which are full"
+
+    def reads(self, index: str) -> bool:
+        """Whether a loop bound or a guard uses the index."""
+        regions = self.kernel.regions
+        exprs = [expr for loop in regions.loops for expr in loop.expressions]
+        exprs += (expr for item in regions.bounds for expr in statement_expressions(item))
+        return any(Index(index) in walk(expr) for expr in exprs)

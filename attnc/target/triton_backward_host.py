@@ -1,0 +1,197 @@
+"""The pieces of the function that launches the backward: allocations, launches, and sums over what they
+left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.expr.nodes import Const
+from attnc.model.tensors import Role, Tensor
+from attnc.plan.ir import Module
+from attnc.plan.ir_backward import Adjoint, Backward, Part
+from attnc.target.triton import TORCH_DTYPES
+from attnc.target.triton_backward import BackwardText
+from attnc.target.triton_prologue import PreprocessText
+
+_FLOATS = ("torch.float16", "torch.bfloat16", "torch.float32")
+
+
+class BackwardHostText:
+    """Text of the backward's host; attribute by attribute what `templates/triton/_autograd.py.jinja`
+    prints.
+    """
+
+    def __init__(self, module: Module, backward: Backward, texts: list[BackwardText]) -> None:
+        self.module, self._backward, self._texts = module, backward, texts
+        self.preprocess = PreprocessText(module, backward.preprocess) if backward.preprocess else None
+        self.inputs = [arg.tensor for arg in module.args]
+        self.arguments = ", ".join(tensor.name for tensor in self.inputs)
+        self.results = ", ".join(arg.tensor.name for arg in module.outputs)
+        self.wanted = [gradient.tensor.name for gradient in backward.gradients]
+        self.gradients = ", ".join(f"d{name}" for name in self.wanted)
+        self.keeps_lse = bool(module.kept)
+        self.strided = (
+            self.keeps_lse or any(text.prologue is not None for text in texts) or bool(self.preprocess)
+        )
+        name = module.variant.attention.name
+        self.alias = "_function" if name in {tensor.name for tensor in self.inputs} else ""
+        self.shortened = bool(module.variant.attention.lengths)
+        self._atomic_dq = any(planned.chain.atomic_dq for planned in backward.kernels)
+
+    @property
+    def differentiable(self) -> str:
+        """Every input that may require a gradient."""
+        return ", ".join(t.name for t in self.inputs if _torch(t) in _FLOATS)
+
+    @property
+    def refused(self) -> str:
+        """Those whose gradient the spec does not ask for, with their names."""
+        refused = (t.name for t in self.inputs if _torch(t) in _FLOATS and t.name not in self.wanted)
+        return ", ".join(f"{name}={name}" for name in refused)
+
+    @property
+    def scalars(self) -> Iterator[str]:
+        for tensor in self.inputs:
+            if not tensor.shape:
+                name = tensor.name
+                yield f'{name} = _scalar("{name}", {name}, {_torch(tensor)}, q)'
+
+    @property
+    def lse_shape(self) -> str:
+        q = next(tensor for tensor in self.inputs if tensor.name == "q")
+        return ", ".join(f"q.shape[{q.axis(role)}]" for role in (Role.BATCH, Role.HEAD, Role.QUERY))
+
+    @property
+    def returned(self) -> str:
+        """What autograd gets: a gradient or None for each input."""
+        return ", ".join(
+            f"d{tensor.name}" if tensor.name in self.wanted else "None" for tensor in self.inputs
+        )
+
+    @property
+    def sizes(self) -> Iterator[str]:
+        dims = {name for text in self._texts for name in text.kernel.dims}
+        for arg in self.module.args:
+            binds = [bind.name or "_" for bind in arg.axes]
+            if any(name != "_" for name in binds):
+                yield f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {arg.tensor.name}.shape"
+        if "G" in dims:
+            bound = {bind.name for arg in self.module.args for bind in arg.axes}
+            if "Hkv" not in bound:
+                yield "Hkv = 1"
+            yield "G = H // Hkv"
+
+    @property
+    def allocations(self) -> Iterator[str]:
+        made = "zeros" if self.shortened else "empty"
+        matrices = dict.fromkeys(name for text in self._texts for name in text.makes)
+        for name in matrices:
+            x = name.removeprefix("d")
+            yield f"{name} = torch.{made}({x}.shape, dtype={x}.dtype, device={x}.device)"
+        if self._atomic_dq:
+            yield "dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)"
+        if self.stores_rows:
+            yield "lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)"
+        for adjoint, tiles in self._adjoints():
+            yield f"{adjoint.name} = {self._workspace(adjoint, tiles)}"
+
+    @property
+    def stores_rows(self) -> bool:
+        return self.preprocess is not None or any(
+            t.prologue is not None and t.prologue.stored for t in self._texts
+        )
+
+    def _adjoints(self) -> Iterator[tuple[Adjoint, str]]:
+        """Each adjoint with the number of tiles of its kernel."""
+        if self._backward.preprocess is not None:
+            for adjoint in self._backward.preprocess.prologue.adjoints:
+                yield adjoint, "M_padded // config.BLOCK_M"
+        for planned in self._backward.kernels:
+            over_q = planned.kernel.grid.over == "q"
+            tiles = "M_padded // config.BLOCK_N" if over_q else "triton.cdiv(N, config.BLOCK_N)"
+            for adjoint in (
+                *planned.chain.adjoints,
+                *(planned.prologue.adjoints if planned.prologue else ()),
+            ):
+                yield adjoint, tiles
+
+    def _workspace(self, adjoint: Adjoint, tiles: str) -> str:
+        x = adjoint.load.tensor
+        if adjoint.accumulate == "atomic":
+            return f"torch.zeros({x}.shape, dtype=torch.float32, device=q.device)"
+        shape = {(): tiles, ("q",): "M_padded", ("kv",): "N", ("q", "kv"): "M_padded, N"}[adjoint.along]
+        part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
+        whole = adjoint.along == ("q", "kv") and len(part.places) == 4  # no sum: the gradient itself
+        dtype = f"{x}.dtype" if whole else "torch.float32"
+        partial = adjoint.along == ("q", "kv") or (self.shortened and adjoint.along == ("kv",))
+        return f"torch.{'zeros' if partial else 'empty'}((B, H, {shape}), dtype={dtype}, device=q.device)"
+
+    @property
+    def places(self) -> bool:
+        """Whether a gradient is of some elements of its tensor only."""
+        return any("_placed(" in line for line in self.sums)
+
+    @property
+    def launches(self) -> Iterator[tuple[str, str, list[str]]]:
+        """(kernel, grid, arguments) in the order of execution."""
+        if self.preprocess is not None:
+            yield self.preprocess.planned.name, self.preprocess.grid, self.preprocess.arguments
+        for text in self._texts:
+            yield text.kernel.name, text.parameters.grid, text.parameters.arguments
+
+    @property
+    def tma(self) -> str:
+        names = ["q", "k", "v", "do", *dict.fromkeys(name for text in self._texts for name in text.makes)]
+        if any(text.prologue is not None for text in self._texts):
+            names.insert(3, "o")
+        return f"_tma({', '.join(names)})" if self._texts[0].kernel.tma else "False"
+
+    @property
+    def sums(self) -> Iterator[str]:
+        """What is left to do once the kernels are done."""
+        if self._atomic_dq:
+            scale = self._backward.kernels[0].chain.scale
+            yield f"dq = (dq * {scale!r}).to(q.dtype)" if scale != 1.0 else "dq = dq.to(q.dtype)"
+        for gradient in self._backward.gradients:
+            if not gradient.parts:
+                continue
+            name = gradient.tensor.name
+            parts = [_summed(part, gradient.tensor) for part in gradient.parts]
+            total = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+            yield f"d{name} = {total}.to({name}.dtype)"
+
+
+def _summed(part: Part, tensor: Tensor) -> str:
+    """f32[B, H, *along] summed over what no axis of the tensor is, its axes in the tensor's order."""
+    if part.accumulate == "atomic":
+        return part.name
+    text = part.name
+    axes: list[str] = ["b", "h", *(("tile",) if not part.along else part.along)]
+    if "q" in part.along:
+        text += "[:, :, :M]"
+        axes[2] = "q_idx"
+        if "q_pos" in part.places:
+            after = "0, 0, " if "kv" in part.along else ""
+            text, axes[2] = f"torch.nn.functional.pad({text}, ({after}N - M, 0))", "q_pos"
+    axes = ["kv_idx" if axis == "kv" else axis for axis in axes]
+    lacking = [number for number, axis in enumerate(axes) if axis not in part.places]
+    kept = [axis for axis in axes if axis in part.places]
+    if len(lacking) == len(axes):
+        text += ".sum()"
+    elif lacking:
+        text += f".sum({lacking[0] if len(lacking) == 1 else tuple(lacking)})"
+    order = [kept.index(place) for place in part.places if isinstance(place, str)]
+    if order != sorted(order):
+        text += f".permute({', '.join(map(str, order))})"
+    ones = [axis for axis, place in enumerate(part.places) if isinstance(place, int)]
+    if not ones:
+        return text
+    if all(tensor.shape[axis] == Const(1) for axis in ones):
+        return f"{text}.reshape({tensor.name}.shape)"
+    index = ", ".join("slice(None)" if isinstance(place, str) else str(place) for place in part.places)
+    return f"_placed({text}, {tensor.name}, ({index}{',' if len(part.places) == 1 else ''}))"
+
+
+def _torch(tensor: Tensor) -> str:
+    return TORCH_DTYPES[tensor.dtype]  # type: ignore[index]  # a variant has no dtype params left

@@ -1,0 +1,118 @@
+"""Parameters of a backward kernel and what its launch passes for them: one list, so that they agree."""
+
+from __future__ import annotations
+
+from attnc.expr.nodes import Load, Search, walk
+from attnc.plan.ir import Fetch, Let, Module, Row, Statement
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.target.triton_kernel import typed
+from attnc.target.triton_prologue import PrologueText
+from attnc.target.triton_tensors import BY_QUERY, Pair, Tensors
+
+
+class Parameters:
+    """Parameters and arguments of one kernel. first: the text of its prologue, where it has one."""
+
+    def __init__(
+        self, module: Module, planned: BackwardKernel, tensors: Tensors, first: PrologueText | None
+    ) -> None:
+        self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
+        self.makes, self.prologue = planned.makes, planned.prologue
+        self.tensors, self.first = tensors, first
+        self.over_q = self.kernel.grid.over == "q"
+        self.needs_dp = self.makes != ("dv",)
+        self.kv_heads = "Hkv" if "Hkv" in self.kernel.dims and not self.over_q else "H"
+
+    @property
+    def matrices(self) -> list[str]:
+        """The matrices that the kernel reads and writes, in the order of its parameters."""
+        o = ["o"] if self.prologue is not None else []
+        return ["q", "k", *(["v"] if self.needs_dp else []), *o, "do", *self.makes]
+
+    @property
+    def lines(self) -> list[list[Pair]]:
+        """Parameters and arguments, line by line: matrices, pointers, strides tensor by tensor, sizes."""
+        matrices = self.matrices
+        own = [self.tensors.rows(name, self._tile_name(name), self.kernel.tma) for name in matrices]
+        pointers: list[Pair] = []
+        strided = [*matrices]
+        if self.first is not None:
+            pointers += self.first.pointers
+        if self.prologue is None or self.prologue.stored:
+            pointers += [("lse2_ptr", "lse2"), *([("delta_ptr", "delta")] if self.needs_dp else [])]
+        if self.chain.atomic_dq:
+            pointers.append(("dq_ptr", "dq"))
+            strided.append("dq")
+        extras = [arg.tensor.name for arg in self.module.args if arg.tensor.name in self._loaded]
+        pointers += [(f"{name}_ptr", name) for name in extras]
+        adjoints = (*self.chain.adjoints, *(self.prologue.adjoints if self.prologue else ()))
+        pointers += [(f"{adjoint.name}_ptr", adjoint.name) for adjoint in adjoints]
+        strides = [self.tensors.strides(name) for name in strided]
+        if self.first is not None:
+            strides += self.first.strides
+        strides += [self.tensors.extra_strides(name, name) for name in extras]
+        strides += [
+            self.tensors.extra_strides(adjoint.name, adjoint.load.tensor)
+            for adjoint in adjoints
+            if adjoint.accumulate == "atomic"
+        ]
+        return [*([pair] for pair in own), pointers, *(line for line in strides if line), self._sizes]
+
+    def _tile_name(self, name: str) -> str:
+        """Which tile size of a config a matrix comes in: the pass over q tiles mirrors the one over kv
+        tiles.
+        """
+        return "BLOCK_M" if (name in BY_QUERY) != self.over_q else "BLOCK_N"
+
+    @property
+    def _sizes(self) -> list[Pair]:
+        shared = ("k, v", "H", "N") if self.over_q else ("q, do", self.kv_heads, "M")
+        section = f"_heads_per_section({shared[0]}, B * {shared[1]}, {shared[2]})"
+        return [*((name, name) for name in self.kernel.dims), ("M_padded", "M_padded"), ("SECTION", section)]
+
+    @property
+    def _tma(self) -> list[str]:
+        return ["TMA"] if self.kernel.tma else []
+
+    @property
+    def sizes(self) -> list[str]:
+        return [name for name, _ in self._sizes]
+
+    @property
+    def signature(self) -> list[str]:
+        matrices = [name for line in self.lines for name, _ in line if name.isupper() and len(line) == 1]
+        rest = [[name for name, _ in line] for line in self.lines[len(matrices) :]]
+        return [", ".join(typed(line)) for line in (matrices, *rest, ["BLOCK_M", "BLOCK_N", *self._tma])]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The lines of the launch."""
+        q, kv = self._tile_name("q"), self._tile_name("k")
+        constants = f"BLOCK_M=config.{q}, BLOCK_N=config.{kv}" + (", TMA=tma" if self.kernel.tma else "")
+        options = "num_warps=config.num_warps, num_stages=config.num_stages"
+        return [*(", ".join(value for _, value in line) for line in self.lines), constants, options]
+
+    @property
+    def grid(self) -> str:
+        tiles = "M_padded // config.BLOCK_N * B * H"
+        return tiles if self.over_q else f"triton.cdiv(N, config.BLOCK_N) * B * {self.kv_heads}"
+
+    @property
+    def _loaded(self) -> frozenset[str]:
+        """Inputs besides q, k and v that this kernel reads."""
+        kernel = self.kernel
+        statements: tuple[Statement, ...] = (
+            *kernel.program,
+            *kernel.outer,
+            *kernel.regions.bounds,
+            *kernel.step.fetches,
+            *kernel.step.masked_fetches,
+        )
+        found = set()
+        for item in statements:
+            match item:
+                case Row(tensor=tensor) | Fetch(load=Load(tensor=tensor)):
+                    found.add(tensor)
+                case Let(value=value):
+                    found |= {node.tensor for node in walk(value) if isinstance(node, Search)}
+        return frozenset(found)

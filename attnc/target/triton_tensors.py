@@ -1,0 +1,68 @@
+"""How backward kernels address q, k, v, o, lse and their gradients: strides, offsets, tile widths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+from attnc.model.tensors import Role, Tensor
+from attnc.plan.error_bound import feature
+from attnc.plan.ir import Module
+from attnc.plan.signature import stride_name
+from attnc.target.triton_kernel import block
+
+#: A kernel parameter and what the launch passes for it.
+Pair: TypeAlias = tuple[str, str]
+
+#: Matrices whose rows are queries; those of the others are keys.
+BY_QUERY = frozenset({"q", "do", "dq", "o"})
+
+
+class Tensors:
+    """The tensors of one module as its backward sees them, by the names that they have there."""
+
+    def __init__(self, module: Module) -> None:
+        found = {arg.tensor.name: arg.tensor for arg in (*module.args, *module.outputs, *module.kept)}
+        self.by_name: dict[str, Tensor] = {
+            **found,
+            **{f"d{name}": replace(found[name], name=f"d{name}") for name in ("q", "k", "v", "o", "lse")},
+        }
+        self.d, self.dv = feature(found["q"]), feature(found["v"])
+        self.padded = (self.d, self.dv) != (block(self.d), block(self.dv))
+
+    def size(self, name: str) -> int:
+        return self.d if name in ("q", "k", "dq", "dk") else self.dv
+
+    def width(self, name: str) -> str:
+        size = self.size(name)
+        return f"{size}, {block(size)}" if self.padded else str(size)
+
+    def strides(self, name: str) -> list[Pair]:
+        """Stride parameters of q, k, v, o, lse or the gradient of one."""
+        tensor = self.by_name[name]
+        names = ((stride_name(tensor, axis), axis) for axis in range(len(tensor.shape)))
+        return [(stride, f"{name}.stride({axis})") for stride, axis in names if stride]
+
+    def rows(self, name: str, tile: str, tma: bool) -> Pair:
+        """The matrix parameter of a tensor, loaded or stored in tiles of this many rows."""
+        tensor = self.by_name[name]
+        roles = (Role.BATCH, Role.HEAD, Role.QUERY if name in BY_QUERY else Role.KEY)
+        axes = ", ".join(str(tensor.axis(role)) for role in roles)
+        if not tma:
+            return name.upper(), name
+        return name.upper(), f"_rows({name}, {axes}, config.{tile}, {block(self.size(name))}, tma)"
+
+    def offset(self, name: str, head: str) -> str:
+        """From the first element to the rows of one head."""
+        tensor = self.by_name[name]
+        terms = [("b", Role.BATCH), (head, Role.HEAD)]
+        return " + ".join(
+            f"{index}.to(tl.int64) * {stride_name(tensor, axis)}"
+            for index, role in terms
+            if (axis := tensor.axis(role)) is not None
+        )
+
+    def extra_strides(self, name: str, tensor: str) -> list[Pair]:
+        """Strides of `name`, which has the shape of the input `tensor`."""
+        rank = len(self.by_name[tensor].shape)
+        return [(f"stride_{name}_{axis}", f"{name}.stride({axis})") for axis in range(rank)]

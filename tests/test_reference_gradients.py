@@ -1,0 +1,104 @@
+"""The reference's gradients against finite differences of the reference itself, and where they must
+vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnc.expr.nodes import Binary, Call, Compare, Const, Dim, Expr, Index, Load
+from attnc.model.attention import Attention, Softmax
+from attnc.model.tensors import DType, Tensor
+from attnc.reference import reference
+from attnc.reference_gradients import gradients
+from tests.test_reference import CAUSAL, HEADS, SCALED, attention, data
+
+H, Q_POS, KV_IDX = Index("h"), Index("q_pos"), Index("kv_idx")
+SLOPE = Load("slope", (H,), (HEADS,), "float")
+PAIR = Load("pair", (Binary("-", Q_POS, KV_IDX),), (Const(4),), "float")
+EXTRAS = (
+    Tensor(name="slope", dtype=DType.F32, shape=(HEADS,)),
+    Tensor(name="pair", dtype=DType.F32, shape=(Const(4),)),
+)
+ALIBI = Binary("-", SCALED, Binary("*", SLOPE, Call("abs", (Binary("-", Q_POS, KV_IDX),))))
+CAPPED = Binary("*", Const(2.0), Call("tanh", (Binary("/", Binary("+", SCALED, PAIR), Const(2.0)),)))
+SINK = Softmax(sink=Binary("*", SLOPE, Const(2.0)))
+
+
+def specimen(score: Expr, mask: Expr, softmax: Softmax) -> tuple[Attention, dict[str, Any]]:
+    tensors = data(m=5, n=4)
+    make = torch.Generator().manual_seed(1)
+    tensors["slope"] = torch.rand(6, generator=make, dtype=torch.float64)
+    tensors["pair"] = torch.randn(4, generator=make, dtype=torch.float64)
+    wanted = replace(attention(score, mask, softmax, EXTRAS), grads=("q", "k", "v", "slope", "pair"))
+    return wanted, tensors
+
+
+def loss(wanted: Attention, tensors: Mapping[str, Any], cotangents: Mapping[str, Any]) -> float:
+    out = reference(wanted, tensors)
+    lse = np.where(np.isneginf(out["lse"]), 0.0, out["lse"])
+    return float((out["o"] * cotangents["o"]).sum() + (lse * cotangents["lse"]).sum())
+
+
+@pytest.mark.parametrize(
+    ("score", "softmax"),
+    [(SCALED, Softmax()), (ALIBI, Softmax()), (CAPPED, Softmax()), (ALIBI, SINK)],
+    ids=["scaled", "alibi", "capped", "sink"],
+)
+def test_agree_with_finite_differences(score: Expr, softmax: Softmax) -> None:
+    wanted, tensors = specimen(score, CAUSAL, softmax)
+    rng = np.random.default_rng(0)
+    out = reference(wanted, tensors)
+    cotangents = {name: rng.standard_normal(value.shape) for name, value in out.items()}
+    cotangents["lse"] = np.where(np.isneginf(out["lse"]), 0.0, cotangents["lse"])
+    found = gradients(wanted, tensors, cotangents)
+    for name in wanted.grads:
+        direction = rng.standard_normal(tensors[name].shape)
+        step = 1e-5 * torch.from_numpy(direction)
+        ends = [loss(wanted, {**tensors, name: tensors[name] + s * step}, cotangents) for s in (1, -1)]
+        assert (ends[0] - ends[1]) / 2e-5 == pytest.approx(
+            (found[name] * direction).sum(), rel=1e-6, abs=1e-8
+        )
+
+
+def test_dropped_keys_get_no_gradient() -> None:
+    p = Tensor(name="p", dtype=DType.F32, shape=())
+    softmax = Softmax(dropout=Load("p", (), (), "float"), seed=Const(7))
+    wanted = replace(attention(SCALED, CAUSAL, softmax, (p,)), grads=("q", "k", "v"))
+    tensors = {**data(m=1, n=6, g=1), "p": 1.0}
+    found = gradients(wanted, tensors, {"o": np.ones((2, 1, 2, 3))})
+    assert all(not value.any() for value in found.values())
+
+
+def test_what_nobody_sees_gets_no_gradient_even_if_it_is_not_a_number() -> None:
+    mask = Compare("<", KV_IDX, Const(2))
+    wanted = replace(attention(SCALED, mask), grads=("q", "k", "v"))
+    tensors = data(m=3, n=4)
+    clean = gradients(wanted, tensors, {"o": np.ones((2, 3, 6, 3))})
+    tensors["k"][:, 2:] = torch.nan
+    tensors["v"][:, 2:] = torch.inf
+    for name, value in gradients(wanted, tensors, {"o": np.ones((2, 3, 6, 3))}).items():
+        np.testing.assert_array_equal(value, clean[name])
+        assert name == "q" or not value[:, 2:].any()
+
+
+def test_rows_that_see_nothing_get_no_gradient() -> None:
+    wanted = replace(attention(SCALED, CAUSAL), grads=("q", "k", "v"))
+    found = gradients(wanted, data(m=5, n=2), {"o": np.ones((2, 5, 6, 3)), "lse": np.ones((2, 6, 5))})
+    assert not found["q"][:, :3].any()
+    assert found["q"][:, 3:].any()
+    assert all(np.isfinite(value).all() for value in found.values())
+
+
+def test_sizes_of_nothing() -> None:
+    wanted = replace(attention(SCALED, CAUSAL), grads=("q", "k", "v"))
+    found = gradients(wanted, data(m=3, n=0), {"o": np.ones((2, 3, 6, 3))})
+    assert found["q"].shape == (2, 3, 6, 4)
+    assert not found["q"].any()
+    assert Dim("M") in wanted.q.shape

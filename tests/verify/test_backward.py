@@ -1,0 +1,272 @@
+"""Generated backward kernels against the reference's gradients, in the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.expr.evaluate import Env, evaluate
+from attnc.model.attention import Attention
+from attnc.model.resolve import resolve
+from attnc.model.tensors import DType
+from attnc.model.variants import variants
+from attnc.plan import ir, plan
+from attnc.reference_gradients import gradients
+from attnc.runtime.loader import load_module
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from attnc.verify.problem import TORCH
+
+SPECS = Path(__file__).parents[2] / "specs"
+FRAME = """attention under_test {{
+  input q: f32[B, M, H, 32]
+  input k, v: f32[B, N, H, 32]
+{inputs}
+  score = {score}
+  mask = {mask}
+  normalize = {softmax}
+  output o: f32[B, M, H, 32]
+  grad {grads}
+}}
+schedule under_test for triton {{
+  tile.q = 32, tile.kv = 32
+  backward {{
+    tile.q = 16, tile.kv = 32
+{schedule}
+  }}
+}}
+"""
+LENGTHS = {"B": 2, "H": 2, "M": 40, "N": 50}
+TALL = {"B": 2, "H": 2, "M": 50, "N": 40}
+
+
+@cache
+def spec(name: str) -> ir.Module:
+    return plan_program(front(SPECS / f"{name}.attn")).modules[0]
+
+
+@cache
+def written(
+    score: str,
+    grads: str,
+    inputs: tuple[str, ...] = (),
+    mask: str = "true",
+    softmax: str = "softmax",
+    schedule: tuple[str, ...] = (),
+) -> ir.Module:
+    text = FRAME.format(
+        score=score,
+        grads=grads,
+        inputs="\n".join(f"  input {line}" for line in inputs),
+        mask=mask,
+        softmax=softmax,
+        schedule="\n".join(f"    {line}" for line in schedule),
+    )
+    program = resolve(parse(Source("test.attn", text)), prelude())
+    return plan(variants(program, program.attentions[0])[0], program.schedules[0])
+
+
+def draw(attention: Attention, dims: Mapping[str, int], given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Inputs of these sizes; floats require a gradient where the spec asks for one."""
+    make = torch.Generator().manual_seed(0)
+    tensors = {}
+    for tensor in attention.inputs:
+        shape = [int(evaluate(size, Env(dims=dims))) for size in tensor.shape]
+        dtype = TORCH[DType(tensor.dtype)]
+        if tensor.name in given:
+            value = torch.tensor(given[tensor.name], dtype=dtype).expand(shape).contiguous()
+        elif dtype.is_floating_point:
+            value = torch.randn(shape, generator=make).to(dtype)
+        else:
+            value = torch.randint(0, 4, shape, generator=make, dtype=dtype).sort(-1).values
+        tensors[tensor.name] = value.requires_grad_(tensor.name in attention.grads)
+    return tensors
+
+
+def run(
+    module: ir.Module, dims: Mapping[str, int], *, lse: bool = True, **given: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, Any], ModuleType]:
+    """The module's gradients and the reference's; lse: with a gradient of lse, where it is an output."""
+    attention = module.variant.attention
+    loaded = load_module(module)
+    tensors = draw(attention, dims, given)
+    function = getattr(loaded, attention.name)
+    config = loaded.Config(16, 32, 4, 1)
+    found = function(*tensors.values(), backward_config=config)
+    values = found if isinstance(found, tuple) else (found,)
+    outputs = {tensor.name: value for tensor, value in zip(attention.outputs, values, strict=True)}
+    make = torch.Generator().manual_seed(1)
+    cotangents = {}
+    for name, value in outputs.items():
+        if name == "o" or lse:
+            random = torch.randn(value.shape, generator=make).to(value.dtype)
+            cotangents[name] = random.where(value.isfinite(), torch.zeros((), dtype=value.dtype))
+    got = torch.autograd.grad(
+        [outputs[name] for name in cotangents],
+        [tensors[name] for name in attention.grads],
+        list(cotangents.values()),
+    )
+    plain = {name: value.detach() for name, value in tensors.items()}
+    return dict(zip(attention.grads, got, strict=True)), gradients(attention, plain, cotangents), loaded
+
+
+def agree(module: ir.Module, dims: Mapping[str, int], *, lse: bool = True, **given: Any) -> None:
+    got, want, _ = run(module, dims, lse=lse, **given)
+    rounding = DType(module.variant.attention.q.dtype).unit_roundoff
+    for name, value in got.items():
+        expected = want[name]
+        scale = np.abs(expected).max(initial=0.0)
+        error = np.abs(value.double().numpy() - expected)
+        assert value.shape == expected.shape
+        assert error.max(initial=0.0) <= 8 * max(rounding, 2.0**-20) * scale + 1e-30, (
+            name,
+            error.max(),
+            scale,
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "given"),
+    [
+        ("full", {**TALL, "B": 1}, {}),
+        ("causal_gqa", {"B": 1, "Hkv": 2, "G": 2, "M": 20, "N": 50}, {}),
+        ("causal_gqa", {"B": 1, "Hkv": 1, "G": 3, "M": 50, "N": 20}, {}),
+        ("local_sink", {"B": 1, "Hkv": 1, "G": 2, "M": 40, "N": 180}, {}),
+        ("odd_dims", {"B": 1, "Hkv": 1, "M": 40, "N": 50}, {}),
+        ("bias", LENGTHS, {}),
+        ("cross", {**LENGTHS, "H": 1}, {}),
+        ("dropout", {**LENGTHS, "H": 1}, {"p": 0.3}),
+        ("dropout", {**LENGTHS, "H": 1}, {"p": 1.0}),
+        ("document", {"B": 2, "Hkv": 1, "G": 2, "M": 30, "N": 40}, {}),
+        ("prefix_document", {"B": 2, "H": 1, "M": 40, "N": 40}, {"prefix": [3, 21]}),
+        ("padding", {**LENGTHS, "H": 1}, {"kv_len": [0, 33]}),
+        ("single", LENGTHS, {}),
+    ],
+)
+def test_specs_are_right(name: str, dims: dict[str, int], given: dict[str, Any]) -> None:
+    agree(spec("f32" if name == "single" else name), dims, **given)
+
+
+SLOPE = ("slope: f32[H]",)
+ALIBI = "dot(q, k) / sqrt(32) - slope[h] * abs(q_pos - kv_idx) * 0.1"
+ROWS = ("row: f32[N, B]", "column: f32[N]")
+PAIRS = ("pair: f32[B, H, M, N]", "turned: f32[B, 1, N, M]", "shared: f32[M, N]")
+PAIRED = (
+    "dot(q, k) / sqrt(32) + pair[b, h, q_idx, kv_idx] * turned[b, 0, kv_idx, q_idx] + shared[q_idx, kv_idx]"
+)
+
+
+@pytest.mark.parametrize("dims", [LENGTHS, TALL], ids=["wide", "tall"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        ("q, k, v, slope", SLOPE, ALIBI, "causal", ()),
+        ("q, k, v, slope", SLOPE, ALIBI, "causal", ("accumulate.dq = atomic",)),
+        ("slope", SLOPE, ALIBI, "causal", ("accumulate.dslope = atomic",)),
+        ("k, slope", SLOPE, ALIBI, "window(5, 3)", ()),
+        ("v", SLOPE, ALIBI, "causal", ()),
+        ("q, k, v, row, column", ROWS, "dot(q, k) * row[q_pos, b] + column[kv_idx]", "causal", ()),
+        (
+            "q, k, v, row, column",
+            ROWS,
+            "dot(q, k) * row[q_pos, b] + column[kv_idx]",
+            "window(7, 2)",
+            ("accumulate.dq = atomic, accumulate.drow = atomic, accumulate.dcolumn = atomic",),
+        ),
+        ("q, row", ROWS, "dot(q, k) * row[q_pos, b] + column[kv_idx]", "true", ("accumulate.dq = atomic",)),
+        ("q, k, v, pair, turned, shared", PAIRS, PAIRED, "causal or kv_idx < 3", ()),
+        ("k, pair, shared", PAIRS, PAIRED, "true", ("accumulate.dshared = atomic",)),
+        ("q, k, v, rel", ("rel: f32[H, R]",), "dot(q, k) / 6 + rel[h, q_pos - kv_idx + 7]", "true", ()),
+        (
+            "q, k, v, u, w",
+            ("u: f32[3]", "w: f32[]"),
+            "u[1] * softcap(dot(q, k) / sqrt(32) * w, 2) + u[2] * kv_idx * 0.01",
+            "causal",
+            (),
+        ),
+    ],
+    ids=lambda module: f"{module[0].replace(', ', '_')}-{module[3][:6]}-{len(module[4])}",
+)
+def test_gradients_of_what_the_score_loads(
+    module: tuple[str, tuple[str, ...], str, str, tuple[str, ...]], dims: dict[str, int]
+) -> None:
+    grads, inputs, score, mask, schedule = module
+    planned = written(score, grads, inputs, mask, schedule=schedule)
+    agree(planned, {**dims, "R": 15})
+
+
+@pytest.mark.parametrize("schedule", [(), ("accumulate.dq = atomic",)], ids=["two_pass", "atomic"])
+def test_gradient_of_the_sink(schedule: tuple[str, ...]) -> None:
+    planned = written(
+        "dot(q, k) / 6 + sink[0, h] * kv_idx * 0.01",
+        "q, sink",
+        ("sink: f32[2, H]",),
+        "window(4, 0)",
+        "softmax(sink = sink[1, h] * 2)",
+        schedule,
+    )
+    agree(planned, LENGTHS)
+    agree(planned, {**TALL, "N": 0})
+
+
+@pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"H": 0}], ids=str)
+def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
+    agree(written(ALIBI, "q, k, v, slope", SLOPE, "causal"), {**LENGTHS, **sizes})
+
+
+def test_wide_heads_have_a_kernel_for_each_gradient() -> None:
+    module = plan_program(front(SPECS / "causal_gqa.attn")).modules[2]
+    assert module.backward is not None
+    assert module.variant.name == "bf16_d256"
+    assert [planned.makes for planned in module.backward.kernels] == [("dk", "dv")], "atomic dq needs both"
+
+
+def test_two_passes_are_deterministic() -> None:
+    planned = written(ALIBI, "q, k, v, slope", SLOPE, "causal")
+    first, second = (run(planned, LENGTHS)[0] for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name])
+
+
+def test_a_gradient_of_o_alone() -> None:
+    agree(spec("cross"), {**LENGTHS, "H": 1}, lse=False)
+
+
+def call(module: ir.Module, **changes: Any) -> Any:
+    tensors = draw(module.variant.attention, LENGTHS, {})
+    loaded = load_module(module)
+    return getattr(loaded, module.variant.attention.name)(*tensors.values(), **changes), tensors
+
+
+def test_no_gradient_is_lost_silently() -> None:
+    planned = written(ALIBI, "q, k, v", SLOPE, "causal")
+    attention = planned.variant.attention
+    tensors = draw(attention, LENGTHS, {})
+    function = getattr(load_module(planned), attention.name)
+    with pytest.raises(RuntimeError, match="slope requires a gradient"):
+        function(*[x.requires_grad_() for x in tensors.values()])
+    with pytest.raises(ValueError, match="out: cannot be given"):
+        call(written(ALIBI, "q, k, v, slope", SLOPE, "causal"), out=torch.empty(2, 40, 2, 32))
+
+
+def test_twice_is_refused() -> None:
+    o, tensors = call(written(ALIBI, "q, k, v, slope", SLOPE, "causal"))
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(o.sum(), tensors["q"], create_graph=True)
+
+
+def test_without_a_gradient_nothing_is_kept() -> None:
+    planned = written(ALIBI, "q, k, v, slope", SLOPE, "causal")
+    with torch.no_grad():
+        o, _ = call(planned)
+    assert o.grad_fn is None
+    assert call(planned)[0].grad_fn is not None
