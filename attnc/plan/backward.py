@@ -38,7 +38,7 @@ from attnc.plan.ir_backward import (
 )
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import portable, shared_memory, tile_width
+from attnc.plan.resources import are_wide, portable, shared_memory, tile_width
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths as lengths_of
 from attnc.plan.signature import kv_heads
@@ -79,10 +79,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule) ->
         kernels.append(maker.kernel("kv", others, ("dq",) if own_dq else (), in_sink, stored=over_kv))
     if over_kv:
         summed = columns if over_q else [*columns, *others]
-        # Two accumulators that wide do not fit the registers: each gets a kernel, at the price of one more
-        # dot.
-        wide = sum(tile_width(feature(tensor)) for tensor in (attention.q, attention.v)) > 256
-        if wide and not atomic_dq:
+        if not atomic_dq and are_wide(*(tile_width(feature(t)) for t in (attention.q, attention.v))):
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), atomic_dq=atomic_dq))

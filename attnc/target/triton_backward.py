@@ -140,6 +140,23 @@ class BackwardText:
     def load_o(self) -> str:
         return self._tile("O", "o")
 
+    def load_vector(self, name: str) -> str:
+        """lse2 or delta of the q tile at hand."""
+        tma = self.kernel.tma
+        return f"_load_vector({name}_head, {'row, ' if tma else ''}q_lo, BLOCK_M{', TMA' if tma else ''})"
+
+    @property
+    def heads(self) -> Iterator[str]:
+        """Pointers to what belongs to one query head, where there are no descriptors."""
+        yield f"q_head = Q + {self.offset('q')}"
+        yield f"do_head = DO + {self.offset('do')}"
+        for name in ("lse2", *(("delta",) if self.needs_dp else ())):
+            yield f"{name}_head = {name.upper()} + row.to(tl.int64) * M_padded"
+
+    @property
+    def reads_first_row(self) -> bool:
+        return any("first_row" in line for line in (*self.sums.starts, *self.sums.ends))
+
     def store(self, name: str) -> str:
         """The store of dq, dk or dv, scaled as the chain rule says."""
         start, stop, rows, head, letter = (
@@ -192,11 +209,11 @@ class BackwardText:
             *(["v"] if self.needs_dp else []),
             "q_head",
             "do_head",
-            "lse2_rows",
+            "lse2_head",
         ]
         if self.needs_dp:
-            own.append("delta_rows")
-        own += [*(["b", "h"] if self.kernel.tma else []), "q_lo", "M"]
+            own.append("delta_head")
+        own += [*(["b", "h", "row"] if self.kernel.tma else []), "q_lo", "M"]
         if self.uses_q_pos:
             own.append("N")
         own += ["stride_qm", "stride_dom"]

@@ -38,8 +38,12 @@ class Parameters:
         strided = [*matrices]
         if self.first is not None:
             pointers += self.first.pointers
-        if self.prologue is None or self.prologue.stored:
-            pointers += [("lse2_ptr", "lse2"), *([("delta_ptr", "delta")] if self.needs_dp else [])]
+        vectors = ["lse2", *(["delta"] if self.needs_dp else [])]
+        if self.prologue is None:
+            passed = "_vectors({}, config.BLOCK_M, tma)" if self.kernel.tma else "{}"
+            own += [(name.upper(), passed.format(name)) for name in vectors]
+        elif self.prologue.stored:
+            pointers += [(f"{name}_ptr", name) for name in vectors]
         if self.chain.atomic_dq:
             pointers.append(("dq_ptr", "dq"))
             strided.append("dq")
@@ -56,7 +60,7 @@ class Parameters:
             for adjoint in adjoints
             if adjoint.accumulate == "atomic"
         ]
-        return [*([pair] for pair in own), pointers, *(line for line in strides if line), self._sizes]
+        return [*([pair] for pair in own), *(line for line in (pointers, *strides) if line), self._sizes]
 
     def _tile_name(self, name: str) -> str:
         """Which tile size of a config a matrix comes in: the pass over q tiles mirrors the one over kv

@@ -105,6 +105,19 @@ def _store_rows(
 
 
 @triton.jit
+def _load_vector(x, row, start, SIZE: tl.constexpr, TMA: tl.constexpr):
+    """Elements start .. start + SIZE - 1 of a row that is padded to whole tiles, so that no mask is needed.
+
+    x is a descriptor of all rows (TMA), or a pointer to this one.
+    """
+    if TMA:
+        vector = x.load([row, start]).reshape(SIZE)
+    else:
+        vector = tl.load(x + start + tl.arange(0, SIZE))
+    return vector
+
+
+@triton.jit
 def _forward_step(
     acc, l, m, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, TMA: tl.constexpr,
@@ -288,15 +301,15 @@ def odd_dims_backward_dq(
 
 @triton.jit
 def _backward_dkdv_step(
-    dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, N, stride_qm, stride_dom, kv_idx,
-    MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
+    dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
+    kv_idx, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
     """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 80, 128, TMA)
-    lse2 = tl.load(lse2_rows + q_idx)
-    delta = tl.load(delta_rows + q_idx)
+    lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
+    delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)
     do = _load_rows(do_head, b, h, q_lo, M, stride_dom, BLOCK_M, 96, 128, TMA)
     s = tl.dot(k, q.T)
     dp = tl.dot(v, do.T)
@@ -313,8 +326,7 @@ def _backward_dkdv_step(
 
 @triton.jit(do_not_specialize=["B", "H", "G", "M", "N", "Hkv", "M_padded", "SECTION"])
 def odd_dims_backward_dkdv(
-    Q, K, V, DO, DK, DV,
-    lse2_ptr, delta_ptr,
+    Q, K, V, DO, DK, DV, LSE2, DELTA,
     stride_qb, stride_qm, stride_qh,
     stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh,
@@ -348,26 +360,26 @@ def odd_dims_backward_dkdv(
 
     for group in range(0, G):  # the query heads that share this KV head
         h = h_kv * G + group
+        row = b * H + h
         if TMA:
-            q_head, do_head = Q, DO
+            q_head, do_head, lse2_head, delta_head = Q, DO, LSE2, DELTA
         else:
             q_head = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
             do_head = DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
-        first_row = (b * H + h).to(tl.int64) * M_padded
-        lse2_rows = lse2_ptr + first_row
-        delta_rows = delta_ptr + first_row
+            lse2_head = LSE2 + row.to(tl.int64) * M_padded
+            delta_head = DELTA + row.to(tl.int64) * M_padded
         # causal: which q tiles are partial, and which are full
         lo = tl.maximum(kv_lo + M - N, 0) // BLOCK_M * BLOCK_M
         full_lo = tl.minimum((tl.maximum(kv_hi + M - N, 0) + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M, M)
         for q_lo in range(lo, full_lo, BLOCK_M):
             dk, dv = _backward_dkdv_step(
-                dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, N, stride_qm, stride_dom,
-                kv_idx, MASKED=True, BLOCK_M=BLOCK_M, TMA=TMA,
+                dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm,
+                stride_dom, kv_idx, MASKED=True, BLOCK_M=BLOCK_M, TMA=TMA,
             )
         for q_lo in range(full_lo, M, BLOCK_M):
             dk, dv = _backward_dkdv_step(
-                dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, N, stride_qm, stride_dom,
-                kv_idx, MASKED=False, BLOCK_M=BLOCK_M, TMA=TMA,
+                dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm,
+                stride_dom, kv_idx, MASKED=False, BLOCK_M=BLOCK_M, TMA=TMA,
             )
 
     _store_rows(
@@ -589,7 +601,8 @@ def _gradients(
             _rows(do, 0, 2, 1, config.BLOCK_M, 128, tma),
             _rows(dk, 0, 2, 1, config.BLOCK_N, 128, tma),
             _rows(dv, 0, 2, 1, config.BLOCK_N, 128, tma),
-            lse2, delta,
+            _vectors(lse2, config.BLOCK_M, tma),
+            _vectors(delta, config.BLOCK_M, tma),
             q.stride(0), q.stride(1), q.stride(2),
             k.stride(0), k.stride(1), k.stride(2),
             v.stride(0), v.stride(1), v.stride(2),
@@ -613,6 +626,14 @@ def _choose_backward(device: torch.device) -> Config:
 
 def _wants_gradient(*inputs: object) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _vectors(x: torch.Tensor, BLOCK: int, tma: bool) -> TensorDescriptor | torch.Tensor:
+    """A descriptor of f32[B, H, M_padded] as rows, loaded BLOCK elements at a time."""
+    if not tma:
+        return x
+    heads, size = x.shape[0] * x.shape[1], x.shape[2]
+    return TensorDescriptor(x, [heads, size], [size, 1], [1, BLOCK])
 
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:

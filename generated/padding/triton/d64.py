@@ -106,6 +106,19 @@ def _store_rows(
 
 
 @triton.jit
+def _load_vector(x, row, start, SIZE: tl.constexpr, TMA: tl.constexpr):
+    """Elements start .. start + SIZE - 1 of a row that is padded to whole tiles, so that no mask is needed.
+
+    x is a descriptor of all rows (TMA), or a pointer to this one.
+    """
+    if TMA:
+        vector = x.load([row, start]).reshape(SIZE)
+    else:
+        vector = tl.load(x + start + tl.arange(0, SIZE))
+    return vector
+
+
+@triton.jit
 def _forward_step(
     acc, l, m, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, kv_len, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, TMA: tl.constexpr,
@@ -281,14 +294,14 @@ def padding_backward_dq(
 
 @triton.jit
 def _backward_dkdv_step(
-    dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, stride_qm, stride_dom, kv_idx,
+    dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, stride_qm, stride_dom, kv_idx,
     kv_len, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
     """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
-    lse2 = tl.load(lse2_rows + q_idx)
-    delta = tl.load(delta_rows + q_idx)
+    lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
+    delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)
     do = _load_rows(do_head, b, h, q_lo, M, stride_dom, BLOCK_M, 64, TMA)
     s = tl.dot(k, q.T)
     dp = tl.dot(v, do.T)
@@ -305,8 +318,8 @@ def _backward_dkdv_step(
 
 @triton.jit(do_not_specialize=["B", "H", "M", "N", "M_padded", "SECTION"])
 def padding_backward_dkdv(
-    Q, K, V, DO, DK, DV,
-    lse2_ptr, delta_ptr, kv_len_ptr,
+    Q, K, V, DO, DK, DV, LSE2, DELTA,
+    kv_len_ptr,
     stride_qb, stride_qh, stride_qm,
     stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn,
@@ -338,26 +351,26 @@ def padding_backward_dkdv(
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
+    row = b * H + h
     if TMA:
-        q_head, do_head = Q, DO
+        q_head, do_head, lse2_head, delta_head = Q, DO, LSE2, DELTA
     else:
         q_head = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         do_head = DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
-    first_row = (b * H + h).to(tl.int64) * M_padded
-    lse2_rows = lse2_ptr + first_row
-    delta_rows = delta_ptr + first_row
+        lse2_head = LSE2 + row.to(tl.int64) * M_padded
+        delta_head = DELTA + row.to(tl.int64) * M_padded
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     # kv_idx < kv_len[b]: which q tiles are partial, and which are full
     hi = tl.minimum(tl.where(kv_lo < kv_len, M, 0), M)
     full_hi = tl.maximum(tl.minimum(tl.where(kv_hi < kv_len, M, 0), M), 0) // BLOCK_M * BLOCK_M
     for q_lo in range(0, full_hi, BLOCK_M):
         dk, dv = _backward_dkdv_step(
-            dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, stride_qm, stride_dom,
+            dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, stride_qm, stride_dom,
             kv_idx, kv_len, MASKED=False, BLOCK_M=BLOCK_M, TMA=TMA,
         )
     for q_lo in range(full_hi, hi, BLOCK_M):
         dk, dv = _backward_dkdv_step(
-            dk, dv, k, v, q_head, do_head, lse2_rows, delta_rows, b, h, q_lo, M, stride_qm, stride_dom,
+            dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, stride_qm, stride_dom,
             kv_idx, kv_len, MASKED=True, BLOCK_M=BLOCK_M, TMA=TMA,
         )
 
@@ -580,7 +593,9 @@ def _gradients(
             _rows(do, 0, 1, 2, config.BLOCK_M, 64, tma),
             _rows(dk, 0, 1, 2, config.BLOCK_N, 64, tma),
             _rows(dv, 0, 1, 2, config.BLOCK_N, 64, tma),
-            lse2, delta, kv_len,
+            _vectors(lse2, config.BLOCK_M, tma),
+            _vectors(delta, config.BLOCK_M, tma),
+            kv_len,
             q.stride(0), q.stride(1), q.stride(2),
             k.stride(0), k.stride(1), k.stride(2),
             v.stride(0), v.stride(1), v.stride(2),
@@ -605,6 +620,14 @@ def _choose_backward(device: torch.device) -> Config:
 
 def _wants_gradient(*inputs: object) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _vectors(x: torch.Tensor, BLOCK: int, tma: bool) -> TensorDescriptor | torch.Tensor:
+    """A descriptor of f32[B, H, M_padded] as rows, loaded BLOCK elements at a time."""
+    if not tma:
+        return x
+    heads, size = x.shape[0] * x.shape[1], x.shape[2]
+    return TensorDescriptor(x, [heads, size], [size, 1], [1, BLOCK])
 
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:
