@@ -14,6 +14,7 @@ from attnc import __version__
 from attnc.model.attention import Attention
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.scores import LOG2E
+from attnc.plan.storage import is_plain
 from attnc.resources import resource
 from attnc.source import Span
 from attnc.target.layout import tidy
@@ -23,6 +24,7 @@ from attnc.target.triton_backward_host import BackwardHostText
 from attnc.target.triton_decode import DecodeHost, DecodeText
 from attnc.target.triton_host import HostText, signature
 from attnc.target.triton_kernel import KernelText
+from attnc.target.triton_operator import OperatorText
 
 GLOSSARY = """\
 Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row maximum, l running row sum,
@@ -68,6 +70,7 @@ def render(
         host=host_of(module, kernel, text),
         header=_header(module, path, sha256),
         back=back,
+        operator=OperatorText(module, kernels) if is_plain(module.variant.attention) else None,
         numbers=_numbers(kernel, kernels),
         tuning={
             "configs": [_config(kernel, at) for at in range(len(kernel.configs))],

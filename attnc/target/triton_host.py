@@ -52,6 +52,12 @@ class HostText:
         return [*tensors, "*", *keywords]
 
     @property
+    def default_options(self) -> str:
+        """Whether the caller leaves all choices to the module."""
+        names = ["out", *(arg.tensor.name for arg in self.module.kept), "config"]
+        return " and ".join(f"{name} is None" for name in names)
+
+    @property
     def return_type(self) -> str:
         many = f"tuple[{', '.join(['torch.Tensor'] * len(self.results))}]"
         return "torch.Tensor" if len(self.results) == 1 else many

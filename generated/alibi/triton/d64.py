@@ -413,6 +413,10 @@ def alibi(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if torch.compiler.is_compiling() and out is None and lse is None and config is None:
+        _register()
+        o, lse = torch.ops.attnc.alibi_d64_2d4c0991(q, k, v, slope)
+        return o
     if _wants_gradient(q, k, v, slope):
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
@@ -641,3 +645,66 @@ def _vectors(x: torch.Tensor, BLOCK: int, tma: bool) -> TensorDescriptor | torch
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:
     return 0 if x is None else x.stride(axis)
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """alibi as an operator: always o, lse, never with gradients of its own."""
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    with torch.no_grad():
+        o = alibi(q, k, v, slope, lse=lse)
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    B, M, H, _ = q.shape
+    _, N, _, _ = k.shape
+    o = torch.empty((B, M, H, 64), dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_backward(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor, o: torch.Tensor,
+    lse: torch.Tensor,
+) -> list[torch.Tensor]:
+    """dq, dk, dv, dslope as an operator; it has no derivative."""
+    return [x.contiguous() for x in _gradients(do, q, k, v, slope, o, lse, None)]
+
+
+def _operate_backward_fake(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor, o: torch.Tensor,
+    lse: torch.Tensor,
+) -> list[torch.Tensor]:
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, slope,)]
+
+
+def _keep(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _pull(ctx, do, dlse):
+    dq, dk, dv, dslope = torch.ops.attnc.alibi_d64_2d4c0991_backward(do, *ctx.saved_tensors)
+    return dq, dk, dv, dslope
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.alibi_d64_2d4c0991, the first time that torch.compile meets alibi."""
+    if hasattr(torch.ops.attnc, "alibi_d64_2d4c0991"):
+        return True
+    forward = torch.library.custom_op("attnc::alibi_d64_2d4c0991", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    backward = torch.library.custom_op(
+        "attnc::alibi_d64_2d4c0991_backward", _operate_backward, mutates_args=(),
+    )
+    backward.register_fake(_operate_backward_fake)
+    forward.register_autograd(_pull, setup_context=_keep)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+_register._dynamo_marked_constant = True

@@ -429,6 +429,9 @@ def local_sink(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if torch.compiler.is_compiling() and out is None and config is None:
+        _register()
+        return torch.ops.attnc.local_sink_w128_d64_de3a6ad4(q, k, v, sink)
     if _wants_gradient(q, k, v, sink):
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
@@ -660,3 +663,65 @@ def _vectors(x: torch.Tensor, BLOCK: int, tma: bool) -> TensorDescriptor | torch
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:
     return 0 if x is None else x.stride(axis)
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """local_sink as an operator: always o, lse, never with gradients of its own."""
+    with torch.no_grad():
+        o, lse = local_sink(q, k, v, sink)
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    B, M, H, _ = q.shape
+    _, N, Hkv, _ = k.shape
+    o = torch.empty((B, M, H, 64), dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_backward(
+    do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    sink: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+) -> list[torch.Tensor]:
+    """dq, dk, dv, dsink as an operator; it has no derivative."""
+    return [x.contiguous() for x in _gradients(do, dlse, q, k, v, sink, o, lse, None)]
+
+
+def _operate_backward_fake(
+    do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    sink: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+) -> list[torch.Tensor]:
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, sink,)]
+
+
+def _keep(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _pull(ctx, do, dlse):
+    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w128_d64_de3a6ad4_backward(do, dlse, *ctx.saved_tensors)
+    return dq, dk, dv, dsink
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.local_sink_w128_d64_de3a6ad4, the first time that torch.compile meets local_sink."""
+    if hasattr(torch.ops.attnc, "local_sink_w128_d64_de3a6ad4"):
+        return True
+    forward = torch.library.custom_op("attnc::local_sink_w128_d64_de3a6ad4", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    backward = torch.library.custom_op(
+        "attnc::local_sink_w128_d64_de3a6ad4_backward", _operate_backward, mutates_args=(),
+    )
+    backward.register_fake(_operate_backward_fake)
+    forward.register_autograd(_pull, setup_context=_keep)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+_register._dynamo_marked_constant = True

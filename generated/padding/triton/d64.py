@@ -405,6 +405,9 @@ def padding(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if torch.compiler.is_compiling() and out is None and config is None:
+        _register()
+        return torch.ops.attnc.padding_d64_5df527ea(q, k, v, kv_len)
     if _wants_gradient(q, k, v):
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
@@ -632,3 +635,65 @@ def _vectors(x: torch.Tensor, BLOCK: int, tma: bool) -> TensorDescriptor | torch
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:
     return 0 if x is None else x.stride(axis)
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """padding as an operator: always o, lse, never with gradients of its own."""
+    with torch.no_grad():
+        o, lse = padding(q, k, v, kv_len)
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    B, H, M, _ = q.shape
+    _, _, N, _ = k.shape
+    o = torch.empty((B, H, M, 64), dtype=torch.float16, device=q.device)
+    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_backward(
+    do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    kv_len: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+) -> list[torch.Tensor]:
+    """dq, dk, dv as an operator; it has no derivative."""
+    return [x.contiguous() for x in _gradients(do, dlse, q, k, v, kv_len, o, lse, None)]
+
+
+def _operate_backward_fake(
+    do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    kv_len: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+) -> list[torch.Tensor]:
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+
+
+def _keep(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _pull(ctx, do, dlse):
+    dq, dk, dv = torch.ops.attnc.padding_d64_5df527ea_backward(do, dlse, *ctx.saved_tensors)
+    return dq, dk, dv, None
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.padding_d64_5df527ea, the first time that torch.compile meets padding."""
+    if hasattr(torch.ops.attnc, "padding_d64_5df527ea"):
+        return True
+    forward = torch.library.custom_op("attnc::padding_d64_5df527ea", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    backward = torch.library.custom_op(
+        "attnc::padding_d64_5df527ea_backward", _operate_backward, mutates_args=(),
+    )
+    backward.register_fake(_operate_backward_fake)
+    forward.register_autograd(_pull, setup_context=_keep)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+_register._dynamo_marked_constant = True

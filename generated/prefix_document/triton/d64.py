@@ -487,6 +487,10 @@ def prefix_document(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if torch.compiler.is_compiling() and out is None and lse is None and config is None:
+        _register()
+        o, lse = torch.ops.attnc.prefix_document_d64_78c7be96(q, k, v, doc, prefix)
+        return o
     if _wants_gradient(q, k, v):
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
@@ -718,3 +722,66 @@ def _vectors(x: torch.Tensor, BLOCK: int, tma: bool) -> TensorDescriptor | torch
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:
     return 0 if x is None else x.stride(axis)
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, doc: torch.Tensor, prefix: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """prefix_document as an operator: always o, lse, never with gradients of its own."""
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    with torch.no_grad():
+        o = prefix_document(q, k, v, doc, prefix, lse=lse)
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, doc: torch.Tensor, prefix: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    B, M, H, _ = q.shape
+    _, N, _, _ = k.shape
+    o = torch.empty((B, M, H, 64), dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_backward(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, doc: torch.Tensor,
+    prefix: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+) -> list[torch.Tensor]:
+    """dq, dk, dv as an operator; it has no derivative."""
+    return [x.contiguous() for x in _gradients(do, q, k, v, doc, prefix, o, lse, None)]
+
+
+def _operate_backward_fake(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, doc: torch.Tensor,
+    prefix: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+) -> list[torch.Tensor]:
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+
+
+def _keep(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _pull(ctx, do, dlse):
+    dq, dk, dv = torch.ops.attnc.prefix_document_d64_78c7be96_backward(do, *ctx.saved_tensors)
+    return dq, dk, dv, None, None
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.prefix_document_d64_78c7be96, the first time that torch.compile meets prefix_document."""
+    if hasattr(torch.ops.attnc, "prefix_document_d64_78c7be96"):
+        return True
+    forward = torch.library.custom_op("attnc::prefix_document_d64_78c7be96", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    backward = torch.library.custom_op(
+        "attnc::prefix_document_d64_78c7be96_backward", _operate_backward, mutates_args=(),
+    )
+    backward.register_fake(_operate_backward_fake)
+    forward.register_autograd(_pull, setup_context=_keep)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+_register._dynamo_marked_constant = True

@@ -203,6 +203,9 @@ def softcap(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if torch.compiler.is_compiling() and out is None and config is None:
+        _register()
+        return torch.ops.attnc.softcap_d256_d4aeccfa(q, k, v)
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 256), q)
     _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 256), q)
     if Hkv == 0 or H % Hkv:
@@ -312,3 +315,31 @@ def _rows(
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
     return torch.cuda.device(device if device.type == "cuda" else -1)
+
+
+def _operate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """softcap as an operator: always o, never with gradients of its own."""
+    with torch.no_grad():
+        o = softcap(q, k, v)
+    return o
+
+
+def _operate_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Shapes and types of the results."""
+    B, M, H, _ = q.shape
+    _, N, Hkv, _ = k.shape
+    o = torch.empty((B, M, H, 256), dtype=torch.bfloat16, device=q.device)
+    return o
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.softcap_d256_d4aeccfa, the first time that torch.compile meets softcap."""
+    if hasattr(torch.ops.attnc, "softcap_d256_d4aeccfa"):
+        return True
+    forward = torch.library.custom_op("attnc::softcap_d256_d4aeccfa", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+_register._dynamo_marked_constant = True
