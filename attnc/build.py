@@ -23,6 +23,7 @@ from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
 from attnc.model.variants import variants
 from attnc.plan import ir
+from attnc.plan.cuda import PORTABLE
 from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
 from attnc.plan.mask_findings import check_mask
@@ -31,10 +32,10 @@ from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse
 from attnc.syntax.prelude import prelude
 from attnc.target.dispatch import render_dispatch
-from attnc.target.render import render
+from attnc.target.files import render_files
 
 #: What there are templates for.
-TARGETS = frozenset({"triton"})
+TARGETS = frozenset({"triton", *(f"cuda.{arch}" for arch in PORTABLE)})
 #: A file below the output folder is ours to replace or remove if this stands in its first lines.
 MARK = "attnc compile"
 _HEAD = 4000
@@ -111,12 +112,12 @@ def compile_program(program: Program, name: str, tuned: Source | None = None) ->
     choices = () if tuned is None else load_tuned(tuned)
     sha256 = digest(program.source)
     families: dict[str, list[ir.Module]] = {}
-    outputs = []
+    outputs: list[Output] = []
     for module in planned.modules:
         folder = folder_of(module)
         families.setdefault(folder, []).append(module)
-        text = render(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
-        outputs.append(Output(path=f"{folder}/{module.variant.name}.py", text=text))
+        files = render_files(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
+        outputs += (Output(path=f"{folder}/{file}", text=text) for file, text in files.items())
     for folder, family in families.items():
         attention = program.attention(family[0].variant.attention.name)
         outputs.append(Output(path=f"{folder}/__init__.py", text=render_dispatch(attention, family, name)))
@@ -234,7 +235,7 @@ def _not_compiled(schedule: Schedule, span: Span) -> Diagnostic:
         f"the target '{name}' is not compiled yet",
         span,
         "checked, but makes no file",
-        hints=(f"targets that are compiled: {', '.join(sorted(TARGETS))}",),
+        hints=("a schedule for 'cuda.sm_80' runs on this architecture too",),
     )
 
 

@@ -20,7 +20,8 @@ def test_every_spec_compiles_to_python(path: Path) -> None:
     compiled = compile_spec(path, ROOT)
     assert compiled.outputs
     for output in compiled.outputs:
-        compile(output.text, output.path, "exec")
+        if output.path.endswith(".py"):
+            compile(output.text, output.path, "exec")
         assert f"attnc compile specs/{path.name}" in output.text
         assert str(ROOT) not in output.text
         assert output.text.endswith("\n")

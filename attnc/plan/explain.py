@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from attnc.expr.nodes import TRUE
@@ -17,10 +17,12 @@ from attnc.expr.show import show
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType
 from attnc.plan import ir
+from attnc.plan.cuda import cuda_estimate
 from attnc.plan.device import Device
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
-from attnc.plan.resources import estimate, features
+from attnc.plan.resources import Estimate, estimate, features
+from attnc.plan.traffic import Traffic, traffic
 from attnc.plan.tuned import as_knobs
 from attnc.source import Span
 
@@ -45,6 +47,8 @@ class Roofline:
     """Lower bounds of the run time of one launch, in microseconds, and the work they come from."""
 
     shape: str
+    picture: Picture
+    heads: int
     flops: float
     bytes: float
     exponentials: float
@@ -110,7 +114,7 @@ def as_text(e: Explanation) -> str:
 
 def as_dict(e: Explanation) -> dict[str, Any]:
     """The explanation for a program."""
-    needs = estimate(_config(e), e.module.variant, e.device)
+    needs = _needs(e)
     bound = e.kernel.bound
     return {
         "attention": e.module.variant.attention.name,
@@ -150,6 +154,7 @@ def as_dict(e: Explanation) -> dict[str, Any]:
             "exp2_us": round(e.roofline.exp2_us, 2),
             "bound": e.roofline.bound,
         },
+        "traffic": None if (moved := _traffic(e)) is None else asdict(moved),
         "error_bound": {
             "p_roundoff": bound.p_dtype.unit_roundoff,
             "o_roundoff": bound.o_dtype.unit_roundoff,
@@ -208,7 +213,7 @@ def _mask(e: Explanation) -> Iterator[str]:
 
 
 def _resources(e: Explanation) -> Iterator[str]:
-    needs = estimate(_config(e), e.module.variant, e.device)
+    needs = _needs(e)
     yield f"shared memory: {needs.shared} B of {e.device.shared_per_block} B a block (estimate)"
     yield from (f"  {b.name:4} {b.bytes:8} B  {b.shape}" for b in needs.buffers)
     registers = ", ".join(f"{name} {count}" for name, count in needs.registers.items())
@@ -233,6 +238,11 @@ def _speed(e: Explanation) -> Iterator[str]:
     )
     yield from (f"  {name:12} {us:9.1f} us  {work}" for name, us, work in rows)
     yield f"  bound by {r.bound}: no launch takes less than {r.us:.1f} us"
+    moved = _traffic(e)
+    if moved is not None:
+        asked, written = moved.global_read * 1e-6, moved.global_written * 1e-6
+        yield f"  asked of global memory: {asked:.0f} MB, written to it: {written:.0f} MB"
+        yield f"  through shared memory: {moved.shared * 1e-9:.2f} GB"
 
 
 def _accuracy(e: Explanation) -> Iterator[str]:
@@ -302,6 +312,8 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     moved = float(heads * size * (p.queries * (d + dv) + p.keys * (d + dv)))
     return Roofline(
         shape=f"M = N = {p.keys}, {heads} heads in all, {p.visited} of {p.tiles} tiles visited",
+        picture=p,
+        heads=heads,
         flops=flops,
         bytes=moved,
         exponentials=elements,
@@ -341,6 +353,18 @@ def _guard(loop: ir.Loop) -> str | None:
 
 def _place(span: Span | None) -> str:
     return "-" if span is None else f"{span.source.path}:{span.line}"
+
+
+def _needs(e: Explanation) -> Estimate:
+    config, layout = _config(e), e.kernel.cuda
+    return estimate(config, e.module.variant, e.device) if layout is None else cuda_estimate(layout, config)
+
+
+def _traffic(e: Explanation) -> Traffic | None:
+    """Of all heads of the roofline's shape."""
+    if e.kernel.cuda is None:
+        return None
+    return traffic(e.kernel, e.kernel.cuda, _config(e), e.roofline.picture).times(e.roofline.heads)
 
 
 def _config(e: Explanation) -> Any:

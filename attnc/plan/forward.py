@@ -13,6 +13,7 @@ from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Schedule
+from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax, Statement
 from attnc.plan.loads import LoadNames
@@ -37,8 +38,14 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     """The forward kernel of a normalised attention (`signature.normalise`); the schedule is known to be
     lowerable.
     """
-    choices = portable(configs(schedule, "forward", variant), variant, schedule)
+    on_cuda = schedule.target.startswith(PREFIX)
+    choices = (
+        cuda_configs(variant, schedule)
+        if on_cuda
+        else portable(configs(schedule, "forward", variant), variant, schedule)
+    )
     default = choices[0]
+    layout = cuda_layout(variant, default, schedule) if on_cuda else None
     inner: Axis = "kv" if default["loops"] == ("q", "kv") else "q"
     names = LoadNames()
     places = rows(attention, names)
@@ -69,7 +76,11 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         softmax=softmax,
         tma=not lines and is_plain(attention),
         configs=choices,
-        shared=tuple(shared_memory(config, variant) for config in choices),
+        shared=tuple(
+            sum(layout.shared_memory(config).values()) if layout else shared_memory(config, variant)
+            for config in choices
+        ),
+        cuda=layout,
         bound=error_bound(attention, choices, softmax),
         rows=places,
         stored=stored(attention),

@@ -19,6 +19,7 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.access import Rows, Sequences
+from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir_decode import Pack, Part, Split
 from attnc.source import Span
 
@@ -249,7 +250,8 @@ class Kernel:
     and V tiles may come through tensor descriptors; shared: bytes of shared memory that one block of each
     config needs, the most over the supported devices; rows: where the rows of q, k, v and o lie, those that
     are not in ordinary tensors; stored: rows of o that the program's sequence has, of which only the first M
-    exist; pack, split, parts: see `ir_decode`, for the structure "decode" alone.
+    exist; pack, split, parts: see `ir_decode`, for the structure "decode" alone; cuda: how a CUDA kernel
+    lies on the machine (None for Triton).
     """
 
     name: str
@@ -271,6 +273,7 @@ class Kernel:
     pack: Pack | None = None
     split: Split | None = None
     parts: tuple[Part, ...] = ()
+    cuda: CudaLayout | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from attnc.diagnostics import Diagnostic, Label
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
+from attnc.plan.cuda import check_cuda
 from attnc.plan.decode import is_decode
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.signature import arguments, normalise, unbound
@@ -23,22 +24,19 @@ _STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
 
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Every reason why this target cannot compile this variant under this schedule."""
-    if schedule.target != "triton":
-        message = f"the target '{schedule.target}' cannot be compiled yet"
-        yield _unsupported(
-            message, schedule.span, "planned", "compile the 'triton' schedule of this attention"
-        )
-        return
-    yield from _sizes(variant)
     knobs = schedule.knobs.get("forward", {})
-    for knob in knobs.values():
-        yield from _knob(knob)
+    yield from _sizes(variant)
+    if schedule.target == "triton":
+        for knob in knobs.values():
+            yield from _knob(knob)
+    else:
+        yield from check_cuda(variant, schedule)
     if "combine" in schedule.knobs:
         for knob in schedule.knobs["combine"].values():
             yield _unsupported(
                 "the combine kernel has nothing to configure on Triton", knob.span, "one row per program"
             )
-    if is_decode(schedule):
+    if schedule.target == "triton" and is_decode(schedule):
         yield from _decode(variant, knobs)
     yield from _backward(variant, schedule)
     loops = knobs.get("loops")
@@ -103,12 +101,15 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """A warning where the spec asks for gradients that are not generated yet."""
     attention = variant.attention
+    reason = "q, k or v is packed or paged, or the schedule decodes"
+    if schedule.target != "triton":
+        reason = f"a schedule for {schedule.target} makes a forward kernel"
     if attention.grads and not has_backward(attention, schedule) and attention.span is not None:
         yield Diagnostic(
             code="W0802",
             severity="warning",
             message=f"gradients of '{attention.name}' are not generated yet",
-            primary=Label(attention.span, "q, k or v is packed or paged, or the schedule decodes"),
+            primary=Label(attention.span, reason),
             notes=("the generated callable refuses tensors that require a gradient",),
             hints=("call it under torch.no_grad(), or on detached tensors",),
         )

@@ -43,3 +43,11 @@ def store(text: str, suffix: str = ".py") -> Path:
         file.write(text)
     Path(temporary).replace(path)
     return path
+
+
+def store_bytes(path: Path, content: bytes) -> None:
+    """Writes a file of the cache in one step: it is never seen half written."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(temporary).replace(path)

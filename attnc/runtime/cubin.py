@@ -19,6 +19,7 @@ from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.resources import features
 from attnc.runtime.loader import load_module
+from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.triton_kernel import MATRICES, block
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -103,6 +104,10 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
     cuobjdump.
     """
     kernel, config = module.kernels[0], module.kernels[0].configs[position]
+    if kernel.cuda is not None:
+        host: Any = load_module(module)
+        cubin = compile_cubin(host._source(), host._options(host.CONFIGS[position], 1, device.arch))
+        return Usage(registers=cubin.registers, stack=cubin.stack, shared=kernel.shared[position])
     function = getattr(load_module(module), kernel.name)
     constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"]}
     constants["TMA"] = kernel.tma and device.has_tma

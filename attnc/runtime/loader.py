@@ -4,24 +4,27 @@ first.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
 from attnc.build import digest
 from attnc.plan import ir
 from attnc.plan.tuned import Choice, tuned_choices
-from attnc.runtime.cache import store
-from attnc.target.render import render
+from attnc.runtime.cache import cache_folder, store, store_bytes
+from attnc.target.files import render_files
 
 
 def load_module(module: ir.Module, choices: Iterable[Choice] = ()) -> ModuleType:
     """Renders a planned module and imports it; its attribute with the attention's name is the callable."""
     source = module.variant.source
     tuned = tuned_choices(module, choices)
-    return load_text(render(module, path=Path(source.path).name, sha256=digest(source), tuned=tuned))
+    name = Path(source.path).name
+    return load_files(render_files(module, path=name, sha256=digest(source), tuned=tuned))
 
 
 def load_text(text: str) -> ModuleType:
@@ -29,9 +32,22 @@ def load_text(text: str) -> ModuleType:
     return load_file(store(text))
 
 
+def load_files(files: Mapping[str, str]) -> ModuleType:
+    """Imports the Python module among files that belong side by side; equal files give the same module."""
+    (module,) = (name for name in files if name.endswith(".py"))
+    if len(files) == 1:
+        return load_text(files[module])
+    folder = cache_folder() / hashlib.sha256("\0".join(chain(*files.items())).encode()).hexdigest()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for name, text in files.items():
+        if not (folder / name).is_file():
+            store_bytes(folder / name, text.encode())
+    return load_file(folder / module)
+
+
 def load_file(path: Path) -> ModuleType:
     """Imports a file under a name of its own, without touching sys.path. Raises what the file raises."""
-    name = f"attnc_generated_{path.stem}"
+    name = f"attnc_generated_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

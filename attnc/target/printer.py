@@ -7,7 +7,7 @@ broadcasts (`q_pos[:, None]`, `kv_idx[None, :]`) inside a two-dimensional expres
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from attnc.expr.nodes import (
@@ -27,6 +27,7 @@ from attnc.expr.nodes import (
     Param,
     Ref,
     Search,
+    walk,
 )
 from attnc.plan.loads import is_nonnegative
 
@@ -40,7 +41,10 @@ class Syntax:
     binding: how tightly each operator binds (larger is tighter); comparisons never chain in kernel text.
     spelling: text of an operator where it is not the spec's. functions: text of an intrinsic. floor_div,
     floor_mod: functions for dividends that may be negative, where the target's own operators truncate.
-    broadcast: suffix of a vector along an axis in a tile. widen: the 64-bit form of an integer.
+    broadcast: suffix of a vector along an axis in a tile. widen: the 64-bit form of an integer;
+    alike: of an argument beside one of 64 bits.
+    An intrinsic may have a spelling for each type of its result (`abs:int`). number: text of a constant;
+    to_float: what makes a float of an int dividend, where `/` of two ints is another operation.
     """
 
     binding: Mapping[str, int]
@@ -53,7 +57,10 @@ class Syntax:
     false: str
     infinity: str
     search: Callable[[Search, Callable[[Expr], str]], str]
+    number: Callable[[int | float], str] = repr
+    to_float: str = ""
     widen: str = "{}"
+    alike: str = "{}"
 
 
 #: Positions, lengths and sizes stay below 2^24: a factor from here on can carry products beyond 31 bits.
@@ -123,11 +130,27 @@ class Printer:
             case Or(operands=operands):
                 return self._infix("or", operands)
             case Call(function=function, args=args):
-                return f"{self.syntax.functions[function]}({', '.join(map(self, args))})", ATOM
+                functions = self.syntax.functions
+                name = functions.get(f"{function}:{expr.type}") or functions[function]
+                shown = self._alike(args) if expr.type == "int" else map(self, args)
+                return (
+                    f"{name}({', '.join(shown)})",
+                    ATOM,
+                )
             case Search():
                 return self.syntax.search(expr, self), ATOM
             case Load() | Param():
                 raise ValueError(f"{expr} has no name in the kernel: a pass was skipped")
+
+    def _alike(self, args: tuple[Expr, ...]) -> Iterator[str]:
+        """Integer arguments, all 64 bits wide when one of them is."""
+        wide = any(
+            isinstance(node, Binary) and may_overflow(node.op, node.left, node.right)
+            for arg in args
+            for node in walk(arg)
+        )
+        for arg in args:
+            yield self.syntax.alike.format(self(arg)) if wide and arg.type == "int" else self(arg)
 
     def _constant(self, value: bool | int | float) -> tuple[str, int]:
         if isinstance(value, bool):
@@ -136,7 +159,7 @@ class Printer:
             return self.syntax.infinity if value > 0 else f"-{self.syntax.infinity}", self.syntax.binding[
                 "neg"
             ]
-        return repr(value), ATOM if value >= 0 else self.syntax.binding["neg"]
+        return self.syntax.number(value), ATOM if value >= 0 else self.syntax.binding["neg"]
 
     def _vector(self, name: str, axes: tuple[str, ...]) -> str:
         return name + self.syntax.broadcast[axes[0]] if self.tile and len(axes) == 1 else name
@@ -154,6 +177,8 @@ class Printer:
         first = self._within(left, binding)
         if may_overflow(op, left, right):
             first = self.syntax.widen.format(self._within(left, ATOM))
+        elif op == "/" and "float" not in (left.type, right.type):
+            first = self.syntax.to_float + self._within(left, ATOM if self.syntax.to_float else binding)
         return f"{first} {spelled} {self._within(right, binding + 1)}", binding
 
     def _infix(self, op: str, operands: tuple[Expr, ...], *, chain: bool = True) -> tuple[str, int]:

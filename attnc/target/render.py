@@ -73,9 +73,9 @@ def render(
         operator=OperatorText(module, kernels) if is_plain(module.variant.attention) else None,
         numbers=_numbers(kernel, kernels),
         tuning={
-            "configs": [_config(kernel, at) for at in range(len(kernel.configs))],
+            "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
             "backward": _backward_configs(module),
-            "table": _table(tuned or {}),
+            "table": tuned_table(tuned or {}),
             "splits": kernel.split is not None,
         },
         uses=frozenset(re.findall(r"\b_\w+", kernels)),
@@ -111,7 +111,7 @@ def _backward_configs(module: Module) -> list[str]:
     if module.backward is None:
         return []
     kernel = module.backward.kernels[0].kernel
-    return [_config(kernel, at) for at in range(len(kernel.configs))]
+    return [config_text(kernel, at) for at in range(len(kernel.configs))]
 
 
 @cache
@@ -130,7 +130,7 @@ def _environment() -> jinja2.Environment:
         tiled=tiled,
         statement=statement,
         times_scale=_times_scale,
-        quote=_quote,
+        quote=quote,
         quoted=_quoted,
     )
     return environment
@@ -140,7 +140,7 @@ def _times_scale(kernel: Kernel) -> str:
     return "" if kernel.softmax.scale is None else " * SCALE"
 
 
-def _quote(span: Span | None, otherwise: str = "") -> str:
+def quote(span: Span | None, otherwise: str = "") -> str:
     """`spec.attn:6  mask = causal`: the spec line that a piece of kernel follows from."""
     if span is None:
         return otherwise
@@ -161,7 +161,7 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
         "signature": [
             f"{tensor.name}: {signature(tensor)}" for tensor in (*attention.inputs, *attention.outputs)
         ],
-        "mathematics": list(_mathematics(attention)),
+        "mathematics": list(mathematics(attention)),
         "version": __version__,
         "path": path,
         "sha256": sha256,
@@ -176,7 +176,7 @@ _ORDERS = {
 }
 
 
-def _mathematics(attention: Attention) -> Iterator[str]:
+def mathematics(attention: Attention) -> Iterator[str]:
     """The spec's own lines for the score, the mask, lengths and the softmax."""
     softmax = attention.softmax
     spans = [
@@ -190,24 +190,28 @@ def _mathematics(attention: Attention) -> Iterator[str]:
         yield lines[line].source.line_text(line).split("#")[0].strip()
 
 
-def _numbers(kernel: Kernel, text: str) -> list[tuple[str, str, str]]:
-    """Constants that the kernel text mentions."""
+def constants(kernel: Kernel) -> tuple[tuple[str, str, str], ...]:
+    """(name, value, comment) of the numbers that a kernel text may mention."""
     softmax = kernel.softmax
-    numbers = (
+    return (
         ("SCALE", repr(softmax.scale), "factor of the raw score in base-2 units"),
         ("LAZY", repr(softmax.threshold), "growth of the maximum, in base-2 units, that forces a rescale"),
         ("LN2", repr(math.log(2)), "log(2): lse leaves in natural units"),
         ("LOG2E", repr(LOG2E), "log2(e): lse comes in natural units"),
         ("TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"),
     )
+
+
+def _numbers(kernel: Kernel, text: str) -> list[tuple[str, str, str]]:
+    """Constants that the kernel text mentions."""
     return [
         number
-        for number in numbers
+        for number in constants(kernel)
         if re.search(rf"\b{number[0]}\b", text) or (number[0] == "TWO_LOG2E" and "_tanh" in text)
     ]
 
 
-def _config(kernel: Kernel, position: int) -> str:
+def config_text(kernel: Kernel, position: int) -> str:
     config, shared = kernel.configs[position], kernel.shared[position]
     names = ("tile.q", "tile.kv", "warps", "stages")
     values = [*(str(config[name]) for name in names), str(shared)]
@@ -217,6 +221,6 @@ def _config(kernel: Kernel, position: int) -> str:
     return ", ".join(values)
 
 
-def _table(tuned: Mapping[str, tuple[tuple[int | None, int], ...]]) -> str:
+def tuned_table(tuned: Mapping[str, tuple[tuple[int | None, int], ...]]) -> str:
     rows = ", ".join(f'"{device}": {tuned[device]!r}' for device in sorted(tuned))
     return f"{{{rows}}}"

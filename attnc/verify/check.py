@@ -30,19 +30,23 @@ Progress: TypeAlias = Callable[[int, Case, Verdict], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is verified: the module of a variant, and the bound that its plan promises."""
+    """What is verified: the module of a variant, and the bound that its plan promises.
+
+    warps_matter: configs that differ in warps or stages alone are different programs even without a GPU.
+    """
 
     variant: Variant
     bound: ir.ErrorBound
     module: ModuleType
     device: str = "cpu"
+    warps_matter: bool = False
 
     def tiles(self) -> dict[int, tuple[int, int]]:
         """(BLOCK_M, BLOCK_N) of the configs; without a GPU, of those that differ in more than warps and
         stages.
         """
         tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(self.module.CONFIGS)}
-        if self.device != "cpu":
+        if self.device != "cpu" or self.warps_matter:
             return tiles
         return {n: tile for n, tile in tiles.items() if all(tiles[i] != tile for i in range(n))}
 

@@ -16,9 +16,9 @@ from typing import Literal, TypeAlias
 from attnc.build import digest
 from attnc.plan import ir
 from attnc.runtime.loader import load_text
-from attnc.target.render import render
-from attnc.verify.check import fuzz
-from attnc.verify.subjects import subject_of
+from attnc.target.files import render_files
+from attnc.verify.check import Subject, fuzz
+from attnc.verify.subjects import cuda_subject, subject_of
 
 Phase: TypeAlias = Literal["forward", "backward"]
 
@@ -56,20 +56,24 @@ def plant(text: str, bug: Bug) -> str:
     # A wrapped call has a comma before its closing bracket.
     spelled = r"\s*".join(rf",?\s*{token}" if token in (r"\)", r"\]") else token for token in tokens)
     pattern = r"(?<!\w)" + spelled.replace("NUMBER", r"([-+.\de]+)") + r"(?!\w)"
-    start = text.index("\nimport torch\n")  # the docstring speaks of the code too
+    start = _HEADER.search(text)
+    if start is None:
+        raise ValueError(f"'{bug.name}': the module of '{bug.spec}' is not one that attnc makes")
     inside = [span for span, phase in _definitions(text) if phase == bug.phase]
     found = [
         match
-        for match in re.finditer(pattern, text[start:])
-        if any(first <= start + match.start() < last for first, last in inside)
+        for match in re.finditer(pattern, text)
+        if match.start() > start.start() and any(first <= match.start() < last for first, last in inside)
     ]
     if len(found) != 1:
         raise ValueError(f"'{bug.name}': its anchor occurs {len(found)} times in the module of '{bug.spec}'")
     (match,) = found
     patch = bug.patch if isinstance(bug.patch, str) else bug.patch(float(match[1]))
-    return text[: start + match.start()] + patch + text[start + match.end() :]
+    return text[: match.start()] + patch + text[match.end() :]
 
 
+#: The first line of code, after a header that speaks of the code too.
+_HEADER = re.compile(r"^(import torch|typedef unsigned int u32;)$", re.M)
 _BACKWARD = re.compile(r"^(class|def) (\w*_backward_\w*|_choose_backward|_gradients|_Differentiable)", re.M)
 
 
@@ -82,10 +86,7 @@ def _definitions(text: str) -> Iterator[tuple[tuple[int, int], Phase]]:
 
 def hunt(module: ir.Module, bug: Bug, *, examples: int = 300, seconds: float = 60.0, seed: int = 0) -> Catch:
     """Plants the bug in the module of its spec and fuzzes until it is caught. ValueError as for `plant`."""
-    right = subject_of(module)
-    source = module.variant.source
-    text = render(module, path=Path(source.path).name, sha256=digest(source))
-    subject = replace(right, module=load_text(plant(text, bug)))
+    subject = _with_bug(module, bug)
     report = fuzz(subject, examples=examples, seconds=seconds, seed=seed, shrink=False)
     return Catch(
         bug=bug,
@@ -94,6 +95,16 @@ def hunt(module: ir.Module, bug: Bug, *, examples: int = 300, seconds: float = 6
         seconds=report.seconds,
         message=report.failures[0].verdict.message if report.failures else "",
     )
+
+
+def _with_bug(module: ir.Module, bug: Bug) -> Subject:
+    source = module.variant.source
+    files = render_files(module, path=Path(source.path).name, sha256=digest(source))
+    if module.target != "triton":
+        name = f"{module.variant.name}.cu"
+        return cuda_subject(module, {name: plant(files[name], bug)})
+    (text,) = files.values()
+    return replace(subject_of(module), module=load_text(plant(text, bug)))
 
 
 def table(catches: list[Catch]) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
 
+from attnc.build import digest
 from attnc.plan import ir
+from attnc.runtime.loader import load_files
+from attnc.target.files import render_files
 from attnc.verify.check import Subject
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
+from attnc.verify.simt import attach
 
 
 def has_gpu() -> bool:
@@ -18,6 +25,8 @@ def subject_of(module: ir.Module, text: str | None = None) -> Subject:
     """Renders and loads the module, or loads this text of it. The first call decides for the whole process
     whether Triton interprets.
     """
+    if module.target != "triton":
+        return cuda_subject(module, {} if text is None else {f"{module.variant.name}.py": text})
     device = "cuda" if torch.cuda.is_available() and not is_interpreting() else "cpu"
     if device == "cpu":
         ensure_interpreter()
@@ -28,6 +37,27 @@ def subject_of(module: ir.Module, text: str | None = None) -> Subject:
     return Subject(variant=module.variant, bound=module.kernels[0].bound, module=loaded, device=device)
 
 
+def cuda_subject(module: ir.Module, texts: Mapping[str, str]) -> Subject:
+    """Renders and loads a CUDA module, `texts` in place of its files of these names; without a GPU it runs
+    thread by thread.
+    """
+    source = module.variant.source
+    files = render_files(module, path=Path(source.path).name, sha256=digest(source))
+    loaded = load_files({**files, **texts})
+    device = "cuda" if has_gpu() else "cpu"
+    if device == "cpu":
+        attach(loaded)
+    return Subject(
+        variant=module.variant,
+        bound=module.kernels[0].bound,
+        module=loaded,
+        device=device,
+        warps_matter=True,
+    )
+
+
 def place(subject: Subject) -> str:
     """Where the subject runs, for a reader."""
-    return torch.cuda.get_device_name() if subject.device == "cuda" else "Triton's interpreter"
+    if subject.device == "cuda":
+        return torch.cuda.get_device_name()
+    return "the CPU, thread by thread" if subject.warps_matter else "Triton's interpreter"

@@ -84,7 +84,7 @@ def test_a_choice_that_the_spec_no_longer_offers_is_dropped(module: ir.Module) -
 
 def test_the_generated_text_holds_the_choices(module: ir.Module) -> None:
     compiled = compile_program(front(SPEC), "causal_gqa.attn", source(choice(module, 2, None)))
-    text = next(o.text for o in compiled.outputs if o.path.endswith(f"{module.variant.name}.py"))
+    text = next(o.text for o in compiled.outputs if o.path.endswith(f"triton/{module.variant.name}.py"))
     assert '{"NVIDIA H200": ((None, 2),)}' in text
 
 

@@ -1,0 +1,205 @@
+"""What the CUDA targets decide beyond the kernel's structure: the layout, and which configs can run.
+
+A target `cuda.sm_80` means: this architecture and everything newer. The kernels use nothing but mma.sync,
+ldmatrix and cp.async; `cuda.sm_90a` asks for wgmma and TMA, a family of kernels of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
+from attnc.model.attention import Variant
+from attnc.model.configs import configs
+from attnc.model.schedule import Choice, Config, Knob, Schedule
+from attnc.model.tensors import Dense, DType
+from attnc.plan.cuda_layout import CHUNK, MMA, CudaLayout, Swizzle
+from attnc.plan.device import DEVICES
+from attnc.plan.resources import Buffer, Estimate, features
+from attnc.source import Span
+
+PREFIX = "cuda."
+#: Architectures that the mma.sync kernels are compiled for.
+PORTABLE = tuple(DEVICES)
+#: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
+_EXCHANGE = 32
+#: acc and s take most registers of a thread; the rest is addresses, statistics and fragments in flight.
+_FREE_REGISTERS = 48
+
+
+def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Every reason why this CUDA target cannot compile this variant under this schedule."""
+    arch = schedule.target.removeprefix(PREFIX)
+    if arch not in PORTABLE:
+        yield _unsupported(
+            f"'{schedule.target}' has no kernels yet",
+            schedule.span,
+            "wgmma and TMA kernels are a family of their own",
+            "a schedule for 'cuda.sm_80' runs on this architecture too",
+        )
+        return
+    attention = variant.attention
+    if attention.q.dtype is DType.F32:
+        yield _unsupported(
+            "f32 inputs are not lowered to CUDA yet",
+            attention.q.span,
+            "mma.sync multiplies f16 and bf16",
+            "use f16 or bf16 here, or the target 'triton'",
+        )
+    for size, tensor in {features(tensor): tensor for tensor in (attention.v, attention.q)}.items():
+        if size % CHUNK:
+            yield _unsupported(
+                f"the head dimension {size} is not a multiple of {CHUNK}",
+                tensor.span,
+                "rows are copied in pieces of 16 bytes",
+                "pad the last axis",
+            )
+    for tensor in attention.inputs:
+        if not isinstance(tensor.storage, Dense):
+            yield _unsupported(
+                "only ordinary tensors are lowered to CUDA yet",
+                tensor.storage.span,
+                f"storage of '{tensor.name}'",
+                "use the target 'triton' here",
+            )
+    if "M" in attention.lengths:
+        yield _unsupported(
+            "'length M' is not lowered to CUDA yet",
+            attention.lengths["M"].span,
+            "use the target 'triton' here",
+        )
+    knobs = schedule.knobs.get("forward", {})
+    for key in ("loops", "warp_split", "softmax", "persistent", "order"):
+        if key in knobs and len(knobs[key].choices) > 1:
+            yield _unsupported(
+                f"'{key}' shapes the text of a CUDA kernel",
+                knobs[key].span,
+                "has one value in a schedule",
+                "write a second attention to compare",
+            )
+    for knob in knobs.values():
+        yield from _knob(knob)
+
+
+def _knob(knob: Knob) -> Iterator[Diagnostic]:
+    for value in knob.choices:
+        match knob.key, value:
+            case "split.kv", _ if value != 1:
+                yield _unsupported("split KV is not lowered to CUDA yet", knob.span, "only 1 is")
+            case "loops", ("kv",):
+                yield _unsupported(
+                    "decoding is not lowered to CUDA yet", knob.span, "use the target 'triton'"
+                )
+            case "pack", "gqa":
+                yield _unsupported(
+                    "packing query heads into tile rows is not lowered to CUDA yet", knob.span, "here"
+                )
+            case "tile.d", _:
+                yield _unsupported(
+                    "the head dimension stays whole in a CUDA kernel",
+                    knob.span,
+                    "cannot be tiled",
+                    "remove it",
+                )
+            case "softmax", Choice(name="unified_max" | "two_pass" as name):
+                yield _unsupported(
+                    f"the softmax '{name}' is not lowered to CUDA yet",
+                    knob.span,
+                    "this softmax",
+                    "online is",
+                )
+            case _:
+                continue
+        return
+
+
+def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLayout:
+    """The layout that all configs of a schedule share."""
+    d, dv = features(variant.attention.q), features(variant.attention.v)
+    v = Swizzle(width=_padded(dv))
+    split = "kv" if config["warp_split"] == "kv" else "q"
+    return CudaLayout(
+        arch=schedule.target.removeprefix(PREFIX),
+        element=DType(variant.attention.q.dtype),
+        d=d,
+        dv=dv,
+        qk=Swizzle(width=_padded(d)),
+        v=v,
+        warp_split=split,  # type: ignore[arg-type]  # one of the two
+        streamed="q" if config["loops"] == ("kv", "q") else "kv",
+        exchange=gcd(_EXCHANGE, v.width) if split == "kv" else 0,
+    )
+
+
+def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+    """The configs that can run somewhere, in their order. Raises DiagnosticError (E0601) when there is
+    none.
+    """
+    candidates = configs(schedule, "forward", variant)
+    reasons = [(config, cuda_misfit(config, variant, schedule)) for config in candidates]
+    kept = tuple(config for config, reason in reasons if reason is None)
+    if not kept:
+        raise DiagnosticError([_nothing_fits(schedule, reasons[0][1] or "")])
+    return kept
+
+
+def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:
+    """Why no GPU of the target can run the config; None if one can."""
+    layout = cuda_layout(variant, config, schedule)
+    warps = layout.threads(config) // 32
+    key, name = ("tile.q", "query rows") if layout.warp_split == "q" else ("tile.kv", "keys")
+    for tile in ("tile.q", "tile.kv"):
+        size = config[tile]
+        unit = MMA * warps if tile == key else MMA
+        if not isinstance(size, int) or size % unit:
+            share = f", 16 {name} for each of {warps} warps" if tile == key else ""
+            return f"{tile} = {size} is not a multiple of {unit}{share}"
+    if max(layout.qk.width, layout.v.width) // CHUNK > layout.threads(config):
+        return f"{layout.threads(config)} threads are fewer than the {CHUNK}-element pieces of a row"
+    registers, limit = sum(layout.registers(config).values()) + _FREE_REGISTERS, 255
+    if registers > limit:
+        return f"needs about {registers} registers a thread; the limit is {limit}"
+    shared = sum(layout.shared_memory(config).values())
+    most = max(device.shared_per_block for device in DEVICES.values())
+    if shared > most:
+        parts = " + ".join(f"{name} {size}" for name, size in layout.shared_memory(config).items())
+        return f"needs {shared} B of shared memory ({parts}); the limit is {most} B"
+    return None
+
+
+def cuda_estimate(layout: CudaLayout, config: Config) -> Estimate:
+    """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
+    shapes = {"q": layout.qk.width, "k": layout.qk.width, "v": layout.v.width}
+    rows = {"q": "tile.q", "k": "tile.kv", "v": "tile.kv"}
+    streamed = {"k", "v"} if layout.streamed == "kv" else {"q"}
+    buffers = []
+    for name, size in layout.shared_memory(config).items():
+        stages = f"{config['stages']} x " if name in streamed else ""
+        shape = f"{stages}{config[rows[name]]}x{shapes[name]}" if name in rows else "split-K"
+        buffers.append(Buffer(name=name, shape=shape, bytes=size))
+    return Estimate(buffers=tuple(buffers), registers={**layout.registers(config), "other": _FREE_REGISTERS})
+
+
+def _padded(size: int) -> int:
+    return -(-size // MMA) * MMA
+
+
+def _nothing_fits(schedule: Schedule, reason: str) -> Diagnostic:
+    knobs = schedule.knobs.get("forward", {})
+    spans = [
+        span
+        for key in ("tile.q", "tile.kv", "warps", "stages")
+        if key in knobs and (span := knobs[key].span) is not None
+    ]
+    span = spans[0] if spans else schedule.span
+    if span is None:
+        raise ValueError(f"no span for: {reason}")
+    return error(
+        "E0601", f"no config of schedule '{schedule.attention}' fits {schedule.target}", span, reason
+    )
+
+
+def _unsupported(message: str, span: Span | None, label: str, *hints: str) -> Diagnostic:
+    if span is None:
+        raise ValueError(f"no span for: {message}")
+    return Diagnostic(code="E0602", message=message, primary=Label(span, label), hints=hints)

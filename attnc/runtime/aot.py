@@ -1,0 +1,41 @@
+"""Ahead of time: machine code beside a generated CUDA module, so that it needs no compiler when it is
+called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from attnc.runtime.cache import store_bytes
+from attnc.runtime.loader import load_file
+from attnc.runtime.nvrtc import Cubin, compile_cubin
+
+
+def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
+    """Compiles every config of a generated CUDA module (its `.py` file) for e.g. "sm_90", into `cubin/`
+    beside it.
+
+    Rows that are not 16-byte aligned get a kernel of their own. Raises CompilationError, and
+    FileNotFoundError without NVRTC."""
+    host: Any = load_file(module)
+    folder = module.with_name("cubin")
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for arch in archs:
+        for config in host.CONFIGS:
+            for aligned in (1, 0):
+                path = folder / host._cubin_name(config, aligned, arch)
+                store_bytes(path, compile_cubin(host._source(), host._options(config, aligned, arch)).image)
+                paths.append(path)
+    return tuple(paths)
+
+
+def compile_configs(module: Path, arch: str) -> Iterator[tuple[Any, Cubin]]:
+    """Every config of a generated CUDA module, with its machine code for aligned rows and the compiler's
+    log.
+    """
+    host: Any = load_file(module)
+    for config in host.CONFIGS:
+        yield config, compile_cubin(host._source(), host._options(config, 1, arch))

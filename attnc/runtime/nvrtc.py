@@ -1,0 +1,131 @@
+"""CUDA C++ to machine code with no GPU and no toolkit: NVRTC, as it comes in NVIDIA's wheel.
+
+Only the shared library is needed (`pip install nvidia-cuda-nvrtc`): generated kernels include no header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import hashlib
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attnc.runtime.cache import cache_folder, store_bytes
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_ADVISORY = re.compile(r"\(C75\d\d\)|warning\s*:")
+
+
+class CompilationError(Exception):
+    """NVRTC refused a source; the message is its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cubin:
+    """Machine code for one architecture and what ptxas said of it.
+
+    registers: of a thread; stack, spills: bytes of local memory, and those stored for want of registers;
+    warnings: lines of the log that say that something was serialised, ignored or suspicious."""
+
+    image: bytes
+    log: str
+
+    @property
+    def registers(self) -> int:
+        return max((int(n) for n in _REGISTERS.findall(self.log)), default=0)
+
+    @property
+    def stack(self) -> int:
+        return max((int(found[0]) for found in _SPILLS.findall(self.log)), default=0)
+
+    @property
+    def spills(self) -> int:
+        return max((int(found[1]) for found in _SPILLS.findall(self.log)), default=0)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(line for line in self.log.splitlines() if _ADVISORY.search(line))
+
+
+def compile_cubin(source: str, options: Sequence[str]) -> Cubin:
+    """Machine code of a header-free source, from the cache when it has been compiled before.
+
+    options: as the generated module gives them, e.g. ("-arch=sm_90", "-std=c++17", "-DBLOCK_M=64"). Raises
+    CompilationError, and FileNotFoundError when NVRTC is not installed.
+    """
+    options = [*options, "--ptxas-options=-v"]
+    key = hashlib.sha256("\0".join([nvrtc_version(), *options, source]).encode()).hexdigest()
+    image, log = (cache_folder() / f"{key}.{suffix}" for suffix in ("cubin", "log"))
+    if image.is_file() and log.is_file():
+        return Cubin(image=image.read_bytes(), log=log.read_text(encoding="utf-8"))
+    cubin = _compile(source, options)
+    store_bytes(log, cubin.log.encode())
+    store_bytes(image, cubin.image)
+    return cubin
+
+
+def nvrtc_version() -> str:
+    """ "13.0". Raises FileNotFoundError when NVRTC is not installed."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    for path in _candidates():
+        try:
+            for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+                ctypes.CDLL(str(builtins))  # NVRTC opens it by name, which finds what is loaded already
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    raise FileNotFoundError("libnvrtc was not found: pip install nvidia-cuda-nvrtc")
+
+
+def _candidates() -> Iterator[str]:
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        yield from sorted(map(str, Path(folder).glob("*/lib/libnvrtc.so.*")))
+    found = ctypes.util.find_library("nvrtc")
+    if found:
+        yield found
+
+
+def _compile(source: str, options: list[str]) -> Cubin:
+    library = _library()
+    program = ctypes.c_void_p()
+    name = b"kernel.cu"
+    _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name, 0, None, None))
+    try:
+        array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        status = library.nvrtcCompileProgram(program, len(options), array)
+        log = _bytes(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+        text = log.rstrip(b"\0").decode(errors="replace")
+        if status:
+            raise CompilationError(text)
+        return Cubin(image=_bytes(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program), log=text)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _bytes(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(size_of(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(read(program, buffer))
+    return buffer.raw
+
+
+def _check(status: int) -> None:
+    if status:
+        _library().nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(_library().nvrtcGetErrorString(status).decode())

@@ -1,0 +1,71 @@
+"""The pieces of the Python module beside a `.cu` file: how the arguments are packed, and the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attnc.plan.ir import Kernel, Module
+from attnc.target.cuda_kernel import CudaText
+from attnc.target.triton_host import HostText
+from attnc.target.triton_kernel import KernelText
+
+
+def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Runs of at most `size` items."""
+    return (items[i : i + size] for i in range(0, len(items), size))
+
+
+class CudaHostText:
+    """Text of the module; attribute by attribute what `templates/cuda/host.py.jinja` prints.
+
+    `call`: signature, checks and allocations of the callable, which are the same for every target.
+    """
+
+    def __init__(self, module: Module, kernel: Kernel, text: CudaText) -> None:
+        self._module, self._kernel, self._text = module, kernel, text
+        self.call = HostText(module, kernel, KernelText(module, kernel))
+        self.function = module.variant.attention.name
+        self.kernel = kernel.name
+
+    @property
+    def _pointers(self) -> list[str]:
+        names = [arg.tensor.name for arg in self._text.arguments]
+        return names if self._kernel.grid.over == "q" else [*names, "acc", "l", "m"]
+
+    @property
+    def format(self) -> str:
+        """Of `struct.Struct`: pointers, strides and sizes, laid out as C++ lays out struct Args."""
+        strides = sum(len(self._text.strides(arg)) for arg in self._text.arguments)
+        sizes = len(self._text.size_names)
+        padding = "4x" if sizes % 2 else ""
+        return f"={len(self._pointers)}Q{strides}q{sizes}i{padding}"
+
+    @property
+    def workspace(self) -> Iterator[str]:
+        if self._kernel.grid.over == "head":
+            where = "dtype=torch.float32, device=q.device"
+            yield f"acc = torch.empty((B, H, M, {self._text.layout.dv}), {where})"
+            yield f"l, m = torch.empty((2, B, H, M), {where})"
+
+    @property
+    def arguments(self) -> Iterator[str]:
+        """Values of the packed struct, line by line like its fields."""
+        for names in batched(self._pointers, 5):
+            yield ", ".join(f"{name}.data_ptr()" for name in names)
+        for arg in self._text.arguments:
+            wanted = self._text.strides(arg)
+            places = [
+                f"{arg.tensor.name}.stride({axis})" for axis, s in enumerate(arg.strides) if s in wanted
+            ]
+            if places:
+                yield ", ".join(places)
+        row = (self._text.layout.d + self._text.layout.dv) * self._text.layout.element.bytes
+        section = f"_heads_per_section(q.device, B * H, N * {row})"
+        yield ", ".join(section if name == "SECTION" else name for name in self._text.size_names)
+
+    @property
+    def blocks(self) -> str:
+        if self._kernel.grid.over == "head":
+            return "B * H"
+        tiles = "-(-M // config.BLOCK_M) * B * H"
+        return f"min({tiles}, _multiprocessors(q.device))" if self._kernel.grid.persistent else tiles

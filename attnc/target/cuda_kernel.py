@@ -1,0 +1,378 @@
+"""The pieces of a CUDA kernel's text that its template places: arguments, row values, expressions of a
+fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.expr.nodes import Const, Expr, Index, walk
+from attnc.expr.show import show
+from attnc.expr.simplify import compare, disj
+from attnc.model.tensors import DType, Role
+from attnc.plan.cuda_layout import CudaLayout, Swizzle
+from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
+from attnc.target.cuda import STORED, at_row, load, scalar, statement, value_type
+
+MATRICES = ("q", "k", "v")
+
+
+class CudaText:
+    """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
+
+    def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
+        attention = module.variant.attention
+        self.module, self.kernel, self.layout = module, kernel, layout
+        self.dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs)}
+        self.default = kernel.configs[0]
+        self.element = STORED[layout.element]
+        self.ptx = self.element
+        self.split = layout.warp_split
+        self.padded = (layout.d, layout.dv) != (layout.qk.width, layout.v.width)
+        self.h_kv = scalar(kernel.kv_head)
+        self.has_lse = attention.lse is not None
+        self.scalar, self.expression = scalar, at_row
+        self._score_text = _Uses(self)
+
+    # -- types and arguments -------------------------------------------------------------------------------
+
+    @property
+    def storage_types(self) -> list[str]:
+        """16-bit floats among the arguments."""
+        found = {STORED[dtype] for dtype in self.dtypes.values() if dtype in (DType.F16, DType.BF16)}
+        return sorted(found)
+
+    @property
+    def loaded_types(self) -> frozenset[str]:
+        """16-bit floats that scores read element by element."""
+        return frozenset(STORED[self.dtypes[fetch.load.tensor]] for fetch in self._fetches())
+
+    @property
+    def fields(self) -> Iterator[str]:
+        """Declarations of the arguments: pointers, strides, sizes."""
+        for arg in self.arguments:
+            const = "const " if arg in self.module.args else ""
+            yield f"{const}{STORED[self.dtypes[arg.tensor.name]]}* {arg.tensor.name}_ptr;"
+        if self.kernel.grid.over == "head":
+            yield "float *acc_ptr, *l_ptr, *m_ptr;"
+        for arg in self.arguments:
+            names = ", ".join(self.strides(arg))
+            if names:
+                yield f"long long {names};"
+        yield f"int {', '.join(self.size_names)};"
+
+    @property
+    def arguments(self) -> list[Arg]:
+        return [*self.module.args, *self.module.outputs]
+
+    def strides(self, arg: Arg) -> list[str]:
+        """Strides that the kernel takes of a tensor, in elements."""
+        no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
+        return [
+            name
+            for axis, name in enumerate(arg.strides)
+            if name and not (no_head and arg.tensor.axis(Role.HEAD) == axis)
+        ]
+
+    @property
+    def size_names(self) -> list[str]:
+        return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
+
+    @property
+    def sizes(self) -> Iterator[str]:
+        """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
+        shortened = {item.name for item in self.kernel.program if isinstance(item, Let)}
+        for const, names in (
+            ("const ", [name for name in self.kernel.dims if name not in shortened]),
+            ("", [name for name in self.kernel.dims if name in shortened]),
+        ):
+            if names:
+                yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
+
+    def head_offset(self, name: str) -> str:
+        kv_name = "h" if self.h_kv == "h" else "h_kv"
+        head = "" if self.kernel.kv_head == Const(0) else f" + {kv_name} * args.stride_{name}h"
+        return f"b * args.stride_{name}b{head}"
+
+    # -- tiles in shared memory ----------------------------------------------------------------------------
+
+    @property
+    def same_tiles(self) -> bool:
+        return (self.layout.d, self.layout.qk) == (self.layout.dv, self.layout.v)
+
+    @property
+    def d_tile(self) -> str:
+        return "D_TILE" if self.padded else "D"
+
+    @property
+    def dv_tile(self) -> str:
+        return "DV_TILE" if self.padded else "DV"
+
+    @property
+    def widest(self) -> str:
+        return self.d_tile if self.layout.qk.width >= self.layout.v.width else self.dv_tile
+
+    @property
+    def swizzles(self) -> list[tuple[str, Swizzle, str, str]]:
+        if self.same_tiles:
+            return [("", self.layout.qk, self.d_tile, "q, k, v and o")]
+        return [
+            ("_qk", self.layout.qk, self.d_tile, "q and k"),
+            ("_v", self.layout.v, self.dv_tile, "v and o"),
+        ]
+
+    def permutation(self, swizzle: Swizzle) -> str:
+        mask = swizzle.period - 1
+        return f"(row & {mask})" if swizzle.span == 1 else f"(row / {swizzle.span} & {mask})"
+
+    @property
+    def at_qk(self) -> str:
+        return "at" if self.same_tiles else "at_qk"
+
+    @property
+    def at_v(self) -> str:
+        return "at" if self.same_tiles else "at_v"
+
+    @property
+    def after_qk(self) -> str:
+        return "after" if self.same_tiles else "after_qk"
+
+    @property
+    def after_v(self) -> str:
+        return "after" if self.same_tiles else "after_v"
+
+    @property
+    def tiles(self) -> list[tuple[str, str, str, str, str]]:
+        """(function, offset function, columns, columns of the tile, what) of each copy function."""
+        if self.same_tiles:
+            return [("copy_rows", "at", "D", self.d_tile, "q, k or v")]
+        return [
+            ("copy_qk_rows", "at_qk", "D", self.d_tile, "q or k"),
+            ("copy_v_rows", "at_v", "DV", self.dv_tile, "v"),
+        ]
+
+    @property
+    def v_tiles(self) -> str:
+        """How many tiles of V there are, as a factor."""
+        return "STAGES * " if self.kernel.grid.over == "q" else ""
+
+    @property
+    def copy_k(self) -> str:
+        return "rows" if self.same_tiles else "qk_rows"
+
+    @property
+    def copy_v(self) -> str:
+        return "rows" if self.same_tiles else "v_rows"
+
+    # -- rows of a thread ----------------------------------------------------------------------------------
+
+    @property
+    def first_row(self) -> str:
+        return "warp * WARP_M" if self.split == "q" else "0"
+
+    @property
+    def first_key(self) -> str:
+        return "0" if self.split == "q" else "warp * WARP_N"
+
+    @property
+    def key_offset(self) -> str:
+        return "" if self.split == "q" else "warp * WARP_N + "
+
+    @property
+    def row(self) -> str:
+        return "warp * WARP_M + 8 * r + g" if self.split == "q" else "8 * r + g"
+
+    @property
+    def first_lane(self) -> str:
+        """The one thread of a row that starts its sum with the sink's 1."""
+        if self.kernel.softmax.rescale == "every_step":
+            return "true"
+        return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
+
+    @property
+    def uses_q_pos(self) -> bool:
+        return any(Index("q_pos") in walk(expr) for expr in self._expressions())
+
+    @property
+    def needs_q_idx(self) -> bool:
+        return (
+            self.uses_q_pos
+            or self.kernel.softmax.dropout is not None
+            or any(Index("q_idx") in walk(expr) for expr in self._expressions())
+        )
+
+    @property
+    def row_values(self) -> str:
+        names = ["q_idx[ROWS]"] if self.needs_q_idx else []
+        return ", ".join([*names, *(["q_pos[ROWS]"] if self.uses_q_pos else [])])
+
+    @property
+    def row_fetches(self) -> tuple[Fetch, ...]:
+        """Loads with one value for each row of the tile."""
+        step = self.kernel.step
+        loads = (*self.kernel.outer, *step.fetches, *step.masked_fetches)
+        return tuple(fetch for fetch in loads if fetch.axes == ("q",))
+
+    def row_array(self, fetch: Fetch) -> str:
+        return f"{value_type(self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
+
+    def row_value(self, fetch: Fetch) -> str:
+        return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor])};"
+
+    # -- statements and expressions ------------------------------------------------------------------------
+
+    def statement(self, item: Statement) -> str:
+        return statement(item, self.dtypes, self.kernel.dims)
+
+    @property
+    def score_fetches(self) -> tuple[Fetch, ...]:
+        """Loads of the score, key by key or element by element; those of a row are arrays already."""
+        return self._in_step(self.kernel.step.fetches, self.kernel.step.score)
+
+    @property
+    def mask_fetches(self) -> tuple[Fetch, ...]:
+        step = self.kernel.step
+        return self._in_step((*step.fetches, *step.masked_fetches), step.keep)
+
+    def _in_step(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
+        """The loads, in order, that the expression needs, directly or through another load."""
+        candidates = {f.name: f for f in (*self.kernel.outer, *fetches) if "kv" in f.axes}
+        wanted: set[str] = set()
+
+        def want(expr: Expr) -> None:
+            for node in walk(expr):
+                name = getattr(node, "name", None)
+                if name in candidates and name not in wanted and not isinstance(node, Index):
+                    wanted.add(name)
+                    fetch = candidates[name]
+                    for inner in (*fetch.load.indices, fetch.guard):
+                        want(inner)
+
+        if expr is not None:
+            want(expr)
+        return tuple(fetch for name, fetch in candidates.items() if name in wanted)
+
+    @property
+    def split_keep(self) -> bool:
+        """Whether the mask is long enough for a line of its own."""
+        keep = self.kernel.step.keep
+        return keep is not None and len(at_row(keep)) > 40
+
+    @property
+    def times_scale(self) -> str:
+        return "" if self.kernel.softmax.scale is None else " * SCALE"
+
+    @property
+    def guarded(self) -> bool:
+        return self.kernel.softmax.safe_everywhere or self.kernel.step.keep is not None
+
+    @property
+    def keep_scale(self) -> str:
+        """The factor of o for what dropout took away."""
+        if self.kernel.softmax.dropout is None:
+            return "1.0f"
+        p = scalar(self.kernel.softmax.dropout.p)
+        return f"({p} < 1.0f ? 1.0f / (1.0f - {p}) : 0.0f)"
+
+    @property
+    def times_keep_scale(self) -> str:
+        return "" if self.kernel.softmax.dropout is None else f" * {self.keep_scale}"
+
+    @property
+    def row_writer(self) -> str:
+        """The one thread that writes the statistics of a row."""
+        return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
+
+    # -- loops ---------------------------------------------------------------------------------------------
+
+    @property
+    def lo(self) -> str:
+        return scalar(self.kernel.regions.loops[0].start)
+
+    @property
+    def hi(self) -> str:
+        return scalar(self.kernel.regions.loops[-1].stop)
+
+    @property
+    def masked(self) -> str:
+        """Whether the tile at hand is partial: the regions follow one upon the other."""
+        loops = self.kernel.regions.loops
+        start = Index("kv_lo" if self.kernel.regions.axis == "kv" else "q_lo")
+        last = loops[-1]
+        if len(loops) == 1:
+            return scalar(Const(last.masked) if isinstance(last.masked, bool) else last.masked)
+        return scalar(compare(">=", start, last.start))
+
+    @property
+    def guard(self) -> str:
+        guards = [loop.guard for loop in self.kernel.regions.loops if loop.guard is not None]
+        return scalar(disj(*guards)) if guards else ""
+
+    @property
+    def q_lo(self) -> str:
+        tile = "(q_tiles - 1 - rank / heads)" if self.kernel.grid.longest_first else "rank / heads"
+        return f"{tile} * BLOCK_M"
+
+    @property
+    def order_note(self) -> str:
+        return (
+            "; in a section the last rows, which see most keys, come first."
+            if self.kernel.grid.longest_first
+            else "."
+        )
+
+    @property
+    def bounds_comment(self) -> str:
+        mask = self.module.variant.attention.mask
+        what = "q" if self.kernel.grid.over == "head" else "kv"
+        if isinstance(mask, Const):
+            return f"no mask: whole {what} tiles, then the keys that are left" if what == "kv" else ""
+        text = mask.span.text if mask.span else show(mask)
+        return f"{text}: which {what} tiles are partial, and which are full"
+
+    def reads(self, index: str) -> bool:
+        """Whether a loop bound or a guard uses the index."""
+        kernel = self.kernel
+        bounds = (item.value for item in kernel.regions.bounds if isinstance(item, Let))
+        loads = (e for item in kernel.regions.bounds if isinstance(item, Fetch) for e in item.load.indices)
+        loops = (expr for loop in kernel.regions.loops for expr in loop.expressions)
+        return any(Index(index) in walk(expr) for expr in (*bounds, *loads, *loops))
+
+    def uses(self, name: str) -> bool:
+        """Whether an expression of the kernel prints this function's name."""
+        return name in self._score_text.text
+
+    def _fetches(self) -> Iterator[Fetch]:
+        kernel = self.kernel
+        for item in (*kernel.program, *kernel.outer, *kernel.regions.bounds):
+            if isinstance(item, Fetch):
+                yield item
+        yield from (*kernel.step.fetches, *kernel.step.masked_fetches)
+
+    def _expressions(self) -> Iterator[Expr]:
+        kernel = self.kernel
+        for item in (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches):
+            match item:
+                case Let(value=value):
+                    yield value
+                case Row(indices=indices):
+                    yield from indices
+                case Fetch(load=one, guard=guard):
+                    yield from (*one.indices, guard)
+        yield from (expr for expr in (kernel.step.score, kernel.step.keep) if expr is not None)
+
+
+class _Uses:
+    """All expressions of a kernel as one text."""
+
+    def __init__(self, text: CudaText) -> None:
+        kernel = text.kernel
+        parts = [at_row(expr) for expr in text._expressions()]
+        parts += [scalar(expr) for loop in kernel.regions.loops for expr in loop.expressions]
+        parts += [text.statement(item) for item in kernel.regions.bounds]
+        parts += [load(fetch, text.dtypes[fetch.load.tensor]) for fetch in text._fetches()]
+        if kernel.softmax.rescale == "lazy":
+            parts.append("any_lane")
+        if kernel.softmax.sink is not None:
+            parts.append(scalar(kernel.softmax.sink))
+        self.text = "\n".join(parts)

@@ -1,0 +1,111 @@
+"""ir.Module -> the two files of a CUDA kernel: the `.cu` text, and the Python module beside it that
+launches it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import jinja2
+
+from attnc import __version__
+from attnc.plan.ir import Kernel, Module
+from attnc.resources import resource
+from attnc.target.cuda_host import CudaHostText
+from attnc.target.cuda_kernel import CudaText
+from attnc.target.layout import tidy
+from attnc.target.render import GLOSSARY, config_text, constants, mathematics, quote, tuned_table
+from attnc.target.triton_host import signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFiles:
+    """source: the `.cu` text; host: the `.py` text, which reads the source from beside it."""
+
+    source: str
+    host: str
+
+
+def render_cuda(
+    module: Module,
+    *,
+    path: str,
+    sha256: str,
+    tuned: Mapping[str, tuple[tuple[int | None, int], ...]] | None = None,
+) -> CudaFiles:
+    """The texts of one variant. Arguments as for `render.render`."""
+    (kernel,) = module.kernels
+    if kernel.cuda is None:
+        raise ValueError(f"{kernel.name} has no layout for {module.target}")
+    text = CudaText(module, kernel, kernel.cuda)
+    page = _header(module, path, sha256)
+    common = {"module": module, "kernel": kernel, "text": text, "header": page}
+    environment = _environment()
+    body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
+    source = environment.get_template("cuda/module.cu.jinja").render(
+        common, numbers=_numbers(kernel, text, body)
+    )
+    source = _tidy(source)
+    page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
+    host = environment.get_template("cuda/host.py.jinja").render(
+        common,
+        host=CudaHostText(module, kernel, text),
+        tuning={
+            "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
+            "table": tuned_table(tuned or {}),
+        },
+    )
+    return CudaFiles(source=source, host=tidy(host))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(resource("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        variable_start_string="[[",  # C++ has braces of its own
+        variable_end_string="]]",
+        autoescape=False,  # the output is C++, and only printers put text into it
+    )
+    environment.filters.update(quote=quote)
+    return environment
+
+
+def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
+    attention, kernel = module.variant.attention, module.kernels[0]
+    point = ", ".join(f"{name} = {value}" for name, value in module.variant.params.items())
+    order = "FlashAttention-2" if kernel.structure == "forward_q_kv" else "FlashAttention-1"
+    split = "split-K" if kernel.cuda is not None and kernel.cuda.warp_split == "kv" else "split-Q"
+    return {
+        "title": f"{attention.name}{f' ({point})' if point else ''} for {module.target} and newer: "
+        f"forward, {order} loop order, {split} between warps.",
+        "signature": [f"{t.name}: {signature(t)}" for t in (*attention.inputs, *attention.outputs)],
+        "mathematics": list(mathematics(attention)),
+        "version": __version__,
+        "path": path,
+        "sha256": sha256,
+        "glossary": GLOSSARY.splitlines(),
+        "module": f"{module.variant.name}.py",
+        "source": f"{module.variant.name}.cu",
+    }
+
+
+def _numbers(kernel: Kernel, text: CudaText, body: str) -> list[tuple[str, str, str]]:
+    used = body + ("TWO_LOG2E" if text.uses("tanh_") else "")
+    return [number for number in constants(kernel) if re.search(rf"\b{number[0]}\b", used)]
+
+
+def _tidy(text: str) -> str:
+    """One blank line in a row, none at a block's start or end, one newline at the end."""
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    text = re.sub(r"(\{)\n\n", r"\1\n", text)
+    text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
+    return text.strip("\n") + "\n"

@@ -1,0 +1,127 @@
+"""Runs generated CUDA kernels on the CPU, thread by thread: `templates/cuda/simt.h` stands in for the GPU.
+
+The `.cu` text is compiled as it is by g++, and the Python module beside it is used as it is; only its
+launch is replaced."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attnc.resources import resource
+from attnc.runtime.cache import cache_folder
+
+_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+\)\s+(\w+)\(')
+_ENTRY = """
+static const Args* simt_args;
+static void simt_kernel() { %(kernel)s(*simt_args); }
+extern "C" __attribute__((visibility("default")))
+const char* simt_run(const Args* args, int blocks, int threads, int bytes, unsigned long long seed)
+{
+    simt_args = args;
+    return simt::launch(simt_kernel, blocks, threads, bytes, seed);
+}
+"""
+
+
+class SimtFault(Exception):
+    """A kernel did on the CPU what is undefined on a GPU: diverged at a barrier, left its shared memory,
+    ...
+    """
+
+
+def available() -> bool:
+    """Whether there is a g++."""
+    return shutil.which("g++") is not None
+
+
+def launch(
+    source: str, defines: Mapping[str, int], args: bytes, *, blocks: int, threads: int, shared: int, seed: int
+) -> None:
+    """Runs a kernel over packed arguments, which point into CPU memory. Raises SimtFault."""
+    problem = _compiled(source, tuple(sorted(defines.items()))).simt_run(
+        args, blocks, threads, shared, ctypes.c_uint64(seed)
+    )
+    if problem:
+        raise SimtFault(problem.decode())
+
+
+def attach(module: ModuleType) -> None:
+    """Makes a generated module launch on the CPU, every time with the warps in another order."""
+    host: Any = module
+    text = host._source()
+    seeds = count()
+
+    def launch_here(config: Any, aligned: int, device: torch.device, blocks: int, args: bytes) -> None:
+        defines = {name: getattr(config, name) for name in ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")}
+        launch(
+            text,
+            {**defines, "ALIGNED": aligned},
+            args,
+            blocks=blocks,
+            threads=32 * config.WARPS,
+            shared=config.shared,
+            seed=next(seeds),
+        )
+
+    host._launch = launch_here
+
+
+@cache
+def _compiled(source: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    """The shared library of a kernel, from the cache when it has been compiled before."""
+    header = resource("templates", "cuda", "simt.h")
+    found = _KERNEL.search(source)
+    if found is None:
+        raise ValueError("the source has no kernel")
+    text = source + _ENTRY % {"kernel": found[1]}
+    flags = [f"-D{name}={value}" for name, value in defines]
+    content = "\0".join([text, header.read_text(encoding="utf-8"), *flags])
+    library = cache_folder() / f"{hashlib.sha256(content.encode()).hexdigest()}.so"
+    if not library.is_file():
+        _build(text, header.parent, flags, library)
+    loaded = ctypes.CDLL(str(library))
+    loaded.simt_run.restype = ctypes.c_char_p
+    return loaded
+
+
+def _build(text: str, include: Path, flags: list[str], library: Path) -> None:
+    temporary = library.with_suffix(f".{id(text):x}.tmp")
+    command = [
+        *(
+            "g++",
+            "-x",
+            "c++",
+            "-",
+            "-o",
+            str(temporary),
+            "-std=c++17",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-DATTNC_SHIM",
+        ),
+        *(
+            "-fvisibility=hidden",
+            "-U_FORTIFY_SOURCE",
+            "-Wno-unknown-pragmas",
+            "-Wno-attributes",
+            f"-I{include}",
+        ),
+        *flags,
+    ]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"g++ refused a generated kernel:\n{done.stderr}")
+    temporary.replace(library)

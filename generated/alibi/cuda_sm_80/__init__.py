@@ -1,0 +1,18 @@
+"""alibi for cuda.sm_80: calls the module made for D.
+
+Made from specs/alibi.attn; `attnc compile specs/alibi.attn` makes it again.
+"""
+
+from .d64 import alibi as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def alibi(q, k, v, slope, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"alibi was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, slope, **options)

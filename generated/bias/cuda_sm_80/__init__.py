@@ -1,0 +1,18 @@
+"""bias for cuda.sm_80: calls the module made for D.
+
+Made from specs/bias.attn; `attnc compile specs/bias.attn` makes it again.
+"""
+
+from .d64 import bias as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def bias(q, k, v, pair, key_bias, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"bias was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, pair, key_bias, **options)

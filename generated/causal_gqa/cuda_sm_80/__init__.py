@@ -1,0 +1,30 @@
+"""causal_gqa for cuda.sm_80: calls the module made for T, D.
+
+Made from specs/causal_gqa.attn; `attnc compile specs/causal_gqa.attn` makes it again.
+"""
+
+import torch
+
+from .bf16_d128 import causal_gqa as bf16_d128
+from .bf16_d64 import causal_gqa as bf16_d64
+from .bf16_d256 import causal_gqa as bf16_d256
+from .f16_d128 import causal_gqa as f16_d128
+from .f16_d64 import causal_gqa as f16_d64
+from .f16_d256 import causal_gqa as f16_d256
+
+VARIANTS = {
+    (torch.bfloat16, 128): bf16_d128,
+    (torch.bfloat16, 64): bf16_d64,
+    (torch.bfloat16, 256): bf16_d256,
+    (torch.float16, 128): f16_d128,
+    (torch.float16, 64): f16_d64,
+    (torch.float16, 256): f16_d256,
+}
+
+
+def causal_gqa(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.dtype, q.shape[3])
+    if key not in VARIANTS:
+        raise ValueError(f"causal_gqa was not compiled for (T, D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

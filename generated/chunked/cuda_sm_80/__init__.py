@@ -1,0 +1,18 @@
+"""chunked for cuda.sm_80: calls the module made for D.
+
+Made from specs/chunked.attn; `attnc compile specs/chunked.attn` makes it again.
+"""
+
+from .d64 import chunked as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def chunked(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"chunked was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

@@ -1,0 +1,18 @@
+"""document for cuda.sm_80: calls the module made for D.
+
+Made from specs/document.attn; `attnc compile specs/document.attn` makes it again.
+"""
+
+from .d128 import document as d128
+
+VARIANTS = {
+    (128,): d128,
+}
+
+
+def document(q, k, v, doc, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"document was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, doc, **options)

@@ -1,0 +1,18 @@
+"""dropout for cuda.sm_80: calls the module made for D.
+
+Made from specs/dropout.attn; `attnc compile specs/dropout.attn` makes it again.
+"""
+
+from .d64 import dropout as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def dropout(q, k, v, p, seed, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"dropout was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, p, seed, **options)

@@ -1,0 +1,26 @@
+"""fa1 for cuda.sm_80: calls the module made for T, D.
+
+Made from specs/fa1.attn; `attnc compile specs/fa1.attn` makes it again.
+"""
+
+import torch
+
+from .f16_d64 import fa1 as f16_d64
+from .f16_d128 import fa1 as f16_d128
+from .bf16_d64 import fa1 as bf16_d64
+from .bf16_d128 import fa1 as bf16_d128
+
+VARIANTS = {
+    (torch.float16, 64): f16_d64,
+    (torch.float16, 128): f16_d128,
+    (torch.bfloat16, 64): bf16_d64,
+    (torch.bfloat16, 128): bf16_d128,
+}
+
+
+def fa1(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.dtype, q.shape[3])
+    if key not in VARIANTS:
+        raise ValueError(f"fa1 was not compiled for (T, D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

@@ -1,0 +1,20 @@
+"""fa1_split_q for cuda.sm_80: calls the module made for D.
+
+Made from specs/warp_split.attn; `attnc compile specs/warp_split.attn` makes it again.
+"""
+
+from .d64 import fa1_split_q as d64
+from .d128 import fa1_split_q as d128
+
+VARIANTS = {
+    (64,): d64,
+    (128,): d128,
+}
+
+
+def fa1_split_q(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"fa1_split_q was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

@@ -1,0 +1,26 @@
+"""full for cuda.sm_80: calls the module made for T, D.
+
+Made from specs/full.attn; `attnc compile specs/full.attn` makes it again.
+"""
+
+import torch
+
+from .bf16_d128 import full as bf16_d128
+from .bf16_d64 import full as bf16_d64
+from .f16_d128 import full as f16_d128
+from .f16_d64 import full as f16_d64
+
+VARIANTS = {
+    (torch.bfloat16, 128): bf16_d128,
+    (torch.bfloat16, 64): bf16_d64,
+    (torch.float16, 128): f16_d128,
+    (torch.float16, 64): f16_d64,
+}
+
+
+def full(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.dtype, q.shape[3])
+    if key not in VARIANTS:
+        raise ValueError(f"full was not compiled for (T, D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

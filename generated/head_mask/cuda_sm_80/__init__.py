@@ -1,0 +1,18 @@
+"""head_mask for cuda.sm_80: calls the module made for D.
+
+Made from specs/head_mask.attn; `attnc compile specs/head_mask.attn` makes it again.
+"""
+
+from .d128 import head_mask as d128
+
+VARIANTS = {
+    (128,): d128,
+}
+
+
+def head_mask(q, k, v, reach, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"head_mask was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, reach, **options)

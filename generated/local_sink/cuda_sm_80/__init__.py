@@ -1,0 +1,20 @@
+"""local_sink for cuda.sm_80: calls the module made for W, D.
+
+Made from specs/local_sink.attn; `attnc compile specs/local_sink.attn` makes it again.
+"""
+
+from .w128_d64 import local_sink as w128_d64
+from .w4096_d64 import local_sink as w4096_d64
+
+VARIANTS = {
+    (128, 64): w128_d64,
+    (4096, 64): w4096_d64,
+}
+
+
+def local_sink(q, k, v, sink, *, W=128, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (W, q.shape[3])
+    if key not in VARIANTS:
+        raise ValueError(f"local_sink was not compiled for (W, D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, sink, **options)

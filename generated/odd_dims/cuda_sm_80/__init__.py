@@ -1,0 +1,18 @@
+"""odd_dims for cuda.sm_80: calls the module made for D, Dv.
+
+Made from specs/odd_dims.attn; `attnc compile specs/odd_dims.attn` makes it again.
+"""
+
+from .d80_dv96 import odd_dims as d80_dv96
+
+VARIANTS = {
+    (80, 96): d80_dv96,
+}
+
+
+def odd_dims(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3], v.shape[3])
+    if key not in VARIANTS:
+        raise ValueError(f"odd_dims was not compiled for (D, Dv) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

@@ -1,0 +1,18 @@
+"""padding for cuda.sm_80: calls the module made for D.
+
+Made from specs/padding.attn; `attnc compile specs/padding.attn` makes it again.
+"""
+
+from .d64 import padding as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def padding(q, k, v, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"padding was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, kv_len, **options)

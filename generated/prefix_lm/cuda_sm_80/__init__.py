@@ -1,0 +1,18 @@
+"""prefix_lm for cuda.sm_80: calls the module made for D.
+
+Made from specs/prefix_lm.attn; `attnc compile specs/prefix_lm.attn` makes it again.
+"""
+
+from .d64 import prefix_lm as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def prefix_lm(q, k, v, prefix, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"prefix_lm was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, prefix, **options)

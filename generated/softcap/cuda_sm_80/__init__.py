@@ -1,0 +1,20 @@
+"""softcap for cuda.sm_80: calls the module made for D.
+
+Made from specs/softcap.attn; `attnc compile specs/softcap.attn` makes it again.
+"""
+
+from .d128 import softcap as d128
+from .d256 import softcap as d256
+
+VARIANTS = {
+    (128,): d128,
+    (256,): d256,
+}
+
+
+def softcap(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"softcap was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

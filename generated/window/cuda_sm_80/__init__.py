@@ -1,0 +1,18 @@
+"""window for cuda.sm_80: calls the module made for D.
+
+Made from specs/window.attn; `attnc compile specs/window.attn` makes it again.
+"""
+
+from .d128 import window as d128
+
+VARIANTS = {
+    (128,): d128,
+}
+
+
+def window(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"window was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

@@ -1,0 +1,348 @@
+// A CPU in place of a GPU: what a generated kernel needs of CUDA, so that the same text compiles with g++ and runs.
+//
+// Every thread of a block is a fiber. The lanes of a warp take turns at each warp-wide instruction (shuffle, ldmatrix, mma);
+// warps run one at a time, in random order, each as far as the next block-wide barrier. So a missing barrier shows: one warp
+// reads what another has not written yet, and shared memory starts as NaN. A copy is made at a random moment between its start
+// and the wait for it, so that a missing wait shows too.
+#pragma once
+
+#include <csetjmp>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cmath>
+#include <ucontext.h>
+
+#define __global__ __attribute__((visibility("default")))
+#define __device__ static inline
+#define __shared__
+#define __align__(n)
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+struct Dim { unsigned x, y, z; };
+static Dim threadIdx, blockIdx, gridDim;
+
+alignas(1024) element shared[(1 << 18) / sizeof(element)];
+
+namespace simt {
+
+constexpr int WARP = 32, MOST = 1024, STACK = 128 * 1024, PENDING = 1024;
+enum class At { instruction, barrier, end };
+
+struct Copy { void* to; const void* from; bool inside; };
+
+struct Fiber {
+    ucontext_t start;
+    jmp_buf resume;
+    bool started;
+    At at;
+    int place;
+    Copy copies[PENDING];  // not yet made, oldest first
+    int first, last, groups[64], group_count;
+};
+
+static Fiber* fibers;
+static char* stacks;
+static void (*body)();
+static jmp_buf scheduler;
+static int current;
+static uint64_t random_state;
+static jmp_buf escape;
+static char message[256];
+
+static uint32_t random_word()
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return uint32_t(random_state >> 16);
+}
+
+[[noreturn]] static void fail(const char* what, int line)
+{
+    snprintf(message, sizeof message, "block %u, thread %d, line %d: %s", blockIdx.x, current, line, what);
+    _longjmp(escape, 1);
+}
+
+void next_lane();
+
+static void run()
+{
+    body();
+    Fiber& me = fibers[current];
+    me.at = At::end;
+    me.place = 0;
+    next_lane();
+    abort();
+}
+
+static void enter(int thread)
+{
+    current = thread;
+    threadIdx.x = thread;
+    Fiber& fiber = fibers[thread];
+    if (fiber.started)
+        _longjmp(fiber.resume, 1);
+    fiber.started = true;
+    setcontext(&fiber.start);
+}
+
+// The lane stops; the next one of its warp goes on, or, after the last, the scheduler if they wait for other warps.
+void next_lane()
+{
+    Fiber& me = fibers[current];
+    const int first = current / WARP * WARP, lane = current % WARP;
+    if (lane > 0 && (me.at != fibers[first].at || me.place != fibers[first].place))
+        fail("lanes of a warp are at different instructions", me.place);
+    if (me.at != At::end && _setjmp(me.resume))
+        return;
+    if (lane == WARP - 1 && me.at != At::instruction)
+        _longjmp(scheduler, 1);
+    enter(lane == WARP - 1 ? first : current + 1);
+}
+
+static void meet(At at, int place)
+{
+    fibers[current].at = at;
+    fibers[current].place = place;
+    next_lane();
+}
+
+// What the lanes of a warp show each other at an instruction; two copies, so that a fast lane's next does not hide this one.
+union Show {
+    const unsigned char* row;
+    struct { float a[8], b[4]; } product;
+    float value;
+    bool flag;
+};
+static Show shown[2][MOST];
+static int turn[MOST];
+
+template <class F>
+static const Show* exchange(int place, F fill)
+{
+    const int side = turn[current]++ & 1;
+    fill(shown[side][current]);
+    meet(At::instruction, place);
+    return shown[side] + current / WARP * WARP;
+}
+
+static void make(const Copy& copy)
+{
+    if (copy.inside)
+        memcpy(copy.to, copy.from, 16);
+    else
+        memset(copy.to, 0, 16);
+}
+
+static void make_until(Fiber& fiber, int end)
+{
+    for (; fiber.first < end; ++fiber.first)
+        make(fiber.copies[fiber.first % PENDING]);
+}
+
+// Runs a block: warps in random order, each to the next barrier, until all have ended.
+static void run_block(int threads, uint64_t seed)
+{
+    random_state = seed * 0x9E3779B97F4A7C15ull + blockIdx.x * 0xBF58476D1CE4E5B9ull + 1;
+    memset((void*)shared, 0xff, sizeof shared);
+    for (int i = 0; i < threads; ++i) {
+        Fiber& fiber = fibers[i];
+        fiber.started = false;
+        fiber.first = fiber.last = fiber.group_count = 0;
+        turn[i] = 0;
+        getcontext(&fiber.start);
+        fiber.start.uc_stack.ss_sp = stacks + size_t(i) * STACK;
+        fiber.start.uc_stack.ss_size = STACK;
+        fiber.start.uc_link = nullptr;
+        makecontext(&fiber.start, run, 0);
+        fiber.at = At::barrier;
+        fiber.place = 0;
+    }
+    static int order[MOST / WARP];
+    static int count, position;
+    for (;;) {
+        count = 0;
+        for (int warp = 0; warp < threads / WARP; ++warp)
+            if (fibers[warp * WARP].at != At::end)
+                order[count++] = warp;
+        if (count == 0)
+            return;
+        if (count < threads / WARP) {
+            current = order[0] * WARP;
+            fail("a barrier that other warps never reach", fibers[current].place);
+        }
+        for (int i = 1; i < count; ++i)
+            if (fibers[order[i] * WARP].place != fibers[order[0] * WARP].place) {
+                current = order[i] * WARP;
+                fail("warps wait at different barriers", fibers[current].place);
+            }
+        for (int i = count - 1; i > 0; --i) {
+            const int j = random_word() % (i + 1), other = order[i];
+            order[i] = order[j];
+            order[j] = other;
+        }
+        for (position = 0; position < count; ++position)
+            if (!_setjmp(scheduler))
+                enter(order[position] * WARP);
+    }
+}
+
+// Returns what went wrong, or null.
+static const char* launch(void (*kernel)(), int blocks, int threads, int shared_bytes, uint64_t seed)
+{
+    fibers = (Fiber*)calloc(threads, sizeof(Fiber));
+    stacks = (char*)malloc(size_t(threads) * STACK);
+    body = kernel;
+    gridDim = {unsigned(blocks), 1, 1};
+    const char* problem = nullptr;
+    if (_setjmp(escape))
+        problem = message;
+    else
+        for (int block = 0; block < blocks; ++block) {
+            blockIdx = {unsigned(block), 0, 0};
+            run_block(threads, seed);
+            for (size_t i = shared_bytes; i < sizeof shared; ++i)
+                if (((unsigned char*)shared)[i] != 0xff)
+                    fail("a write past the end of shared memory", 0);
+        }
+    free(fibers);
+    free(stacks);
+    return problem;
+}
+
+}  // namespace simt
+
+#define __syncthreads() simt::meet(simt::At::barrier, __LINE__)
+#define __syncwarp() simt::meet(simt::At::instruction, __LINE__)
+
+struct bf16;
+struct f16;
+namespace simt {
+template <class T> constexpr bool is_f16 = false;
+template <> constexpr bool is_f16<f16> = true;
+
+template <class T>
+static float widen(T x)
+{
+    if (is_f16<T>) {
+        _Float16 value;
+        memcpy(&value, &x, 2);
+        return float(value);
+    }
+    uint32_t word = 0;
+    memcpy((char*)&word + 2, &x, 2);
+    return __builtin_bit_cast(float, word);
+}
+
+// To nearest, ties to even.
+template <class T>
+static uint32_t narrow(float x)
+{
+    if (is_f16<T>)
+        return __builtin_bit_cast(uint16_t, _Float16(x));
+    const uint32_t word = __builtin_bit_cast(uint32_t, x);
+    return x != x ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
+}
+
+static float half_of(uint32_t pair, int half)
+{
+    const uint16_t bits = uint16_t(pair >> 16 * half);
+    return widen(__builtin_bit_cast(element, bits));
+}
+
+template <bool TRANSPOSED>
+static void load_pieces(u32 (&x)[4], u32 row)
+{
+    const unsigned char* mine = (const unsigned char*)shared + row;
+    if (row + 16 > sizeof shared || row % 16)
+        fail("a matrix row outside of shared memory, or not aligned", __LINE__);
+    const Show* all = exchange(__LINE__ + TRANSPOSED, [&](Show& s) { s.row = mine; });
+    const int g = current % WARP / 4, t = current % 4;
+    for (int p = 0; p < 4; ++p)
+        if (TRANSPOSED) {
+            uint16_t low, high;
+            memcpy(&low, all[8 * p + 2 * t].row + 2 * g, 2);
+            memcpy(&high, all[8 * p + 2 * t + 1].row + 2 * g, 2);
+            x[p] = low | u32(high) << 16;
+        } else
+            memcpy(&x[p], all[8 * p + g].row + 4 * t, 4);
+}
+}  // namespace simt
+
+template <class T> static T min(T a, T b) { return a < b ? a : b; }
+template <class T> static T max(T a, T b) { return a > b ? a : b; }
+static inline long long abs(long long x) { return x < 0 ? -x : x; }
+static inline float __fdividef(float x, float y) { return x / y; }
+static inline float exp2_(float x) { return exp2f(x); }
+static inline u32 pack(float low, float high) { return simt::narrow<element>(low) | simt::narrow<element>(high) << 16; }
+template <class T> static float to_float(T x) { return simt::widen(x); }
+
+static inline u32 address(const void* place) { return u32((const unsigned char*)place - (const unsigned char*)shared); }
+static inline void load_pieces(u32 (&x)[4], u32 row) { simt::load_pieces<false>(x, row); }
+static inline void load_pieces_transposed(u32 (&x)[4], u32 row) { simt::load_pieces<true>(x, row); }
+
+static inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    using namespace simt;
+    const Show* all = exchange(__LINE__, [&](Show& s) {
+        for (int i = 0; i < 8; ++i)
+            s.product.a[i] = half_of(a[i / 2], i % 2);
+        for (int i = 0; i < 4; ++i)
+            s.product.b[i] = half_of(i < 2 ? b0 : b1, i % 2);
+    });
+    const int g = current % WARP / 4, t = current % 4;
+    for (int e = 0; e < 4; ++e)
+        for (int k = 0; k < 16; ++k) {
+            const int lane = k % 8 / 2, slot = k / 8 * 2;  // of A: registers a0/a1 hold k < 8, a2/a3 the rest; of B: b0, b1
+            const float left = all[4 * g + lane].product.a[2 * (slot + e / 2) + k % 2];
+            const float right = all[4 * (2 * t + e % 2) + lane].product.b[slot + k % 2];
+            c[e] += left * right;
+        }
+}
+
+static inline float from_lane(float x, int mask)
+{
+    const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.value = x; });
+    return all[(simt::current % simt::WARP) ^ mask].value;
+}
+
+static inline bool any_lane(bool x)
+{
+    const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.flag = x; });
+    bool any = false;
+    for (int lane = 0; lane < simt::WARP; ++lane)
+        any |= all[lane].flag;
+    return any;
+}
+
+static inline void copy_async(void* to, const void* from, bool inside)
+{
+    using namespace simt;
+    if ((uintptr_t)to % 16 || (inside && (uintptr_t)from % 16))
+        fail("a copy that is not aligned", __LINE__);
+    const Copy copy = {to, from, inside};
+    Fiber& me = fibers[current];
+    if (random_word() % 2)
+        make(copy);
+    else
+        me.copies[me.last++ % PENDING] = copy;
+    if (me.last - me.first > PENDING)
+        fail("too many copies under way", __LINE__);
+}
+
+static inline void commit_copies()
+{
+    simt::Fiber& me = simt::fibers[simt::current];
+    me.groups[me.group_count++ % 64] = me.last;
+}
+
+template <int GROUPS>
+static void wait_copies()
+{
+    simt::Fiber& me = simt::fibers[simt::current];
+    if (me.group_count > GROUPS)
+        simt::make_until(me, me.groups[(me.group_count - 1 - GROUPS) % 64]);
+}

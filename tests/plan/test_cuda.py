@@ -1,0 +1,147 @@
+"""What the CUDA targets decide: layouts, what fits, what is refused, how much is moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnc.build import front, plan_program
+from attnc.diagnostics import DiagnosticError
+from attnc.model.resolve import resolve
+from attnc.model.variants import variants
+from attnc.plan import ir, plan
+from attnc.plan.cuda import cuda_estimate
+from attnc.plan.cuda_layout import CudaLayout, Swizzle
+from attnc.plan.picture import picture
+from attnc.plan.traffic import Traffic, traffic
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+SPEC = """
+attention plain {{
+  param D in {{{d}}}
+  input q: {dtype}[B, M, H, D]
+  input k, v: {dtype}[B, N, H, D]
+  score = dot(q, k) / sqrt(D)
+  normalize = softmax
+  output o: {dtype}[B, M, H, D]
+}}
+schedule plain for {target} {{
+  {knobs}
+}}
+"""
+
+
+def planned(knobs: str, *, d: int = 64, dtype: str = "bf16", target: str = "cuda.sm_80") -> ir.Module:
+    source = Source("plain.attn", SPEC.format(knobs=knobs, d=d, dtype=dtype, target=target))
+    program = resolve(parse(source), prelude())
+    (variant,) = variants(program, program.attentions[0])
+    return plan(variant, program.schedules[0])
+
+
+def layout_of(module: ir.Module) -> CudaLayout:
+    layout = module.kernels[0].cuda
+    assert layout is not None
+    return layout
+
+
+def refusal(knobs: str, **options: object) -> str:
+    with pytest.raises(DiagnosticError) as caught:
+        planned(knobs, **options)  # type: ignore[arg-type]  # the keyword arguments of `planned`
+    (diagnostic,) = caught.value.diagnostics
+    return f"{diagnostic.code}: {diagnostic.message}: {diagnostic.primary.text}"
+
+
+@pytest.mark.parametrize("width", [16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 576])
+def test_eight_rows_of_a_column_of_chunks_lie_in_different_banks(width: int) -> None:
+    swizzle = Swizzle(width=width)
+
+    def place(row: int, chunk: int) -> int:
+        permuted = chunk ^ (row // swizzle.span % swizzle.period)
+        assert 0 <= permuted < swizzle.chunks
+        return row * swizzle.chunks + permuted
+
+    for chunk in range(swizzle.chunks):
+        for first in range(0, 32, 8):
+            assert len({place(first + row, chunk) % 8 for row in range(8)}) == 8
+    assert len({place(row, c) for row in range(32) for c in range(swizzle.chunks)}) == 32 * swizzle.chunks
+
+
+def test_shared_memory_is_counted_by_buffer() -> None:
+    module = planned("tile.q = 64, tile.kv = 128, warps = 4, stages = 2")
+    estimate = cuda_estimate(layout_of(module), module.kernels[0].configs[0])
+    assert {buffer.name: buffer.bytes for buffer in estimate.buffers} == {
+        "q": 64 * 64 * 2,
+        "k": 2 * 128 * 64 * 2,
+        "v": 2 * 128 * 64 * 2,
+    }
+    assert module.kernels[0].shared == (estimate.shared,)
+
+
+def test_head_dimensions_are_padded_to_the_depth_of_an_mma() -> None:
+    layout = layout_of(planned("tile.q = 64", d=72))
+    assert (layout.d, layout.qk.width) == (72, 80)
+
+
+def test_configs_that_cannot_run_are_dropped() -> None:
+    module = planned("tile.q in {32, 64}, warps in {4, 2}, tile.kv in {64, 1024}")
+    tiles = [(c["tile.q"], c["warps"], c["tile.kv"]) for c in module.kernels[0].configs]
+    assert tiles == [(32, 2, 64), (64, 4, 64), (64, 2, 64)]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "options", "said"),
+    [
+        (
+            "tile.q = 32, warps = 4",
+            {},
+            "tile.q = 32 is not a multiple of 64, 16 query rows for each of 4 warps",
+        ),
+        ("tile.kv = 32, warp_split = kv", {}, "tile.kv = 32 is not a multiple of 64, 16 keys for each of 4"),
+        ("tile.q = 64, tile.kv = 256, stages = 8", {}, "B of shared memory (q 8192 + k 262144 + v 262144)"),
+        ("tile.q = 256, warps = 4", {"d": 256}, "registers a thread; the limit is 255"),
+        ("tile.q = 64", {"d": 20}, "the head dimension 20 is not a multiple of 8"),
+        ("tile.q = 64", {"dtype": "f32"}, "f32 inputs are not lowered to CUDA yet"),
+        ("tile.q = 64", {"target": "cuda.sm_90a"}, "'cuda.sm_90a' has no kernels yet"),
+        ("warp_split in {q, kv}", {}, "'warp_split' shapes the text of a CUDA kernel"),
+        ("split.kv = 4", {}, "split KV is not lowered to CUDA yet"),
+        ("pack = gqa", {}, "packing query heads"),
+        ("tile.d = 32", {}, "the head dimension stays whole"),
+        ("softmax = two_pass", {}, "'two_pass' is not lowered to CUDA yet"),
+        ("loops = [kv, q], softmax = online", {}, "needs softmax = online(rescale = every_step)"),
+    ],
+)
+def test_what_cannot_be_lowered_is_refused_with_the_reason(
+    knobs: str, options: dict[str, object], said: str
+) -> None:
+    assert said in refusal(knobs, **options)
+
+
+def four_orders(length: int) -> dict[str, Traffic]:
+    """By attention of specs/warp_split.attn at D = 64: 64 x 64 tiles, 4 warps."""
+    found = {}
+    for module in plan_program(front(SPECS / "warp_split.attn")).modules:
+        kernel = module.kernels[0]
+        if layout_of(module).d == 64:
+            tiles = picture(kernel, length, length, 64, 64)
+            name = module.variant.attention.name
+            found[name] = traffic(kernel, layout_of(module), kernel.configs[0], tiles)
+    return found
+
+
+def test_split_k_and_the_outer_kv_loop_cost_what_the_papers_say() -> None:
+    moved = four_orders(4096)
+    tiles = 4096 // 64
+    # FlashAttention-1 moves o, l and m at every step, FlashAttention-2 writes o once.
+    state = tiles * 4096 * (64 + 2) * 4
+    assert moved["fa2_split_q"].global_written == 4096 * 64 * 2
+    assert moved["fa1_split_q"].global_written - moved["fa2_split_q"].global_written == state + 4096 * 66 * 4
+    assert moved["fa1_split_q"].moved > 2.5 * moved["fa2_split_q"].moved
+    # The split does not change what goes to global memory, and split-K multiplies what is shared.
+    for order in ("fa1", "fa2"):
+        assert moved[f"{order}_split_k"].moved == moved[f"{order}_split_q"].moved
+        assert moved[f"{order}_split_k"].shared_written > 3 * moved[f"{order}_split_q"].shared_written

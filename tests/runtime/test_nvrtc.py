@@ -1,0 +1,89 @@
+"""Every committed CUDA kernel compiles, without a GPU, and takes what its plan says."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from attnc.build import front, plan_program
+from attnc.plan import ir
+from attnc.runtime.aot import build_cubins, compile_configs
+from attnc.runtime.loader import load_file
+from attnc.runtime.nvrtc import CompilationError, compile_cubin, nvrtc_version
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
+#: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
+NEGLIGIBLE = 128
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parts[-3]}-{path.stem}"
+
+
+@cache
+def planned() -> dict[tuple[str, str, str], ir.Module]:
+    """By attention, target's folder and variant."""
+    found = {}
+    for spec in sorted((ROOT / "specs").glob("*.attn")):
+        for module in plan_program(front(spec)).modules:
+            folder = module.target.replace(".", "_")
+            found[module.variant.attention.name, folder, module.variant.name] = module
+    return found
+
+
+def test_there_are_modules() -> None:
+    assert len(MODULES) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
+    kernel = planned()[path.parts[-3], path.parts[-2], path.stem].kernels[0]
+    assert kernel.cuda is not None
+    config, cubin = next(compile_configs(path, kernel.cuda.arch))
+    assert cubin.image.startswith(b"\x7fELF")
+    assert cubin.warnings == ()
+    assert cubin.spills <= NEGLIGIBLE, cubin.log
+    needed = sum(kernel.cuda.registers(kernel.configs[0]).values())
+    assert needed <= cubin.registers <= 255
+    assert config.shared == kernel.shared[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90", "sm_120"])
+def test_newer_architectures_take_the_same_text(arch: str) -> None:
+    for _, cubin in compile_configs(ROOT / "generated/causal_gqa/cuda_sm_80/bf16_d64.py", arch):
+        assert cubin.spills <= 64
+        assert cubin.warnings == ()
+
+
+def test_the_log_is_read() -> None:
+    source = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 2.0f; }'
+    cubin = compile_cubin(source, ["-arch=sm_80"])
+    assert 0 < cubin.registers < 64
+    assert (cubin.spills, cubin.stack, cubin.warnings) == (0, 0, ())
+    assert compile_cubin(source, ["-arch=sm_80"]) == cubin
+    assert nvrtc_version().startswith(("12.", "13."))
+
+
+def test_what_does_not_compile_is_an_error_with_the_log() -> None:
+    with pytest.raises(CompilationError, match="undefined_name"):
+        compile_cubin('extern "C" __global__ void f() { undefined_name(); }', ["-arch=sm_80"])
+
+
+def test_ahead_of_time_cubins_are_what_the_module_looks_for(tmp_path: Path) -> None:
+    original = ROOT / "generated/alibi/cuda_sm_80/d64.py"
+    for suffix in (".py", ".cu"):
+        text = original.with_suffix(suffix).read_text(encoding="utf-8")
+        (tmp_path / f"d64{suffix}").write_text(text, encoding="utf-8")
+    paths = build_cubins(tmp_path / "d64.py", ["sm_90"])
+    module = load_file(tmp_path / "d64.py")
+    assert len(paths) == 2 * len(module.CONFIGS)
+    for config in module.CONFIGS:
+        for aligned in (0, 1):
+            found = module._cubin(config, aligned, "sm_90")
+            assert found in paths
+            assert found.read_bytes().startswith(b"\x7fELF")

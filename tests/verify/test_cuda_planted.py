@@ -1,0 +1,42 @@
+"""Every bug planted in a CUDA kernel is caught on the CPU; `pytest -s` shows how soon."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from attnc.build import front, plan_program
+from attnc.plan import ir
+from attnc.verify.cuda_bugs import CUDA_BUGS
+from attnc.verify.planted import Catch, hunt, table
+from attnc.verify.simt import available
+
+SPECS = Path(__file__).parents[2] / "specs"
+#: Attentions that are not in a file of their name.
+FILES = dict.fromkeys(("fa1_split_k", "fa1_split_q", "fa2_split_k"), "warp_split")
+
+pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+
+
+@cache
+def module(name: str) -> ir.Module:
+    modules = plan_program(front(SPECS / f"{FILES.get(name, name)}.attn")).modules
+    return next(m for m in modules if m.target == "cuda.sm_80" and m.variant.attention.name == name)
+
+
+@pytest.fixture(scope="module")
+def catches() -> list[Catch]:
+    return [hunt(module(bug.spec), bug, examples=60, seconds=30) for bug in CUDA_BUGS]
+
+
+@pytest.mark.slow
+def test_every_bug_is_caught(catches: list[Catch]) -> None:
+    print(f"\n{table(catches)}")
+    missed = [catch.bug.name for catch in catches if not catch.caught]
+    assert not missed
+
+
+def test_names_are_unique() -> None:
+    assert len({bug.name for bug in CUDA_BUGS}) == len(CUDA_BUGS) >= 25

@@ -1,0 +1,139 @@
+"""The CPU in place of a GPU: kernels run right, and what is undefined on a GPU is a fault."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.plan import ir
+from attnc.verify.check import Subject, fuzz, verify
+from attnc.verify.simt import SimtFault, available, launch
+from attnc.verify.subjects import cuda_subject
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+
+
+@cache
+def modules(name: str) -> tuple[ir.Module, ...]:
+    return tuple(m for m in plan_program(front(SPECS / f"{name}.attn")).modules if m.target != "triton")
+
+
+def named(name: str) -> bool:
+    return "for cuda.sm_80" in (SPECS / f"{name}.attn").read_text(encoding="utf-8")
+
+
+NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if named(path.stem))
+
+
+def subject(name: str, number: int = 0) -> Subject:
+    return cuda_subject(modules(name)[number], {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_are_right(name: str) -> None:
+    report = verify(subject(name), count=4, fills=("nan",))
+    assert report.ok, "\n".join(f"{f.repro}\n  {f.verdict.message}" for f in report.failures)
+    assert 0.01 < report.worst <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(0, 8, 2))
+def test_the_four_orders_are_right(number: int) -> None:
+    report = fuzz(subject("warp_split", number), examples=12, seconds=20)
+    assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
+
+
+@pytest.mark.slow
+def test_drawn_cases_pass() -> None:
+    report = fuzz(subject("prefix_document"), examples=20, seconds=20)
+    assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
+
+
+def kernel(body: str) -> str:
+    """A kernel of the generated form that reads `in` and writes `out`."""
+    return f"""
+typedef unsigned int u32;
+struct f16 {{ unsigned short bits; }};
+typedef f16 element;
+struct Args {{ const float* in; float* out; int n; }};
+#include "simt.h"
+extern "C" __global__ void __launch_bounds__(64) example(const __grid_constant__ Args args)
+{{
+    extern __shared__ __align__(128) element shared[];
+    float* const tile = (float*)shared;
+    const int i = threadIdx.x;
+    {body}
+}}
+"""
+
+
+def run(body: str, *, seed: int = 0, shared: int = 256) -> torch.Tensor:
+    """What a block of 64 threads makes of 0, 1, 2, ..."""
+    values, result = torch.arange(64.0), torch.full((64,), torch.nan)
+    args = struct.pack("=2Qi4x", values.data_ptr(), result.data_ptr(), 64)
+    launch(kernel(body), {}, args, blocks=1, threads=64, shared=shared, seed=seed)
+    return result
+
+
+REVERSED = "tile[i] = args.in[i]; {barrier} args.out[i] = tile[63 - i];"
+
+
+def test_a_barrier_orders_warps() -> None:
+    for seed in range(4):
+        out = run(REVERSED.format(barrier="__syncthreads();"), seed=seed)
+        assert torch.equal(out, torch.arange(64.0).flip(0))
+
+
+def test_a_missing_barrier_shows() -> None:
+    assert run(REVERSED.format(barrier="")).isnan().any()
+
+
+def test_lanes_exchange_in_step() -> None:
+    out = run("args.out[i] = from_lane(args.in[i], 3);")
+    assert torch.equal(out, torch.arange(64).bitwise_xor(torch.tensor(3)).float())
+
+
+COPY = "copy_async(tile + 4 * i, args.in + 4 * i, i < 12); commit_copies(); {wait} __syncthreads(); "
+
+
+def test_a_copy_is_there_after_the_wait() -> None:
+    body = COPY.format(wait="wait_copies<0>();") + "args.out[i] = tile[i];"
+    out = run(body, shared=1024)
+    assert torch.equal(out[:48], torch.arange(48.0))
+    assert not out[48:].any()
+
+
+def test_a_missing_wait_shows() -> None:
+    assert any(
+        run(COPY.format(wait="") + "args.out[i] = tile[i];", seed=s, shared=1024).isnan().any()
+        for s in range(3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("if (i < 32) __syncthreads();", "a barrier that other warps never reach"),
+        ("if (i % 2) __syncthreads();", "lanes of a warp are at different instructions"),
+        ("if (i < 32)\n __syncthreads();\n else\n __syncthreads();", "warps wait at different barriers"),
+        ("tile[i + 64] = 0.0f;", "a write past the end of shared memory"),
+        ("copy_async(tile, args.in + 1, true);", "a copy that is not aligned"),
+        ("u32 x[4]; load_pieces(x, 8u);", "not aligned"),
+    ],
+)
+def test_what_is_undefined_is_a_fault(body: str, said: str) -> None:
+    with pytest.raises(SimtFault, match=said):
+        run(body)
+
+
+def test_numbers_are_rounded_to_nearest_even() -> None:
+    out = run("args.out[i] = simt::widen(f16{(unsigned short)pack(1.0f + args.in[i] / 2048, 0.0f)});")
+    assert torch.equal(out, (1 + torch.arange(64.0) / 2048).half().float())
