@@ -21,7 +21,7 @@ from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.runtime.cubin import usage_of
 usage = usage_of(plan_program(front(Path(sys.argv[1]))).modules[0], 0, DEVICES[sys.argv[2]])
-print(json.dumps([registers, stack, usage.shared]))
+print(json.dumps([usage.registers, usage.stack, usage.shared]))
 """
 
 

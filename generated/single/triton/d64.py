@@ -481,7 +481,7 @@ def _choose(device: torch.device, longest: int) -> Config:
 
 def _heads_per_section(k: torch.Tensor, v: torch.Tensor, heads: int, N: int) -> int:
     """Query heads whose K and V fill a quarter of the L2 cache: programs that run together should share them."""
-    cache = torch.cuda.get_device_properties(k.device).L2_cache_size if k.device.type == "cuda" else 1 << 25
+    cache = torch.cuda.get_device_properties(k.device).L2_cache_size if k.device.type == "cuda" else 1 << 20
     per_head = max(1, N * (k.shape[-1] * k.element_size() + v.shape[-1] * v.element_size()))
     return min(heads, max(4, min(cache // 4 // per_head, 16)))
 
