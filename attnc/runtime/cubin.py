@@ -111,6 +111,7 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
     function = getattr(load_module(module), kernel.name)
     constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"]}
     constants["TMA"] = kernel.tma and device.has_tma
+    constants["SPLIT"] = kernel.split is not None
     signature = {name: _type_of(name, module, constants) for name in function.arg_names}
     return compile_offline(
         function,
