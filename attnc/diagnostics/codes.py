@@ -80,6 +80,11 @@ _RESOURCES = {
         "specs/tuned/<spec>.json is written by 'attnc tune' and holds the fastest config per device and "
         "length. Without the file the first config that fits is used.",
     ),
+    "E0604": CodeInfo(
+        "unified maximum with unsafe bounds",
+        "exp(s - phi) must neither overflow nor lose its digits between the bounds: how wide they may be "
+        "depends on the type of the probabilities.",
+    ),
 }
 
 _PLAN_WARNINGS = {

@@ -18,11 +18,12 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.forward import plan_softmax
-from attnc.plan.ir import Grid, Kernel, Regions, Statement
-from attnc.plan.ir_decode import Pack, Split
+from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions, Statement
+from attnc.plan.ir_decode import Pack, Split, UnifiedMax
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.resources import portable, shared_memory
+from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths, rows, sizes, stored
 from attnc.plan.signature import kv_heads
 from attnc.plan.steps import (
@@ -35,6 +36,7 @@ from attnc.plan.steps import (
     named_bounds,
 )
 from attnc.plan.storage import parts
+from attnc.plan.unified_max import unified_max
 
 #: The query head of each row of a tile.
 ROW_HEAD = Ref("h", "int", ("q",), natural=True)
@@ -68,6 +70,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     loops = named_bounds(loops, names)
     split = Split(lo=loops.loops[0].start, hi=loops.loops[-1].stop) if _splits(choices) > 1 else None
     softmax, score = plan_softmax(attention, default, names)
+    unified = unified_max(attention, default)
     step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, "kv")
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
     scalars = (fetch for fetch in names.fetches if not fetch.axes and not at_tile_ends(fetch))
@@ -89,13 +92,22 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         tma=False,
         configs=choices,
         shared=tuple(shared_memory(config, variant) for config in choices),
-        bound=replace(error_bound(attention, choices, softmax), splits=_splits(choices)),
+        bound=_bound(error_bound(attention, choices, softmax), _splits(choices), unified),
         rows=places,
         stored=stored(attention),
         pack=pack,
         split=split,
         parts=parts(attention),
+        unified=unified,
     )
+
+
+def _bound(bound: ErrorBound, splits: int, unified: UnifiedMax | None) -> ErrorBound:
+    """The bound of the plain kernel, with what shares and a unified maximum add to it."""
+    if unified is None:
+        return replace(bound, splits=splits)
+    shift = (abs(unified.phi) + max(abs(unified.low), abs(unified.high))) / LOG2E
+    return replace(bound, splits=splits, largest_shift=shift, least_probability=2.0**unified.low)
 
 
 def _pack(attention: Attention) -> Pack | None:

@@ -20,7 +20,7 @@ from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.access import Rows, Sequences
 from attnc.plan.cuda_layout import CudaLayout
-from attnc.plan.ir_decode import Pack, Part, Split
+from attnc.plan.ir_decode import Pack, Part, Split, UnifiedMax
 from attnc.source import Span
 
 if TYPE_CHECKING:
@@ -222,7 +222,9 @@ class ErrorBound:
     are exact in f32);
     exp_ulps: error of the target's exp2; intrinsics: (name, absolute error) of other functions;
     renormalised: o is rescaled
-    at every step (FlashAttention-1), which adds roundings per tile.
+    at every step (FlashAttention-1), which adds roundings per tile; largest_shift: how far what the exponent
+    subtracts may be from the row's maximum, and from 0 (a unified maximum); least_probability: what the row's
+    largest probability may be stored as.
     """
 
     head_dim: int
@@ -237,6 +239,8 @@ class ErrorBound:
     exp_ulps: float = 2.0
     intrinsics: tuple[tuple[str, float], ...] = ()
     renormalised: bool = False
+    largest_shift: float = 0.0
+    least_probability: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +254,8 @@ class Kernel:
     and V tiles may come through tensor descriptors; shared: bytes of shared memory that one block of each
     config needs, the most over the supported devices; rows: where the rows of q, k, v and o lie, those that
     are not in ordinary tensors; stored: rows of o that the program's sequence has, of which only the first M
-    exist; pack, split, parts: see `ir_decode`, for the structure "decode" alone; cuda: how a CUDA kernel
-    lies on the machine (None for Triton).
+    exist; pack, split, parts, unified: see `ir_decode`, for the structure "decode" alone; cuda: how a CUDA
+    kernel lies on the machine (None for Triton).
     """
 
     name: str
@@ -273,6 +277,7 @@ class Kernel:
     pack: Pack | None = None
     split: Split | None = None
     parts: tuple[Part, ...] = ()
+    unified: UnifiedMax | None = None
     cuda: CudaLayout | None = None
 
 

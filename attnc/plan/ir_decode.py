@@ -35,3 +35,17 @@ class Part:
 
     first: int
     width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnifiedMax:
+    """FlashDecoding++: every row subtracts `phi` in place of its maximum.
+
+    low, high: where the row's largest exponent s - phi may lie; fallback: it may lie elsewhere, and the share
+    is then computed again with a running maximum. All in base-2 units.
+    """
+
+    phi: float
+    low: float
+    high: float
+    fallback: bool

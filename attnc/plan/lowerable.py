@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from attnc.diagnostics import Diagnostic, Label
 from attnc.model.attention import Attention, Variant
+from attnc.model.knobs import ONLINE
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
@@ -15,6 +16,7 @@ from attnc.plan.decode import is_decode
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import is_plain
+from attnc.plan.unified_max import check_bounds
 from attnc.source import Span
 
 #: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
@@ -38,6 +40,8 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
             )
     if schedule.target == "triton" and is_decode(schedule):
         yield from _decode(variant, knobs)
+    else:
+        yield from _no_unified_max(knobs)
     yield from _backward(variant, schedule)
     loops = knobs.get("loops")
     softmax = knobs.get("softmax")
@@ -58,6 +62,17 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
                 )
 
 
+def _no_unified_max(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    knob = knobs.get("softmax")
+    if knob and any(isinstance(choice, Choice) and choice.name == "unified_max" for choice in knob.choices):
+        yield _unsupported(
+            "a unified maximum belongs to the decode kernel",
+            knob.span,
+            "with many q rows a running maximum costs nothing",
+            "write 'loops = [kv]', or 'softmax = online'",
+        )
+
+
 def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
     """What the decode kernel cannot do: it has one loop over the keys, and rows from one sequence."""
     attention = variant.attention
@@ -74,6 +89,11 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
             case "order", "longest_first":
                 label = "few q tiles, all as long"
                 yield _unsupported("the decode kernel has no order of q tiles", knob.span, label)
+            case "softmax", Choice(name="unified_max", args={"fallback": fallback}):
+                yield from check_bounds(variant, knob)
+                if fallback != ONLINE:
+                    label = "after a unified maximum"
+                    yield _unsupported("the fallback is an online softmax", knob.span, label, "= online")
             case "softmax", Choice(name="two_pass") | Choice(args={"rescale": "every_step"}):
                 label = "with split.kv or pack"
                 yield _unsupported("the decode kernel rescales deferred or lazily", knob.span, label)
@@ -199,10 +219,6 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
             case "tile.d", _:
                 yield _unsupported(
                     "Triton keeps the head dimension whole", knob.span, "cannot be tiled", "remove it"
-                )
-            case "softmax", Choice(name="unified_max"):
-                yield _unsupported(
-                    "the unified maximum is not lowered to Triton yet", knob.span, "this softmax"
                 )
             case _:
                 continue

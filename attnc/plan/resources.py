@@ -17,7 +17,7 @@ from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Phase, Schedule
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.storage import parts
 
@@ -81,18 +81,13 @@ def estimate(config: Config, variant: Variant, device: Device, phase: Phase = "f
     threads = warps * _THREADS_PER_WARP
     if phase == "backward":
         return _estimate_backward(tile_q, tile_kv, max(1, stages), threads, d, dv, size)
+    depth = _depth(stages, tile_q, variant)
     loaded_v = dv if len(columns) == 1 else 0  # else v is the first part of k
     q = Buffer(name="q", shape=f"{tile_q}x{d}", bytes=tile_q * d * size)
     buffers = [
         # A single stage still passes through shared memory, since the operands change layout on the way.
-        Buffer(
-            name="k", shape=f"{max(1, stages)} x {tile_kv}x{d}", bytes=max(1, stages) * tile_kv * d * size
-        ),
-        Buffer(
-            name="v",
-            shape=f"{max(1, stages)} x {tile_kv}x{loaded_v}",
-            bytes=max(1, stages) * tile_kv * loaded_v * size,
-        ),
+        Buffer(name="k", shape=f"{depth} x {tile_kv}x{d}", bytes=depth * tile_kv * d * size),
+        Buffer(name="v", shape=f"{depth} x {tile_kv}x{loaded_v}", bytes=depth * tile_kv * loaded_v * size),
     ]
     registers = {
         "acc": tile_q * dv // threads,
@@ -105,6 +100,16 @@ def estimate(config: Config, variant: Variant, device: Device, phase: Phase = "f
     else:
         registers["q"] = tile_q * d * size // 4 // threads
     return Estimate(buffers=tuple(buffers), registers=registers)
+
+
+def _depth(stages: int, tile_q: int, variant: Variant) -> int:
+    """Tiles of k, and of v, that lie in shared memory at a time.
+
+    A tile whose address comes from a block table waits for two loads, one after the other, and so takes two
+    stages. Tiles of fewer than 64 rows are not wgmma's: their operands leave shared memory at once.
+    """
+    turns = (stages + 1) // 2 if isinstance(variant.attention.k.storage, Paged) else stages
+    return max(1, turns if tile_q >= 64 else turns - 1)
 
 
 def are_wide(d: int, dv: int) -> bool:

@@ -196,6 +196,7 @@ def constants(kernel: Kernel) -> tuple[tuple[str, str, str], ...]:
     return (
         ("SCALE", repr(softmax.scale), "factor of the raw score in base-2 units"),
         ("LAZY", repr(softmax.threshold), "growth of the maximum, in base-2 units, that forces a rescale"),
+        *_unified(kernel),
         ("LN2", repr(math.log(2)), "log(2): lse leaves in natural units"),
         ("LOG2E", repr(LOG2E), "log2(e): lse comes in natural units"),
         ("TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"),
@@ -209,6 +210,17 @@ def _numbers(kernel: Kernel, text: str) -> list[tuple[str, str, str]]:
         for number in constants(kernel)
         if re.search(rf"\b{number[0]}\b", text) or (number[0] == "TWO_LOG2E" and "_tanh" in text)
     ]
+
+
+def _unified(kernel: Kernel) -> tuple[tuple[str, str, str], ...]:
+    unified = kernel.unified
+    if unified is None:
+        return ()
+    return (
+        ("PHI", repr(unified.phi), "the maximum that every row subtracts, in base-2 units"),
+        ("LOW", repr(unified.low), "least exponent that a row's largest may have, in base-2 units"),
+        ("HIGH", repr(unified.high), "and the largest"),
+    )
 
 
 def config_text(kernel: Kernel, position: int) -> str:

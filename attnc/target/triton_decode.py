@@ -8,7 +8,7 @@ from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.decode import MOST_SPLITS
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Kernel, Loop, Module
 from attnc.plan.regions import ZERO
 from attnc.target.triton import TL_DTYPES, scalar
 from attnc.target.triton_host import HostText
@@ -126,6 +126,32 @@ class DecodeText(KernelText):
         at = names.index("q") + 1
         return [*names[:at], *(part.q for part in self.more_parts), *names[at:]]
 
+    # -- a unified maximum ---------------------------------------------------------------------------------
+
+    @property
+    def _finds_top(self) -> bool:
+        return self.kernel.unified is not None and self.kernel.unified.fallback
+
+    @property
+    def unified_result(self) -> str:
+        return "acc, l, top" if self._finds_top else "acc, l"
+
+    @property
+    def _unified_names(self) -> list[str]:
+        renamed = ["top" if name == "m" else name for name in self.step_names]
+        return [name for name in renamed if name != "top" or self._finds_top]
+
+    @property
+    def unified_parameters(self) -> str:
+        constants = [f"{name}: tl.constexpr" for name in self._step_constants()]
+        return ", ".join([*self._unified_names, *constants])
+
+    def unified_arguments(self, loop: Loop) -> str:
+        return ", ".join((*self._unified_names, *self._step_values(loop)))
+
+    def in_first_share(self, value: str, otherwise: str) -> str:
+        return value if self.kernel.split is None else f"tl.where(split == 0, {value}, {otherwise})"
+
     # -- shares --------------------------------------------------------------------------------------------
 
     @property
@@ -164,7 +190,8 @@ class DecodeText(KernelText):
 
     @property
     def _parts_pointers(self) -> list[str]:
-        return [] if self.kernel.split is None else ["o_parts_ptr", "lse_parts_ptr"]
+        counter = ["fallbacks_ptr"] if self._finds_top else []
+        return [*([] if self.kernel.split is None else ["o_parts_ptr", "lse_parts_ptr"]), *counter]
 
     @property
     def sizes(self) -> list[str]:
@@ -219,6 +246,22 @@ class DecodeHost(HostText):
         self.most_splits = MOST_SPLITS
 
     @property
+    def parameters(self) -> list[str]:
+        counter = ["fallbacks: torch.Tensor | None = None"] if self.counts_fallbacks else []
+        return [*super().parameters, *counter]
+
+    @property
+    def counts_fallbacks(self) -> bool:
+        return self._kernel.unified is not None and self._kernel.unified.fallback
+
+    @property
+    def checks(self) -> Iterator[str]:
+        yield from super().checks
+        if self.counts_fallbacks:
+            yield "if fallbacks is not None:"
+            yield '    _sizes("fallbacks", fallbacks, torch.int32, (1,), q)'
+
+    @property
     def is_split(self) -> bool:
         return self._kernel.split is not None
 
@@ -229,7 +272,7 @@ class DecodeHost(HostText):
         shape = "B, H, M, splits"
         yield f"tiles = {self._tiles}"
         yield f"key_tiles = triton.cdiv({self.longest}, config.BLOCK_N)"
-        yield "splits = config.splits or _splits(tiles, key_tiles, config, q.device)"
+        yield "splits = config.splits or _splits(tiles, key_tiles, config.shared, q.device)"
         yield "o_parts = lse_parts = None"
         yield "if splits > 1:"
         yield f"    o_parts = torch.empty(({shape}, {self._text.dv}), dtype=torch.float32, device=q.device)"

@@ -175,6 +175,11 @@ class HostText:
         return "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N" + (", TMA=tma" if self.uses_tma else "")
 
     @property
+    def counts_fallbacks(self) -> bool:
+        """Whether a unified maximum may have to be given up, and the caller may count how often."""
+        return False
+
+    @property
     def is_split(self) -> bool:
         """Whether programs share the keys of a sequence, and a second kernel joins what they found."""
         return False

@@ -125,8 +125,9 @@ def _expect_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         m_keys = s.max(axis=1, initial=-np.inf, keepdims=True)
         m = np.fmax(m_keys, sink)
         m_size = np.fmax(_finite(np.abs(m)), _finite(np.abs(m_keys)))
-        e = np.where(seen, score.error + U * (2 * (m - s) + 2 * m_size + 2 * bound.exp_ulps), 0.0)
-        e_sink = _finite(U * (2 * (m - sink) + 2 * m_size + 2 * bound.exp_ulps))
+        shift = m_size + bound.largest_shift
+        e = np.where(seen, score.error + U * (2 * (m - s) + 2 * shift + 2 * bound.exp_ulps), 0.0)
+        e_sink = _finite(U * (2 * (m - sink) + 2 * shift + 2 * bound.exp_ulps))
         p = np.where(seen, np.exp(s - lse[:, None]), 0.0)
         p_sink = _finite(np.exp(sink - lse[:, None]))
         mean_e = (p * e).sum(axis=1, keepdims=True) + p_sink * e_sink
@@ -135,7 +136,7 @@ def _expect_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
             4 * U * tiles if bound.renormalised else 0
         )
         row_open = too_large.any(axis=1, keepdims=True)
-        lse_allowed = mean_e + sums + 2 * U * (np.abs(lse[:, None]) + m_size)
+        lse_allowed = mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift)
         p_max = np.fmax(p.max(axis=1, initial=0.0, keepdims=True), p_sink)
         weights = _Weights(head, bound, p, e + mean_e + sums, p_max, seen)
         return {
@@ -171,7 +172,7 @@ class _Weights:
         w = _finite(kept_p * (self.relative + u_p + u_v))
         v_size = np.abs(np.where(np.isfinite(v), v, 0.0))
         delta_p = max(p_dtype.smallest_subnormal / 2, _FLUSHED) / (1 - drop)
-        lost = delta_p * _finite(self.p_max) * (self.seen @ v_size)
+        lost = delta_p / bound.least_probability * _finite(self.p_max) * (self.seen @ v_size)
         b = w @ v_size + lost + o_dtype.unit_roundoff * np.abs(o)
         return Expected(
             value=o,

@@ -52,14 +52,14 @@ CONFIGS = (
     Config(64, 64, 4, 3, 114688),
     Config(64, 64, 8, 2, 81920),
     Config(64, 64, 8, 3, 114688),
-    Config(32, 32, 4, 2, 40960),
-    Config(32, 32, 4, 3, 57344),
-    Config(32, 32, 8, 2, 40960),
-    Config(32, 32, 8, 3, 57344),
-    Config(32, 64, 4, 2, 73728),
-    Config(32, 64, 4, 3, 106496),
-    Config(32, 64, 8, 2, 73728),
-    Config(32, 64, 8, 3, 106496),
+    Config(32, 32, 4, 2, 24576),
+    Config(32, 32, 4, 3, 40960),
+    Config(32, 32, 8, 2, 24576),
+    Config(32, 32, 8, 3, 40960),
+    Config(32, 64, 4, 2, 40960),
+    Config(32, 64, 4, 3, 73728),
+    Config(32, 64, 8, 2, 40960),
+    Config(32, 64, 8, 3, 73728),
 )
 #: The same for the backward; BLOCK_N is the tile that stays, of keys for dk and dv and of queries for dq.
 BACKWARD_CONFIGS = (

@@ -1,0 +1,123 @@
+"""FlashDecoding++: partial sums under one maximum, and what happens to scores that leave its range."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from attnc.build import plan_program
+from attnc.expr.nodes import Binary, Call, Const, Dot, Neg
+from attnc.model.resolve import resolve
+from attnc.model.tensors import DType
+from attnc.plan.unified_max import safe_range, score_range
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from attnc.verify.check import Subject, check
+from attnc.verify.data import LOGITS
+from attnc.verify.problem import FILLS
+from attnc.verify.strategies import Case
+from attnc.verify.subjects import subject_of
+
+DIMS = {"B": 2, "M": 2, "N": 90, "Hkv": 2, "G": 3}
+
+
+def subject(
+    *,
+    score: str = "dot(q, k) / sqrt(D)",
+    bounds: str = "[-60, 60]",
+    phi: str = "0",
+    splits: str = "3",
+    sink: bool = False,
+) -> Subject:
+    text = f"""attention a {{
+  input q: bf16[B, M, Hkv * G, 16]
+  input k, v: bf16[B, N, Hkv, 16]
+  {"input sink: f32[Hkv * G]" if sink else ""}
+  score = {score}
+  mask = window(70, 0)
+  normalize = softmax{"(sink = sink[h])" if sink else ""}
+  output o: bf16[B, M, Hkv * G, 16]
+  output lse: f32[B, Hkv * G, M]
+}}
+schedule a for triton {{
+  loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16, warps = 4, stages = 2, split.kv = {splits}
+  softmax = unified_max(phi = {phi}, bounds = {bounds}, fallback = online)
+}}
+"""
+    (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
+    return subject_of(module)
+
+
+@pytest.mark.parametrize("splits", ["1", "3"])
+@pytest.mark.parametrize("logits", sorted(LOGITS))
+def test_any_scores(logits: str, splits: str) -> None:
+    """Those far outside the bounds too: the fallback makes the result as good as the online softmax's."""
+    verdict = check(subject(splits=splits), Case(dims=DIMS, seed=1, logits=logits), fills=("nan", "large"))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("special", ["nan_k", "inf_k", "nan_v", "inf_v", "nan_q"])
+def test_special_values(special: str) -> None:
+    verdict = check(subject(), Case(dims=DIMS, seed=2, special=special))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("phi", ["-20", "0", "20"])
+def test_a_sink(phi: str) -> None:
+    verdict = check(subject(sink=True, phi=phi), Case(dims=DIMS, seed=2), fills=tuple(FILLS))
+    assert verdict.ok, verdict.message
+
+
+def test_shares_that_are_done_again_are_counted() -> None:
+    module = subject(bounds="[-4, 4]", splits="2").module
+    q, k = torch.zeros(1, 1, 1, 16).bfloat16(), torch.zeros(1, 32, 1, 16).bfloat16()
+    counter = torch.zeros(1, dtype=torch.int32)
+    module.a(q, k, k, fallbacks=counter)
+    assert counter.item() == 0
+    q[..., 0], k[:, 20, :, 0] = 8.0, 8.0  # a score of 16 in the second share
+    _, lse = module.a(q, k, k, fallbacks=counter)
+    assert counter.item() == 1
+    assert abs(lse.item() - math.log(31 + math.exp(16))) < 1e-5
+    with pytest.raises(ValueError, match="fallbacks"):
+        module.a(q, k, k, fallbacks=torch.zeros(2, dtype=torch.int32))
+
+
+def test_values_that_overflow_the_sum_are_computed_again() -> None:
+    module = subject(splits="1").module
+    q, k = torch.zeros(1, 1, 1, 16).bfloat16(), torch.zeros(1, 20, 1, 16).bfloat16()
+    q[..., 0], k[..., 0] = 15.0, 15.0  # exp(56) times 2**100 is beyond float32
+    counter = torch.zeros(1, dtype=torch.int32)
+    o, _ = module.a(q, k, torch.full_like(k, 2.0**100), fallbacks=counter)
+    assert counter.item() == 1
+    assert (o == 2.0**100).all()
+
+
+def test_a_softcap_within_the_bounds_needs_no_fallback() -> None:
+    made = subject(score="softcap(dot(q, k) / sqrt(D), 50)")
+    assert "fallbacks" not in made.module.a.__kwdefaults__
+    for logits in ("huge", "very_negative", "rising"):
+        verdict = check(made, Case(dims=DIMS, seed=1, logits=logits), fills=tuple(FILLS))
+        assert verdict.ok, verdict.message
+    assert "fallbacks" in subject(score="softcap(dot(q, k) / sqrt(D), 61)").module.a.__kwdefaults__
+
+
+def test_score_range() -> None:
+    capped = Binary("*", Const(50.0), Call("tanh", (Dot(),)))
+    assert score_range(Dot()) == (-math.inf, math.inf)
+    assert score_range(capped) == (-50.0, 50.0)
+    assert score_range(Binary("-", Neg(capped), Const(2))) == (-52.0, 48.0)
+    assert score_range(Binary("/", capped, Const(-2.0))) == (-25.0, 25.0)
+    assert score_range(Call("max", (Const(1.0), capped))) == (1.0, 50.0)
+    assert score_range(Binary("+", capped, Dot())) == (-math.inf, math.inf)
+    assert score_range(Binary("*", Const(0.0), Dot())) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_safe_range(dtype: DType) -> None:
+    low, high = safe_range(dtype)
+    kind = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}[dtype]
+    assert torch.tensor(math.exp(high), dtype=torch.float64).to(kind).isfinite()
+    assert math.exp(low) / 2**8 >= torch.finfo(kind).tiny * 0.999
