@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnc.diagnostics import Label, did_you_mean
-from attnc.expr.nodes import Expr, Param
+from attnc.expr.nodes import Const, Dim, Expr, Param, walk
 from attnc.model import attention
 from attnc.model.names import OUTPUTS
 from attnc.model.products import group_size, same_size
@@ -19,6 +19,7 @@ from attnc.syntax import ast
 
 FACTS = ("sorted",)
 _QKV = ("q", "k", "v")
+_HEADS = {"H": "the heads of q", "Hkv": "the heads of k", "G": "the heads of q over those of k"}
 
 
 @dataclass(slots=True)
@@ -195,8 +196,20 @@ class Declarations:
                     "write 'Hkv * G' heads for q and 'Hkv' for k and v: G query heads share each K/V head",
                 ),
             )
-        else:
-            self.scope.dims |= {"H": q.size(Role.HEAD), "Hkv": k.size(Role.HEAD), "G": group}
+            return
+        meanings = {"H": q.size(Role.HEAD), "Hkv": k.size(Role.HEAD), "G": group}
+        used = {node for tensor in (q, k) for node in walk(tensor.size(Role.HEAD))}
+        for name, meaning in meanings.items():
+            if k.size(Role.HEAD) != Const(1) and Dim(name) in used and meaning != Dim(name):
+                self._report_pair(
+                    "E0312",
+                    f"'{name}' in these shapes is not {_HEADS[name]}",
+                    q,
+                    k,
+                    hints=("write 'Hkv * G' heads for q and 'Hkv' for k and v, or 'H' for all",),
+                )
+                return
+        self.scope.dims |= meanings
 
     def _report_pair(
         self, code: str, message: str, tensor: Tensor, other: Tensor, hints: tuple[str, ...] = ()

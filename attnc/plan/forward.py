@@ -49,7 +49,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     inner: Axis = "kv" if default["loops"] == ("q", "kv") else "q"
     names = LoadNames()
     places = rows(attention, names)
-    lines = lengths(attention, names)
+    lines = lengths(attention, names, in_tile=inner == "kv")
     loops, tail = regions(attention.mask, inner, attention.mask.span)
     loops = named_bounds(loops, names)
     softmax, score = plan_softmax(attention, default, names)

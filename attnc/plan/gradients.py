@@ -12,7 +12,8 @@ from attnc.expr.simplify import number, substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Let
 from attnc.plan.ir_backward import Accumulate, Adjoint, Part, Place
-from attnc.plan.loads import RESERVED, LoadNames, axes_of
+from attnc.plan.loads import LoadNames, axes_of
+from attnc.plan.names import KERNEL
 from attnc.plan.scores import split_scale
 
 #: Functions worth evaluating once for the score and its derivatives, and the name of the value.
@@ -77,7 +78,7 @@ def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
         name = f"d{load.tensor}" + (f"_{counts[load.tensor]}" if counts[load.tensor] > 1 else "")
         found.append(
             Wanted(
-                name=f"{name}_sum" if name in RESERVED else name,
+                name=f"{name}_sum" if name in KERNEL else name,
                 load=load,
                 in_sink=in_sink,
                 along=axes_of(load),

@@ -190,8 +190,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bind:
-    """An axis of an argument: gives `name` its value, or must equal `expected` (an Expr over names bound
-    before), or both are None. plus: the axis is longer than `name` by so much.
+    """An axis of an argument: gives `name` its value, must equal `expected` (an Expr over names bound
+    before), or neither, or both. plus: the axis is longer than `name` by so much.
     """
 
     name: str | None = None

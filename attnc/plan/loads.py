@@ -30,20 +30,7 @@ from attnc.expr.nodes import (
 )
 from attnc.expr.simplify import compare, conj
 from attnc.plan.ir import Axis, Fetch, Row
-
-#: Names that kernel texts use for themselves.
-RESERVED = frozenset((
-    "q", "k", "v", "o", "lse", "s", "p", "m", "l", "acc", "alpha", "shift", "score", "dp", "ds", "dq",
-    "dk", "dv", "do", "dlse", "delta", "lse2", "t", "e", "ln", "root", "kept", "keep", "keep_scale", "b",
-    "h", "h_kv", "n", "i", "j", "d", "tile", "tiles", "rank", "heads", "group", "section", "config",
-    "out", "row", "rows", "first_row", "first_head", "q_tiles", "kv_tiles", "q_idx", "q_pos", "kv_idx",
-    "q_lo", "q_hi", "kv_lo", "kv_hi", "lo", "hi", "full_lo", "full_hi", "q_head", "do_head", "dq_head",
-    "lse_head", "dlse_head", "lse2_head", "delta_head", "LSE2", "DELTA", "dsink_row", "partial", "tl",
-    "triton", "torch",
-    "B", "M", "N", "H", "Hkv", "G", "D", "Dv", "M_padded", "SECTION", "BLOCK_M", "BLOCK_N", "Q", "K",
-    "V", "O", "TMA", "SCALE", "LN2", "m_new", "l_new", "first_pos", "last_pos", "MASKED", "LOG2E",
-    "LAZY", "TWO_LOG2E",
-))  # fmt: skip
+from attnc.plan.names import KERNEL, own_name
 
 
 def axes_of(expr: Expr) -> tuple[Axis, ...]:
@@ -109,7 +96,7 @@ class LoadNames:
 
     fetches: list[Fetch] = field(default_factory=list)
     rows: dict[tuple[str, tuple[Expr, ...]], Row] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=lambda: set(KERNEL))
 
     def replace(self, expr: Expr) -> Expr:
         """The expression with every load replaced by a Ref; new fetches are appended in evaluation order."""
@@ -151,7 +138,7 @@ class LoadNames:
         for end, suffix in _ENDS.items():
             if end in ends:
                 base = f"{tensor}_{suffix}"
-        return self.free_name(f"{base}_value" if base in RESERVED else base)
+        return self.free_name(own_name(base))
 
     def free_name(self, base: str) -> str:
         """`base`, or `base_2`, ... when a value has that name already."""

@@ -29,7 +29,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     module = Module(
         variant=variant,
         target=schedule.target,
-        args=arguments(attention),
+        args=arguments(variant.attention),
         sizes=capacity(attention),
         outputs=results(attention),
         kernels=(plan_kernel(variant, attention, schedule),),

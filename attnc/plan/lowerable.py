@@ -7,13 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from attnc.diagnostics import Diagnostic, Label
+from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
+from attnc.model.names import DIMS
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
 from attnc.plan.decode import is_decode
 from attnc.plan.gradients import wanted_loads
+from attnc.plan.names import KERNEL, clashes, clashes_with_kernel
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import is_plain
 from attnc.plan.unified_max import check_bounds
@@ -26,6 +29,7 @@ _STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
 
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Every reason why this target cannot compile this variant under this schedule."""
+    yield from _names(variant)
     knobs = schedule.knobs.get("forward", {})
     yield from _sizes(variant)
     if schedule.target == "triton":
@@ -179,9 +183,30 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
             )
 
 
+def _names(variant: Variant) -> Iterator[Diagnostic]:
+    """Names that mean something else in the generated module."""
+    attention = variant.attention
+    sizes = ((t, node) for t in attention.inputs for size in t.shape for node in walk(size))
+    free = {node.name: t for t, node in sizes if isinstance(node, Dim) and node.name not in DIMS}
+    named = [("attention", attention.name, attention.span)] if clashes(attention.name) else []
+    named += [
+        ("input", tensor.name, tensor.span)
+        for tensor in attention.inputs
+        if clashes(tensor.name) or clashes_with_kernel(tensor.name, attention.name)
+    ]
+    named += [("size", name, t.span) for name, t in free.items() if clashes(name) or name in KERNEL]
+    for what, name, span in named:
+        yield _unsupported(
+            f"the {what} cannot be called '{name}' in a generated module",
+            span,
+            "the generated code has a meaning for it",
+            "give it another name",
+        )
+
+
 def _sizes(variant: Variant) -> Iterator[Diagnostic]:
     attention = variant.attention
-    for name in sorted(unbound(arguments(normalise(attention)))):
+    for name in sorted(unbound(arguments(attention))):
         culprit = next(t for t in attention.inputs if any(name in str(size) for size in t.shape))
         yield _unsupported(
             f"the size '{name}' cannot be inferred from the arguments",

@@ -26,10 +26,11 @@ def sequences(attention: Attention) -> Sequences | None:
             return None
 
 
-def lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]:
+def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> tuple[Statement, ...]:
     """M and N of the sequence at hand, from its place in ragged tensors and from the spec's `length` lines.
 
-    A `length` can shorten a sequence but never make it longer than its memory.
+    A `length` can shorten a sequence but never make it longer than its memory. in_tile: the program
+    has one q tile.
     """
     statements: list[Statement] = []
     match attention.k.storage:
@@ -42,7 +43,7 @@ def lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]:
     if "M" in attention.lengths:
         statements.append(Let(name=Q_ROWS.name, value=Dim("M")))
     statements += shortened_lengths(attention, names)
-    if stored(attention) == Q_ROWS:
+    if in_tile and stored(attention) == Q_ROWS:
         seen = Compare("<", Index("q_lo"), Dim("M"))
         comment = "a tile past the end of its sequence sees no key"
         statements.append(Let(name="N", value=Call("where", (seen, Dim("N"), Const(0))), comment=comment))

@@ -7,30 +7,39 @@ G is then H // Hkv. `normalise` rewrites the attention's expressions accordingly
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
+from attnc.model.products import same_size
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan.ir import Arg, Bind
-from attnc.plan.storage import PAGES, capacity, memory
+from attnc.plan.storage import PAGES, capacity
+from attnc.plan.storage import memory as memory_of
 
-H = Dim("H")
+H, HKV = Dim("H"), Dim("Hkv")
 
 
 def normalise(attention: Attention) -> Attention:
-    """The same attention with its query-head count spelled H everywhere."""
-    heads = _heads(attention.q)
-    if heads == H:
-        return attention
-    mapping = {heads: H}
+    """The same attention with its query-head count spelled H everywhere, and that of k and v H, 1 or Hkv."""
+    heads, kv = _heads(attention.q), _heads(attention.k)
+    kv_heads = H if same_size(heads, kv) else kv if kv == Const(1) else HKV
+    # A number stays a number in expressions: it may stand for something else there.
+    mapping: dict[Expr, Expr] = {} if isinstance(heads, Const) else {heads: H}
 
     def fix(expr: Expr) -> Expr:
         return substitute(expr, mapping)
 
+    def fix_size(tensor: Tensor, axis: int) -> Expr:
+        size = tensor.shape[axis]
+        if tensor.roles and tensor.roles[axis] is Role.HEAD:
+            return kv_heads if tensor.name in ("k", "v") else H
+        return H if not isinstance(heads, Const) and same_size(size, heads) else fix(size)
+
     def fix_tensor(tensor: Tensor) -> Tensor:
-        return replace(tensor, shape=tuple(map(fix, tensor.shape)))
+        return replace(tensor, shape=tuple(fix_size(tensor, axis) for axis in range(len(tensor.shape))))
 
     softmax = attention.softmax
     return replace(
@@ -50,7 +59,7 @@ def normalise(attention: Attention) -> Attention:
 
 
 def kv_heads(attention: Attention) -> Expr:
-    """Number of KV heads: H (no sharing), Const(1), or Dim('Hkv')."""
+    """Number of KV heads of a normalised attention: H (no sharing), Const(1), or Dim('Hkv')."""
     return _heads(attention.k)
 
 
@@ -61,12 +70,20 @@ def _heads(tensor: Tensor) -> Expr:
     return tensor.shape[axis]
 
 
-def arguments(attention: Attention) -> tuple[Arg, ...]:
+def arguments(declared: Attention) -> tuple[Arg, ...]:
     """Inputs in declaration order; the first axis that mentions a size alone binds it, every later one must
-    agree.
+    agree. q, k and v come first, since other sizes follow from theirs; G is computed from H and Hkv.
     """
-    bound = {size.name for size in capacity(attention)}
-    return tuple(_argument(passed, bound) for t in attention.inputs if (passed := memory(t)) is not None)
+    attention = normalise(declared)
+    bound = {"G", *(size.name for size in capacity(attention))}
+    fixed = {
+        name: size
+        for name, size in (("H", _heads(declared.q)), ("Hkv", _heads(declared.k)))
+        if isinstance(size, Const)
+    }
+    passed = [memory for t in attention.inputs if (memory := memory_of(t)) is not None]
+    made = {t.name: _argument(t, bound, fixed) for t in sorted(passed, key=lambda t: not t.roles)}
+    return tuple(made[t.name] for t in passed)
 
 
 def results(attention: Attention) -> tuple[Arg, ...]:
@@ -78,7 +95,7 @@ def results(attention: Attention) -> tuple[Arg, ...]:
         for node in walk(size)
         if isinstance(node, Dim)
     }
-    return tuple(_argument(tensor, set(everything) | {"H"}) for tensor in attention.outputs)
+    return tuple(_argument(tensor, set(everything) | {"H"}, {}) for tensor in attention.outputs)
 
 
 def kept(attention: Attention) -> tuple[Arg, ...]:
@@ -87,10 +104,11 @@ def kept(attention: Attention) -> tuple[Arg, ...]:
         return ()
     roles = (Role.BATCH, Role.HEAD, Role.QUERY)
     lse = Tensor(name="lse", dtype=DType.F32, shape=(Dim("B"), H, Dim("M")), roles=roles)
-    return (_argument(lse, {"B", "H", "M"}),)
+    return (_argument(lse, {"B", "H", "M"}, {}),)
 
 
-def _argument(tensor: Tensor, bound: set[str]) -> Arg:
+def _argument(tensor: Tensor, bound: set[str], fixed: Mapping[str, Expr]) -> Arg:
+    """fixed: sizes that have a name in the kernel, although the spec says what they are."""
     binds = []
     for size in tensor.shape:
         match size:
@@ -98,7 +116,7 @@ def _argument(tensor: Tensor, bound: set[str]) -> Arg:
                 binds.append(Bind())
             case Dim(name=name) if name not in bound:
                 bound.add(name)
-                binds.append(Bind(name=name))
+                binds.append(Bind(name=name, expected=fixed.get(name)))
             case Binary(op="+", left=Dim(name=name), right=Const(value=int() as plus)) if name not in bound:
                 bound.add(name)
                 binds.append(Bind(name=name, plus=plus))

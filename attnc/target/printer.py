@@ -32,6 +32,8 @@ from attnc.expr.nodes import (
 from attnc.plan.loads import is_nonnegative
 
 ATOM = 100
+#: Intrinsics that have no integer form.
+REAL = frozenset({"exp", "log", "tanh", "sqrt"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,9 @@ class Syntax:
     binding: how tightly each operator binds (larger is tighter); comparisons never chain in kernel text.
     spelling: text of an operator where it is not the spec's. functions: text of an intrinsic. floor_div,
     floor_mod: functions for dividends that may be negative, where the target's own operators truncate.
-    broadcast: suffix of a vector along an axis in a tile. widen: the 64-bit form of an integer;
+    broadcast: suffix of a vector along an axis in a tile. keep_nan: an argument by which min and
+    max of floats give NaN if one is NaN. real, real_constant: an int, and any constant, as a value that a
+    function of reals takes. widen: the 64-bit form of an integer;
     alike: of an argument beside one of 64 bits.
     An intrinsic may have a spelling for each type of its result (`abs:int`). number: text of a constant;
     to_float: what makes a float of an int dividend, where `/` of two ints is another operation.
@@ -59,6 +63,9 @@ class Syntax:
     search: Callable[[Search, Callable[[Expr], str]], str]
     number: Callable[[int | float], str] = repr
     to_float: str = ""
+    keep_nan: str = ""
+    real: str = "{}"
+    real_constant: str = "{}"
     widen: str = "{}"
     alike: str = "{}"
 
@@ -132,15 +139,21 @@ class Printer:
             case Call(function=function, args=args):
                 functions = self.syntax.functions
                 name = functions.get(f"{function}:{expr.type}") or functions[function]
-                shown = self._alike(args) if expr.type == "int" else map(self, args)
-                return (
-                    f"{name}({', '.join(shown)})",
-                    ATOM,
-                )
+                shown: Iterator[str] = map(self._real if function in REAL else self, args)
+                if expr.type == "int":
+                    shown = self._alike(args)
+                last = self.syntax.keep_nan if function in ("min", "max") and expr.type == "float" else ""
+                return f"{name}({', '.join(shown)}{last})", ATOM
             case Search():
                 return self.syntax.search(expr, self), ATOM
             case Load() | Param():
                 raise ValueError(f"{expr} has no name in the kernel: a pass was skipped")
+
+    def _real(self, expr: Expr) -> str:
+        """An argument of a function that takes floating-point tensors only."""
+        if isinstance(expr, Const):
+            return self.syntax.real_constant.format(self(expr))
+        return self.syntax.real.format(self._within(expr, ATOM)) if expr.type == "int" else self(expr)
 
     def _alike(self, args: tuple[Expr, ...]) -> Iterator[str]:
         """Integer arguments, all 64 bits wide when one of them is."""

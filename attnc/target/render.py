@@ -18,7 +18,7 @@ from attnc.plan.storage import is_plain
 from attnc.resources import resource
 from attnc.source import Span
 from attnc.target.layout import tidy
-from attnc.target.triton import load, scalar, statement, tiled
+from attnc.target.triton import load, scalar, score, statement, tiled
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_backward_host import BackwardHostText
 from attnc.target.triton_decode import DecodeHost, DecodeText
@@ -128,6 +128,7 @@ def _environment() -> jinja2.Environment:
         load=load,
         scalar=scalar,
         tiled=tiled,
+        score=score,
         statement=statement,
         times_scale=_times_scale,
         quote=quote,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attnc.expr.nodes import TRUE, Const, Expr, Search
+from attnc.expr.nodes import TRUE, Const, Dot, Expr, Search, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.target.printer import Printer, Syntax
@@ -48,12 +48,21 @@ SYNTAX = Syntax(
     true="True",
     false="False",
     infinity='float("inf")',
+    keep_nan=", propagate_nan=tl.PropagateNan.ALL",
+    real="{}.to(tl.float32)",
+    real_constant="tl.full([], {}, tl.float32)",
     search=_search,
     widen="{}.to(tl.int64)",
 )  # fmt: skip
 
 scalar = Printer(SYNTAX)
 tiled = Printer(SYNTAX, tile=True)
+
+
+def score(expr: Expr) -> str:
+    """The score as a tile, even where it leaves out the product of q and k, which is one."""
+    text = tiled(expr)
+    return text if Dot() in walk(expr) else f"tl.zeros_like(s) + ({text})"
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import TRUE, Expr
+from attnc.expr.nodes import TRUE, Const, Dim, Expr, walk
 from attnc.expr.show import show
 from attnc.model.attention import Attention
+from attnc.model.products import group_size, is_static
 from attnc.model.tensors import Paged, Prefix, Ragged, Role, Tensor
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Arg, Kernel, Module
 from attnc.plan.storage import longest
 from attnc.target.triton import TORCH_DTYPES
 from attnc.target.triton_kernel import KernelText
@@ -77,29 +78,48 @@ class HostText:
 
     @property
     def checks(self) -> Iterator[str]:
-        derived = False
-        for arg in self.module.args:
-            name = arg.tensor.name
-            if not arg.tensor.shape:
-                yield f'{name} = _scalar("{name}", {name}, {_torch(arg.tensor)}, q)'
-                continue
-            wanted = _tuple(_size(bind.expected) for bind in arg.axes)
-            sizes = f'_sizes("{name}", {name}, {_torch(arg.tensor)}, {wanted}, q)'
-            binds = [bind.name or "_" for bind in arg.axes]
-            yield (
-                f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {sizes}"
-                if any(b.name for b in arg.axes)
-                else sizes
-            )
-            yield from (f"{bind.name} -= {bind.plus}" for bind in arg.axes if bind.name and bind.plus)
-            if not derived and "Hkv" in binds:
-                derived = True
-                yield "if Hkv == 0 or H % Hkv:"
-                yield '    raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")'
-                if "G" in self._kernel.dims:
-                    yield "G = H // Hkv"
+        matrices = [arg for arg in self.module.args if arg.tensor.roles]
+        others = [arg for arg in self.module.args if not arg.tensor.roles]
+        known: set[str | None] = set()
+        for arg in matrices:
+            yield from self._checked(arg)
+            before, known = known, known | {bind.name for bind in arg.axes}
+            if {"H", "Hkv"} <= known and not {"H", "Hkv"} <= before:
+                yield from self._group(others)
+        for arg in others:
+            yield from self._checked(arg)
         yield from (f"{size.name} = {show(size.value)}" for size in self.module.sizes)
         yield f"_contiguous_rows({self.contiguous})"
+
+    def _checked(self, arg: Arg) -> Iterator[str]:
+        name = arg.tensor.name
+        if not arg.tensor.shape:
+            yield f'{name} = _scalar("{name}", {name}, {_torch(arg.tensor)}, q)'
+            return
+        wanted = _tuple(_size(bind.expected) for bind in arg.axes)
+        sizes = f'_sizes("{name}", {name}, {_torch(arg.tensor)}, {wanted}, q)'
+        binds = [bind.name or "_" for bind in arg.axes]
+        if any(bind.name for bind in arg.axes):
+            sizes = f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {sizes}"
+        yield sizes
+        yield from (f"{bind.name} -= {bind.plus}" for bind in arg.axes if bind.name and bind.plus)
+
+    def _group(self, others: list[Arg]) -> Iterator[str]:
+        """How many query heads share a KV head, where that is neither all nor one."""
+        attention = self.module.variant.attention
+        heads, kv_heads = attention.q.size(Role.HEAD), attention.k.size(Role.HEAD)
+        match group_size(heads, kv_heads):
+            case Const(value=group):
+                if not (is_static(heads) and is_static(kv_heads)):
+                    yield f"if H != {group} * Hkv:"
+                    expected = f"expected {group} for each of the {{Hkv}} heads of k"
+                    yield f'    raise ValueError(f"q has {{H}} heads: {expected}")'
+            case _:
+                yield "if Hkv == 0 or H % Hkv:"
+                yield '    raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")'
+        wanted = (bind.expected for arg in others for bind in arg.axes if bind.expected is not None)
+        if "G" in self._kernel.dims or any(Dim("G") in walk(size) for size in wanted):
+            yield "G = H // Hkv"
 
     @property
     def outputs(self) -> Iterator[str]:

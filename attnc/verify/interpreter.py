@@ -132,7 +132,9 @@ class _Patch:
     def wrap_binary(self, original: Any) -> Any:
         def binary_op(builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
             if lhs.dtype.scalar != self.tl.bfloat16:
-                return original(builder, lhs, rhs, op)
+                made = original(builder, lhs, rhs, op)
+                # A comparison is left with the type of its operands; a splat of it would hold 0 and 1.
+                return self.handle(made.data, self.tl.int1) if made.data.dtype == np.bool_ else made
             result = op(self.values(lhs), self.values(rhs))
             return self.handle(result, self.tl.int1 if result.dtype == np.bool_ else lhs.dtype)
 

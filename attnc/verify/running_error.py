@@ -108,11 +108,16 @@ class RunningError:
             case "exp":
                 return np.asarray(size * np.expm1(x.error) + (own + 2 * U * np.abs(x.value)) * size)
             case "log":
-                return np.asarray(x.error / (x.value - x.error).clip(0) + own * np.maximum(size, 1.0))
+                return np.asarray(_share(x.error, (x.value - x.error).clip(0)) + own * np.maximum(size, 1.0))
             case "sqrt":
-                return np.asarray(x.error / (2 * np.sqrt((x.value - x.error).clip(0))) + own * size)
+                return np.asarray(_share(x.error, 2 * np.sqrt((x.value - x.error).clip(0))) + own * size)
             case "tanh":
                 nearest = (np.abs(x.value) - x.error).clip(0)
                 return np.asarray(x.error / np.cosh(nearest) ** 2 + own * size)
             case _:
                 raise ValueError(f"no error analysis of '{function}'")
+
+
+def _share(error: Floats, slope: Floats) -> Floats:
+    """error / slope; an exact value stays exact where the slope is infinite."""
+    return np.asarray(np.where(error == 0, 0.0, error / slope))

@@ -81,8 +81,8 @@ def odd_dims(
     """
     B, M, H, _ = _sizes("q", q, torch.float16, (None, None, None, 80), q)
     _, N, Hkv, _ = _sizes("k", k, torch.float16, (B, None, None, 80), q)
-    if Hkv == 0 or H % Hkv:
-        raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
+    if H != 3 * Hkv:
+        raise ValueError(f"q has {H} heads: expected 3 for each of the {Hkv} heads of k")
     G = H // Hkv
     _sizes("v", v, torch.float16, (B, N, Hkv, 96), q)
     _contiguous_rows(q=q, k=k, v=v)

@@ -1,0 +1,118 @@
+"""Whole random specs, from text to result; and specs that were once compiled wrongly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from attnc.build import plan_program
+from attnc.model.resolve import resolve
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from attnc.verify.check import Subject, check
+from attnc.verify.strategies import Case, cases, free_dims
+from attnc.verify.subjects import subject_of
+from tests.verify.random_specs import specs
+
+
+def subject(text: str) -> Subject:
+    (module,) = plan_program(resolve(parse(Source("spec.attn", text)), prelude())).modules
+    return subject_of(module)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(specs(), st.data())
+def test_kernels_agree_with_the_reference(text: str, data: st.DataObject) -> None:
+    note(text)
+    made = subject(text)
+    case = data.draw(cases(made.variant, replace(made.limits(), longest=50, work=16)))
+    if any(max(layout.gaps) > 100 for layout in case.layouts.values()):
+        case = replace(case, layouts={})  # rows gigabytes apart have a test of their own, and take a second
+    verdict = check(made, case)
+    assert verdict.ok, verdict.message
+
+
+FRAME = """attention spec {{
+  input q: f32[B, M, {heads}, 16]
+  input k, v: f32[B, N, {kv_heads}, 16]
+  {lines}
+  output o: f32[B, M, {heads}, 16]
+  output lse: f32[B, {heads}, M]
+}}
+schedule spec for triton {{
+  {schedule}
+  tile.q = 16, tile.kv = 16
+}}
+"""
+SCORE, SOFTMAX = "score = dot(q, k) / 4", "normalize = softmax"
+KV_Q = "loops = [kv, q], softmax = online(rescale = every_step)"
+AWKWARD = {
+    "fixed heads": ((SCORE,), ("4", "2"), ""),
+    "twice the KV heads": ((SCORE,), ("2 * Hkv", "Hkv"), ""),
+    "two KV heads": ((SCORE,), ("2 * G", "2"), ""),
+    "a head count like another number": (("mask = kv_idx % 2 == 0", SCORE), ("2", "1"), ""),
+    "as many heads as features": ((SCORE,), ("16", "16"), ""),
+    "heads spelled backwards": (
+        ("input x: f32[G * Hkv]", "score = dot(q, k) + x[h]"), ("Hkv * G", "Hkv"), ""
+    ),
+    "a table of the groups": (
+        ("input x: f32[Hkv, G]", "score = dot(q, k) + x[h // G, h % G]"), ("Hkv * G", "Hkv"), ""
+    ),
+    "lengths outside in": (
+        ("input n_len, m_len: i32[B]", "length N = n_len[b]", "length M = m_len[b]", "mask = causal", SCORE),
+        ("H", "H"), KV_Q,
+    ),
+    "a sink outside in": (
+        ("input x: f32[H]", "input m_len: i32[B]", "length M = m_len[b]", SCORE), ("H", "H"), KV_Q
+    ),
+    "functions of integers": (("score = dot(q, k) * log(q_idx + 1) + sqrt(N)",), ("H", "H"), ""),
+    "functions of constants": (("score = dot(q, k) + exp(-1000) - tanh(2)",), ("H", "H"), ""),
+    "a score without a product": (("score = 0.5 * q_pos",), ("H", "H"), ""),
+    "a constant score": (("mask = causal", "score = 1"), ("H", "H"), ""),
+    "a condition of the sequence alone": (
+        ("input flag: bool[B]", "mask = not flag[b] and kv_idx < 20", SCORE), ("H", "H"), ""
+    ),
+    "names of the kernel": (
+        (
+            "input head, tile, page, h_kv, q_rows: i32[B]", "input shift, Q, TMA, m_new: f32[H]",
+            "length M = q_rows[b]", "mask = kv_idx + tile[b] >= page[b] - head[b] * h_kv[b]",
+            "score = dot(q, k) + shift[h] * Q[h] - TMA[h] * m_new[h]",
+        ),
+        ("Hkv * G", "Hkv"), "softmax = two_pass",
+    ),
+    "a name and its pointer": (
+        ("input x, x_ptr: f32[H]", "score = dot(q, k) + x[h] - x_ptr[h]"), ("H", "H"), ""
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_specs(name: str) -> None:
+    lines, (heads, kv_heads), schedule = AWKWARD[name]
+    if not any(line.startswith("score") for line in lines):
+        lines = (*lines, SCORE)
+    text = FRAME.format(
+        heads=heads,
+        kv_heads=kv_heads,
+        lines="\n  ".join((*lines, SOFTMAX)),
+        schedule=schedule or "loops = [q, kv]",
+    )
+    made = subject(text)
+    sizes = {"B": 2, "M": 21, "N": 37, "H": 2, "Hkv": 2, "G": 2}
+    case = Case(dims={dim: sizes[dim] for dim in free_dims(made.variant.attention)}, seed=5)
+    for special in ("none", "nan_q"):
+        verdict = check(made, replace(case, special=special))
+        assert verdict.ok, verdict.message
+
+
+def test_minima_keep_nan() -> None:
+    text = FRAME.format(
+        heads="H", kv_heads="H", lines=f"score = max(dot(q, k), 0.5)\n  {SOFTMAX}", schedule="loops = [q, kv]"
+    )
+    verdict = check(subject(text), Case(dims={"B": 1, "M": 17, "N": 5, "H": 1}, special="nan_q"))
+    assert verdict.ok, verdict.message
