@@ -10,8 +10,10 @@ import torch
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim, Expr, walk
-from attnc.model.tensors import DType
+from attnc.expr.show import show
+from attnc.model.tensors import DType, Paged, Ragged, Role
 from attnc.plan import ir
+from attnc.plan.storage import PAGES
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
 
@@ -43,15 +45,55 @@ def problem_for(module: ir.Module, length: int, *, device: str = "cuda", tokens:
     """N(0, 1) inputs with M = N = `length` and as many sequences as make `tokens` tokens.
 
     Sorted integers number documents of 1000 tokens; other integers of the size of a length are one eighth of
-    it.
+    it. Packed sequences are all as long, pages lie in random order; a decode kernel gets M = 1 and, on a GPU,
+    sixteen times as many sequences.
     """
-    dims = {**_DIMS, "B": max(1, tokens // length), "M": length, "N": length}
+    decodes = module.kernels[0].structure == "decode"
+    tokens *= 16 if decodes and device != "cpu" else 1
+    dims = {**_DIMS, "B": max(1, tokens // length), "M": 1 if decodes else length, "N": length}
+    dims |= _memory_dims(module, dims)
     for arg in module.args:
         for bind in arg.axes:
             if bind.name is not None:
                 dims.setdefault(bind.name, length)
     generator = torch.Generator(device).manual_seed(0)
-    return Problem(tensors=tuple(_draw(arg, dims, generator) for arg in module.args), dims=dims)
+    located = _located(module, dims, generator)
+    tensors = (
+        located[arg.tensor.name] if arg.tensor.name in located else _draw(arg, dims, generator)
+        for arg in module.args
+    )
+    return Problem(tensors=tuple(tensors), dims=dims)
+
+
+def _memory_dims(module: ir.Module, dims: Mapping[str, int]) -> dict[str, int]:
+    """Rows of packed tensors, columns of a block table and pages, for sequences that are all as long."""
+    attention, known = module.variant.attention, {}
+    for tensor, role, name in ((attention.q, Role.QUERY, "M"), (attention.k, Role.KEY, "N")):
+        match tensor.storage:
+            case Ragged():
+                known[show(tensor.size(role))] = dims["B"] * dims[name]
+            case Paged(block_table=table, page=page):
+                columns = -(-dims["N"] // page)
+                known[show(attention.tensor(table).shape[1])] = columns
+                known[PAGES.name] = dims["B"] * columns
+                known["N"] = columns * page
+    return known
+
+
+def _located(
+    module: ir.Module, dims: Mapping[str, int], generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """What says where rows lie: cumulative lengths and block tables."""
+    attention, batch, device = module.variant.attention, dims["B"], generator.device
+    made = {}
+    for tensor, name in ((attention.q, "M"), (attention.k, "N")):
+        match tensor.storage:
+            case Ragged(cu_seqlens=cu):
+                made[cu] = torch.arange(batch + 1, device=device, dtype=torch.int32) * dims[name]
+            case Paged(block_table=table):
+                pages = torch.randperm(dims[PAGES.name], generator=generator, device=device)
+                made[table] = pages.to(torch.int32).reshape(batch, -1)
+    return made
 
 
 def trial(module: ir.Module, problem: Problem, position: int | None = None) -> Launch:
@@ -84,7 +126,8 @@ def synchronize() -> None:
 
 
 def _draw(arg: ir.Arg, dims: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
-    shape = [_size(bind, dims) for bind in arg.axes]
+    axes = zip(arg.tensor.shape, arg.axes, strict=True)
+    shape = [dims[PAGES.name] if size == PAGES else _size(bind, dims) for size, bind in axes]
     dtype = _TORCH[DType(arg.tensor.dtype)]
     device = generator.device
     if dtype.is_floating_point:
@@ -99,7 +142,7 @@ def _draw(arg: ir.Arg, dims: Mapping[str, int], generator: torch.Generator) -> t
 
 
 def _size(bind: ir.Bind, dims: Mapping[str, int]) -> int:
-    return dims[bind.name] if bind.name is not None else _value(bind.expected, dims)
+    return dims[bind.name] + bind.plus if bind.name is not None else _value(bind.expected, dims)
 
 
 def _value(expr: Expr | None, dims: Mapping[str, int]) -> int:

@@ -40,3 +40,25 @@ def test_a_kernel_takes_the_shared_memory_that_was_estimated(arch: str) -> None:
     assert needs.shared <= shared <= needs.shared + 1024  # barriers and scratch
     assert stack < 1024
     assert 32 < registers <= 255
+
+
+COMBINE = """
+import sys
+from pathlib import Path
+from attnc.build import front, plan_program
+from attnc.runtime.cubin import compile_offline
+from attnc.runtime.loader import load_module
+kernel = load_module(plan_program(front(Path(sys.argv[1]))).modules[0]).paged_decode_combine
+kinds = {"O": "*bf16", "BLOCK_S": "constexpr"}
+signature = {n: kinds.get(n, "*fp32" if n.endswith("_ptr") else "i32") for n in kernel.arg_names}
+for shares in (2, 16, 128):
+    compile_offline(kernel, signature, {"BLOCK_S": shares}, 90, 4, 3)
+"""
+
+
+@pytest.mark.slow
+def test_shares_of_any_number_are_combined() -> None:
+    """The interpreter does not mind a variable that changes its shape; the compiler does."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMBINE, str(SPECS / "paged_decode.attn")]
+    subprocess.run(command, check=True, env=environment)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
-from attnc.build import plan_program
+from attnc.build import front, plan_program
 from attnc.model.resolve import resolve
+from attnc.runtime.trial import problem_for, trial
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.verify.check import Subject, check
+from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import FILLS
 from attnc.verify.strategies import Case, transposed
 from attnc.verify.subjects import subject_of
 
+SPECS = Path(__file__).parents[2] / "specs"
 SCHEDULE = "schedule a for triton { tile.q = 16, tile.kv = 32, warps = 4, stages = 2 }"
 MATHS = """
   score = dot(q, k) / sqrt(D)
@@ -172,3 +176,14 @@ def test_pages_equal_contiguous_rows_bitwise(page: int) -> None:
     found = paged(page).module.a(q, *pools, order, length)
     for one, other in zip(found, dense, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["paged_decode", "varlen"])
+def test_a_realistic_problem_can_be_made(name: str) -> None:
+    """What `attnc demo` and `attnc tune` run."""
+    module = plan_program(front(SPECS / f"{name}.attn")).modules[0]
+    ensure_interpreter()
+    problem = problem_for(module, 40, device="cpu", tokens=80)
+    result = trial(module, problem)()
+    assert isinstance(result, tuple)
+    assert all(bool(tensor.isfinite().all()) for tensor in result)
