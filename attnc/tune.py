@@ -69,7 +69,7 @@ def _tune_bucket(module: ir.Module, bucket: int | None, rounds: int) -> Winner:
         attention=module.variant.attention.name,
         variant=module.variant.name,
         device=device_name(),
-        toolchain=toolchain(),
+        toolchain=toolchain(module.target),
         kv_len=bucket,
         config=as_knobs(module.kernels[0].configs[int(best)]),
         microseconds=timings[best].median * 1e3,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.console import Mistake, find_specs, note, paint, progress, say, show_diagnostics
-from attnc.diagnostics import Diagnostic, DiagnosticError, to_json
+from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
 
 if TYPE_CHECKING:
     from attnc.build import Drift, Output
@@ -30,6 +30,10 @@ def compile_(
     is_check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit with 1 if a file is not up to date.")
     ] = False,
+    aot: Annotated[
+        list[str] | None,
+        typer.Option(help="Also compile the CUDA kernels for this architecture, e.g. sm_90; repeatable."),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Compile specs into modules below generated/.
@@ -54,6 +58,32 @@ def compile_(
         _report(drifts, out, len(outputs), is_check=is_check)
     if not ok or (is_check and drifts):
         raise typer.Exit(1)
+    if aot:
+        _ahead_of_time([out / output.path for output in outputs if output.path.endswith(".cu")], aot)
+
+
+def _ahead_of_time(sources: list[Path], archs: list[str]) -> None:
+    """Puts the machine code of CUDA kernels beside their modules. Raises Mistake where that cannot be."""
+    from attnc.plan.device import DEVICES
+
+    for arch in archs:
+        if arch not in DEVICES:
+            hint = "".join(did_you_mean(arch, DEVICES)) or f"known are {', '.join(DEVICES)}"
+            raise Mistake(f"there is no architecture '{arch}'", hint)
+    from attnc.runtime.aot import build_cubins
+
+    made: set[Path] = set()
+    try:
+        with progress("aot", len(sources)) as bar:
+            for source in sources:
+                bar.advance(source.name)
+                made.update(build_cubins(source.with_suffix(".py"), archs))
+    except FileNotFoundError as failure:
+        raise Mistake(str(failure), "NVRTC compiles CUDA kernels where there is no GPU") from None
+    for folder in {path.parent for path in made}:
+        for old in set(folder.glob("*.cubin")) - made:
+            old.unlink()
+    say(f"wrote {_count(len(made), 'cubin')} for {', '.join(archs)}")
 
 
 def check(specs: SPECS = None, as_json: JSON = False) -> None:

@@ -68,7 +68,7 @@ def verify(
             )
         failed |= not report.ok
         if text is not None and report.ok:
-            new[path_of(module)] = _record(text, report)
+            new[path_of(module)] = _record(text, module.target, report)
         reports.append(as_dict(subject, report))
         if not as_json:
             show_report(subject, report)
@@ -179,14 +179,14 @@ def _committed(module: ir.Module) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _record(text: str, report: Report) -> Record:
+def _record(text: str, target: str, report: Report) -> Record:
     from attnc.runtime.trial import device_name, toolchain
     from attnc.verify.record import Record, hash_of
 
     return Record(
         sha256=hash_of(text),
         device=device_name(),
-        toolchain=toolchain(),
+        toolchain=toolchain(target),
         cases=report.examples,
         worst=round(report.worst, 4),
         where=report.where,

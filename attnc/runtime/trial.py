@@ -113,8 +113,13 @@ def device_name() -> str:
     return torch.cuda.get_device_name()
 
 
-def toolchain() -> str:
-    """What compiles the kernels here, as tuned files call it."""
+def toolchain(target: str = "triton") -> str:
+    """What compiles the kernels of a target here, as tuned files call it."""
+    if target != "triton":
+        from cupy.cuda import nvrtc
+
+        major, minor = nvrtc.getVersion()
+        return f"nvrtc {major}.{minor}"
     import triton
 
     return f"triton {triton.__version__}"

@@ -314,14 +314,6 @@ class CudaText:
         return f"{tile} * BLOCK_M"
 
     @property
-    def order_note(self) -> str:
-        return (
-            "; in a section the last rows, which see most keys, come first."
-            if self.kernel.grid.longest_first
-            else "."
-        )
-
-    @property
     def bounds_comment(self) -> str:
         mask = self.module.variant.attention.mask
         what = "q" if self.kernel.grid.over == "head" else "kv"

@@ -82,8 +82,8 @@ CUDA_BUGS: tuple[Bug, ...] = (
         name="V not transposed",
         spec="full",
         story="K needs no transposition and V does",
-        anchor="load_pieces_transposed(v, after(v_first",
-        patch="load_pieces(v, after(v_first",
+        anchor="load_pieces_transposed(v, v_at)",
+        patch="load_pieces(v, v_at)",
     ),
     Bug(
         name="maximum of half a row",

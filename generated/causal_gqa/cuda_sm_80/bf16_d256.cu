@@ -63,7 +63,7 @@ struct Args {
 // Of a place in shared memory.
 __device__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
 
-// 16 bytes from global to shared memory, zeros if not `inside`; done after a wait for the group it is committed to.
+// 16 bytes from global to shared memory, zeros if not `inside`; there after a wait for the group of the copy.
 __device__ void copy_async(void* to, const void* from, bool inside)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -76,25 +76,32 @@ __device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "mem
 template <int GROUPS>
 __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
 
-// Four 8 x 8 pieces; lane i points at row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
+// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
 __device__ void load_pieces(u32 (&x)[4], u32 row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
 }
 
 // The same, each piece transposed.
 __device__ void load_pieces_transposed(u32 (&x)[4], u32 row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
 }
 
-// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4) and the next.
+// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4)
+// and the next.
 __device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Two floats rounded to 16 bits, the first in the low half.
@@ -117,12 +124,18 @@ __device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xfffffff
 
 #endif
 
-// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring rows are
-// permuted so that ldmatrix finds them in different banks.
-__device__ int at(int row, int chunk) { return row * D + (chunk ^ (row & 7)) * 8; }
+// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
+// rows are permuted so that ldmatrix finds them in different banks.
+__device__ int at(int row, int chunk)
+{
+    return row * D + (chunk ^ (row & 7)) * 8;
+}
 
-// The address `chunks` chunks after `first`, the address of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-__device__ u32 after(u32 first, int chunks) { return (first ^ chunks % 8 * 16) + chunks / 8 * 128; }
+// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
+__device__ u32 after(u32 first, int chunks)
+{
+    return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
+}
 
 // Starts copying 8 elements to shared memory; zeros if not `inside`.
 __device__ void copy_chunk(element* to, const element* from, bool inside)
@@ -145,7 +158,7 @@ __device__ void store_chunk(element* to, const element* from)
 #endif
 }
 
-// Starts copying rows first .. first + COUNT - 1 of q, k or v to a tile; zeros from row `stop` on.
+// Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
 template <int COUNT>
 __device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
 {
@@ -153,35 +166,37 @@ __device__ void copy_rows(element* to, const element* from, long long stride, in
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
     const element* source = from + (first + row) * stride + chunk * 8;
     if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-#pragma unroll
+        #pragma unroll
         for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
             if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at(row + i, chunk), source, first + row + i < stop);
+                copy_chunk(to + at(row + i, chunk), source,
+                           first + row + i < stop);
 }
 
 // s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
-__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row, const element* k_tile, int key)
+__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row,
+                            const element* k_tile, int key)
 {
     const int lane = threadIdx.x % 32;
     const u32 q_first = address(q_tile + at(row + lane % 16, lane / 16));
     const u32 k_first = address(k_tile + at(key + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < WARP_M / 16; ++i)
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j)
             s[i][j][0] = s[i][j][1] = s[i][j][2] = s[i][j][3] = 0.0f;
-#pragma unroll
+    #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
-#pragma unroll
+        #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
             load_pieces(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             load_pieces(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-#pragma unroll
+            #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
                 multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
                 multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
@@ -197,20 +212,21 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
     const int lane = threadIdx.x % 32;
     const u32 v_first = address(v_tile + at(key + lane % 16, lane / 16));
     u32 left[WARP_M / 16][WARP_N / 16][4];
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < WARP_M / 16; ++i)
-#pragma unroll
+        #pragma unroll
         for (int n = 0; n < WARP_N / 16; ++n)
-#pragma unroll
+            #pragma unroll
             for (int x = 0; x < 4; ++x)
                 left[i][n][x] = pack(p[i][2 * n + x / 2][x % 2 * 2], p[i][2 * n + x / 2][x % 2 * 2 + 1]);
-#pragma unroll
+    #pragma unroll
     for (int j = 0; j < COLUMNS / 16; ++j)
-#pragma unroll
+        #pragma unroll
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
-            load_pieces_transposed(v, after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element));
-#pragma unroll
+            const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
+            load_pieces_transposed(v, v_at);
+            #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
                 multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
                 multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
@@ -255,7 +271,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_forward(const _
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int B = args.B, H = args.H, G = args.G, M = args.M, N = args.N;
 
-    // Tiles are walked in sections of heads whose K and V share the L2 cache; in a section the last rows, which see most keys, come first.
+    // Tiles are walked in sections of heads whose K and V share the L2 cache.
+    // In a section the last rows, which see most keys, come first.
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M;
     const int tile = blockIdx.x;
     const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
@@ -290,13 +307,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_forward(const _
     // Copies run ahead of the loop: K by STAGES tiles, V by one less, each a group.
     auto copy_k = [&](int stage) {
         if (k_next < hi)
-            copy_rows<BLOCK_N>(k_tiles + stage * (BLOCK_N * D), K, args.stride_kn, k_next, N);
+            copy_rows<BLOCK_N>(k_tiles + stage * BLOCK_N * D, K, args.stride_kn, k_next, N);
         commit_copies();
         k_next = next(k_next);
     };
     auto copy_v = [&](int stage) {
         if (v_next < hi)
-            copy_rows<BLOCK_N>(v_tiles + stage * (BLOCK_N * DV), V, args.stride_vn, v_next, N);
+            copy_rows<BLOCK_N>(v_tiles + stage * BLOCK_N * DV, V, args.stride_vn, v_next, N);
         commit_copies();
         v_next = next(v_next);
     };
@@ -307,8 +324,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_forward(const _
         copy_k(stage);
     }
     for (int stage = 0; kv_lo < hi; kv_lo = next(kv_lo), stage = (stage + 1) % STAGES) {
-        const element* const k_tile = k_tiles + stage * (BLOCK_N * D);
-        const element* const v_tile = v_tiles + stage * (BLOCK_N * DV);
+        const element* const k_tile = k_tiles + stage * BLOCK_N * D;
+        const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
         wait_copies<2 * (STAGES - 1)>();
         __syncthreads();  // K is there, and nobody reads the V of the tile before any more
         copy_v((stage + STAGES - 1) % STAGES);
@@ -320,10 +337,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_forward(const _
             // causal_gqa.attn:8  mask = causal
             #pragma unroll
             for (int j = 0; j < WARP_N / 8; ++j)
-            #pragma unroll
+                #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-            #pragma unroll
+                    #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         float& s = scores[r / 2][j][r % 2 * 2 + c];
                         s = kv_idx <= q_pos[r] ? s : -INF;
@@ -343,13 +360,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_forward(const _
                 m_tile = fmaxf(m_tile, fmaxf(scores[r / 2][j][r % 2 * 2], scores[r / 2][j][r % 2 * 2 + 1]));
             m_tile = row_max(m_tile);
             const float m_new = fmaxf(m[r], m_tile * SCALE);
-            const float shift = m_new == -INF ? 0.0f : m_new;  // a row that has seen nothing yet: -inf - -inf is NaN
+            const float shift = m_new == -INF ? 0.0f : m_new;  // -inf - -inf is NaN: a row that has seen nothing
             const float alpha = exp2_(m[r] - shift);
             m[r] = m_new;
             float sum = 0.0f;
             #pragma unroll
             for (int j = 0; j < WARP_N / 8; ++j) {
-            #pragma unroll
+                #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     const float p = exp2_(s * SCALE - shift);
@@ -358,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_forward(const _
                 }
             }
             l[r] = l[r] * alpha + sum;
-        #pragma unroll
+            #pragma unroll
             for (int j = 0; j < DV / 8; ++j) {
                 acc[r / 2][j][r % 2 * 2] *= alpha;
                 acc[r / 2][j][r % 2 * 2 + 1] *= alpha;
@@ -374,13 +391,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_forward(const _
         // line 12: o = diag(l)^-1 acc. A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
         l[r] = row_sum(l[r]);
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
-    #pragma unroll
+        #pragma unroll
         for (int j = 0; j < DV / 8; ++j)
-            *(u32*)(q_tile + at(warp * WARP_M + 8 * r + g, j) + 2 * t) = pack(acc[r / 2][j][r % 2 * 2] * scale, acc[r / 2][j][r % 2 * 2 + 1] * scale);
+            *(u32*)(q_tile + at(warp * WARP_M + 8 * r + g, j) + 2 * t) =
+                pack(acc[r / 2][j][r % 2 * 2] * scale, acc[r / 2][j][r % 2 * 2 + 1] * scale);
         // line 13: lse = m + log(l), natural logarithm
         const int row = q_lo + warp * WARP_M + 8 * r + g;
         if (t == 0 && row < args.M)
-            args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
+            args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
+                (m[r] + log2f(l[r])) * LN2;
     }
     __syncthreads();
     store_o(args.o_ptr + b * args.stride_ob + h * args.stride_oh, args.stride_om, q_tile, q_lo, args.M);

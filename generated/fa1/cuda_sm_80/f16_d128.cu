@@ -36,7 +36,8 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int D = 128, DV = 128;
 constexpr int WARP_M = BLOCK_M;
 constexpr int WARP_N = BLOCK_N / WARPS;  // split-K: each warp has keys of the tile, and all query rows
-constexpr int EXCHANGE = 32, PITCH = EXCHANGE + 8;  // columns of o that the warps sum at once; rows lie in different banks
+constexpr int EXCHANGE = 32;  // columns of o that the warps sum at once
+constexpr int PITCH = EXCHANGE + 8;  // so that rows lie in different banks
 constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
 constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
@@ -64,7 +65,7 @@ struct Args {
 // Of a place in shared memory.
 __device__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
 
-// 16 bytes from global to shared memory, zeros if not `inside`; done after a wait for the group it is committed to.
+// 16 bytes from global to shared memory, zeros if not `inside`; there after a wait for the group of the copy.
 __device__ void copy_async(void* to, const void* from, bool inside)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -77,25 +78,32 @@ __device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "mem
 template <int GROUPS>
 __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
 
-// Four 8 x 8 pieces; lane i points at row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
+// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
 __device__ void load_pieces(u32 (&x)[4], u32 row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
 }
 
 // The same, each piece transposed.
 __device__ void load_pieces_transposed(u32 (&x)[4], u32 row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
 }
 
-// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4) and the next.
+// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4)
+// and the next.
 __device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Two floats rounded to 16 bits, the first in the low half.
@@ -118,12 +126,18 @@ __device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xfffffff
 
 #endif
 
-// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring rows are
-// permuted so that ldmatrix finds them in different banks.
-__device__ int at(int row, int chunk) { return row * D + (chunk ^ (row & 7)) * 8; }
+// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
+// rows are permuted so that ldmatrix finds them in different banks.
+__device__ int at(int row, int chunk)
+{
+    return row * D + (chunk ^ (row & 7)) * 8;
+}
 
-// The address `chunks` chunks after `first`, the address of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-__device__ u32 after(u32 first, int chunks) { return (first ^ chunks % 8 * 16) + chunks / 8 * 128; }
+// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
+__device__ u32 after(u32 first, int chunks)
+{
+    return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
+}
 
 // Starts copying 8 elements to shared memory; zeros if not `inside`.
 __device__ void copy_chunk(element* to, const element* from, bool inside)
@@ -146,7 +160,7 @@ __device__ void store_chunk(element* to, const element* from)
 #endif
 }
 
-// Starts copying rows first .. first + COUNT - 1 of q, k or v to a tile; zeros from row `stop` on.
+// Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
 template <int COUNT>
 __device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
 {
@@ -154,35 +168,37 @@ __device__ void copy_rows(element* to, const element* from, long long stride, in
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
     const element* source = from + (first + row) * stride + chunk * 8;
     if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-#pragma unroll
+        #pragma unroll
         for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
             if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at(row + i, chunk), source, first + row + i < stop);
+                copy_chunk(to + at(row + i, chunk), source,
+                           first + row + i < stop);
 }
 
 // s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
-__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row, const element* k_tile, int key)
+__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row,
+                            const element* k_tile, int key)
 {
     const int lane = threadIdx.x % 32;
     const u32 q_first = address(q_tile + at(row + lane % 16, lane / 16));
     const u32 k_first = address(k_tile + at(key + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < WARP_M / 16; ++i)
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j)
             s[i][j][0] = s[i][j][1] = s[i][j][2] = s[i][j][3] = 0.0f;
-#pragma unroll
+    #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
-#pragma unroll
+        #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
             load_pieces(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             load_pieces(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-#pragma unroll
+            #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
                 multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
                 multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
@@ -198,20 +214,21 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
     const int lane = threadIdx.x % 32;
     const u32 v_first = address(v_tile + at(key + lane % 16, lane / 16));
     u32 left[WARP_M / 16][WARP_N / 16][4];
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < WARP_M / 16; ++i)
-#pragma unroll
+        #pragma unroll
         for (int n = 0; n < WARP_N / 16; ++n)
-#pragma unroll
+            #pragma unroll
             for (int x = 0; x < 4; ++x)
                 left[i][n][x] = pack(p[i][2 * n + x / 2][x % 2 * 2], p[i][2 * n + x / 2][x % 2 * 2 + 1]);
-#pragma unroll
+    #pragma unroll
     for (int j = 0; j < COLUMNS / 16; ++j)
-#pragma unroll
+        #pragma unroll
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
-            load_pieces_transposed(v, after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element));
-#pragma unroll
+            const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
+            load_pieces_transposed(v, v_at);
+            #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
                 multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
                 multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
@@ -254,8 +271,8 @@ constexpr int OWN = (BLOCK_M * EXCHANGE / 4 + THREADS - 1) / THREADS;
 __device__ int own_row(int i) { return (i * THREADS + threadIdx.x) / (EXCHANGE / 4); }
 __device__ int own_column(int i) { return (i * THREADS + threadIdx.x) % (EXCHANGE / 4) * 4; }
 
-// o and lse of one head: FlashAttention-1, algorithm 1. acc_ptr, l_ptr and m_ptr hold o, l and m between visits of a query
-// tile: [B, H, M, DV] and [B, H, M].
+// o and lse of one head: FlashAttention-1, algorithm 1.
+// acc_ptr, l_ptr and m_ptr hold o, l and m between visits of a query tile: [B, H, M, DV] and [B, H, M].
 extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -263,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
     element* const k_tile = q_tiles + STAGES * BLOCK_M * D;  // [BLOCK_N][D]
     element* const v_tiles = k_tile + BLOCK_N * D;  // [BLOCK_N][DV]
     element* const v_tile = v_tiles;
-    float* const partial = (float*)(v_tiles + BLOCK_N * DV);  // [WARPS][BLOCK_M][PITCH]: products of each warp
+    float* const partial = (float*)(v_tiles + BLOCK_N * DV);  // [WARPS][BLOCK_M][PITCH]: of each warp
     float* const maxima = partial + WARPS * BLOCK_M * PITCH;  // [WARPS][BLOCK_M]
     float* const sums = maxima + WARPS * BLOCK_M;  // [WARPS][BLOCK_M]
     float* const factors = sums + WARPS * BLOCK_M;  // [BLOCK_M]: of the rows of acc
@@ -294,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
         int q_lo = 0, q_next = q_lo;
         auto copy_q = [&](int stage) {
             if (q_next < hi)
-                copy_rows<BLOCK_M>(q_tiles + stage * (BLOCK_M * D), Q, args.stride_qm, q_next, args.M);
+                copy_rows<BLOCK_M>(q_tiles + stage * (BLOCK_M * D), Q, args.stride_qm, q_next, M);
             commit_copies();
             q_next = next(q_next);
         };
@@ -312,21 +329,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
 
             // line 8: o, l and m of this tile
             float m[ROWS], l[ROWS];
-#pragma unroll
+            #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q_lo + 8 * r + g;
                 m[r] = row < M ? m_rows[row] : -INF;
                 l[r] = row < M ? l_rows[row] : 0.0f;
             }
-            // acc[c][i]: four columns of EXCHANGE * c .. and a row that only this thread has, see `own_row` and `own_column`.
+            // acc[c][i]: four columns of a row that only this thread has: EXCHANGE * c + own_column(i) of own_row(i).
             float acc[DV / EXCHANGE][OWN][4] = {};
             #pragma unroll
             for (int c = 0; c < DV / EXCHANGE; ++c)
-            #pragma unroll
+                #pragma unroll
                 for (int i = 0; i < OWN; ++i) {
                     const int row = own_row(i), column = c * EXCHANGE + own_column(i);
                     if (row < BLOCK_M && q_lo + row < M)
-            #pragma unroll
+                        #pragma unroll
                         for (int e = 0; e < 4; ++e)
                             acc[c][i][e] = o_rows[(q_lo + row) * DV + column + e];
                 }
@@ -340,10 +357,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
                 // keys past the end
                 #pragma unroll
                 for (int j = 0; j < WARP_N / 8; ++j)
-                #pragma unroll
+                    #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         const int kv_idx = kv_lo + warp * WARP_N + 8 * j + 2 * t + c;
-                #pragma unroll
+                        #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             float& s = scores[r / 2][j][r % 2 * 2 + c];
                             s = kv_idx < N ? s : -INF;
@@ -369,13 +386,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
                 for (int w = 0; w < WARPS; ++w)
                     m_tile = fmaxf(m_tile, maxima[w * BLOCK_M + 8 * r + g]);
                 const float m_new = fmaxf(m[r], m_tile * SCALE);
-                const float shift = m_new == -INF ? 0.0f : m_new;  // a row that has seen nothing yet: -inf - -inf is NaN
+                const float shift = m_new == -INF ? 0.0f : m_new;  // -inf - -inf is NaN: a row that has seen nothing
                 const float alpha = exp2_(m[r] - shift);
                 m[r] = m_new;
                 float sum = 0.0f;
                 #pragma unroll
                 for (int j = 0; j < WARP_N / 8; ++j) {
-                #pragma unroll
+                    #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         float& s = scores[r / 2][j][r % 2 * 2 + c];
                         const float p = exp2_(s * SCALE - shift);
@@ -397,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
                     l[r] += sums[w * BLOCK_M + 8 * r + g];
                 const float after = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
                 // o stays normalised: diag(l_new)^-1 (diag(l alpha) o + p v)
-            #pragma unroll
+                #pragma unroll
                 for (int j = 0; j < WARP_N / 8; ++j) {
                     scores[r / 2][j][r % 2 * 2] *= after;
                     scores[r / 2][j][r % 2 * 2 + 1] *= after;
@@ -410,20 +427,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
             for (int c = 0; c < DV / EXCHANGE; ++c) {
                 float product[WARP_M / 16][EXCHANGE / 8][4] = {};
                 multiply_pv<EXCHANGE>(product, scores, v_tile, warp * WARP_N, c * EXCHANGE);
-            #pragma unroll
+                #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
-            #pragma unroll
+                    #pragma unroll
                     for (int j = 0; j < EXCHANGE / 8; ++j) {
                         float* const to = partial + (warp * BLOCK_M + 8 * r + g) * PITCH + 8 * j + 2 * t;
                         to[0] = product[r / 2][j][r % 2 * 2];
                         to[1] = product[r / 2][j][r % 2 * 2 + 1];
                     }
                 __syncthreads();
-            #pragma unroll
+                #pragma unroll
                 for (int i = 0; i < OWN; ++i) {
                     const int row = own_row(i), column = own_column(i);
                     if (row < BLOCK_M)
-            #pragma unroll
+                        #pragma unroll
                         for (int e = 0; e < 4; ++e) {
                             acc[c][i][e] *= factors[row];
                             for (int w = 0; w < WARPS; ++w)
@@ -436,15 +453,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
             // lines 12 and 13: back to memory
             #pragma unroll
             for (int c = 0; c < DV / EXCHANGE; ++c)
-            #pragma unroll
+                #pragma unroll
                 for (int i = 0; i < OWN; ++i) {
                     const int row = own_row(i), column = c * EXCHANGE + own_column(i);
                     if (row < BLOCK_M && q_lo + row < M)
-            #pragma unroll
+                        #pragma unroll
                         for (int e = 0; e < 4; ++e)
                             o_rows[(q_lo + row) * DV + column + e] = acc[c][i][e];
                 }
-#pragma unroll
+            #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q_lo + 8 * r + g;
                 if (row < M && warp == 0 && t == 0) {
@@ -465,5 +482,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
         o[1] = element{(unsigned short)(pair >> 16)};
     }
     for (int i = threadIdx.x; i < M; i += THREADS)
-        args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + i * args.stride_lsem] = (m_rows[i] + log2f(l_rows[i])) * LN2;
+        args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + i * args.stride_lsem] =
+            (m_rows[i] + log2f(l_rows[i])) * LN2;
 }

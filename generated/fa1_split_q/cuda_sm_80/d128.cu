@@ -63,7 +63,7 @@ struct Args {
 // Of a place in shared memory.
 __device__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
 
-// 16 bytes from global to shared memory, zeros if not `inside`; done after a wait for the group it is committed to.
+// 16 bytes from global to shared memory, zeros if not `inside`; there after a wait for the group of the copy.
 __device__ void copy_async(void* to, const void* from, bool inside)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -76,25 +76,32 @@ __device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "mem
 template <int GROUPS>
 __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
 
-// Four 8 x 8 pieces; lane i points at row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
+// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
 __device__ void load_pieces(u32 (&x)[4], u32 row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
 }
 
 // The same, each piece transposed.
 __device__ void load_pieces_transposed(u32 (&x)[4], u32 row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
 }
 
-// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4) and the next.
+// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4)
+// and the next.
 __device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Two floats rounded to 16 bits, the first in the low half.
@@ -117,12 +124,18 @@ __device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xfffffff
 
 #endif
 
-// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring rows are
-// permuted so that ldmatrix finds them in different banks.
-__device__ int at(int row, int chunk) { return row * D + (chunk ^ (row & 7)) * 8; }
+// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
+// rows are permuted so that ldmatrix finds them in different banks.
+__device__ int at(int row, int chunk)
+{
+    return row * D + (chunk ^ (row & 7)) * 8;
+}
 
-// The address `chunks` chunks after `first`, the address of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-__device__ u32 after(u32 first, int chunks) { return (first ^ chunks % 8 * 16) + chunks / 8 * 128; }
+// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
+__device__ u32 after(u32 first, int chunks)
+{
+    return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
+}
 
 // Starts copying 8 elements to shared memory; zeros if not `inside`.
 __device__ void copy_chunk(element* to, const element* from, bool inside)
@@ -145,7 +158,7 @@ __device__ void store_chunk(element* to, const element* from)
 #endif
 }
 
-// Starts copying rows first .. first + COUNT - 1 of q, k or v to a tile; zeros from row `stop` on.
+// Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
 template <int COUNT>
 __device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
 {
@@ -153,35 +166,37 @@ __device__ void copy_rows(element* to, const element* from, long long stride, in
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
     const element* source = from + (first + row) * stride + chunk * 8;
     if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-#pragma unroll
+        #pragma unroll
         for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
             if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at(row + i, chunk), source, first + row + i < stop);
+                copy_chunk(to + at(row + i, chunk), source,
+                           first + row + i < stop);
 }
 
 // s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
-__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row, const element* k_tile, int key)
+__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row,
+                            const element* k_tile, int key)
 {
     const int lane = threadIdx.x % 32;
     const u32 q_first = address(q_tile + at(row + lane % 16, lane / 16));
     const u32 k_first = address(k_tile + at(key + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < WARP_M / 16; ++i)
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j)
             s[i][j][0] = s[i][j][1] = s[i][j][2] = s[i][j][3] = 0.0f;
-#pragma unroll
+    #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
-#pragma unroll
+        #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
             load_pieces(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             load_pieces(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
-#pragma unroll
+        #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-#pragma unroll
+            #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
                 multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
                 multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
@@ -197,20 +212,21 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
     const int lane = threadIdx.x % 32;
     const u32 v_first = address(v_tile + at(key + lane % 16, lane / 16));
     u32 left[WARP_M / 16][WARP_N / 16][4];
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < WARP_M / 16; ++i)
-#pragma unroll
+        #pragma unroll
         for (int n = 0; n < WARP_N / 16; ++n)
-#pragma unroll
+            #pragma unroll
             for (int x = 0; x < 4; ++x)
                 left[i][n][x] = pack(p[i][2 * n + x / 2][x % 2 * 2], p[i][2 * n + x / 2][x % 2 * 2 + 1]);
-#pragma unroll
+    #pragma unroll
     for (int j = 0; j < COLUMNS / 16; ++j)
-#pragma unroll
+        #pragma unroll
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
-            load_pieces_transposed(v, after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element));
-#pragma unroll
+            const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
+            load_pieces_transposed(v, v_at);
+            #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
                 multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
                 multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
@@ -248,8 +264,8 @@ __device__ void store_o(element* o, long long stride, const element* tile, int f
     }
 }
 
-// o and lse of one head: FlashAttention-1, algorithm 1. acc_ptr, l_ptr and m_ptr hold o, l and m between visits of a query
-// tile: [B, H, M, DV] and [B, H, M].
+// o and lse of one head: FlashAttention-1, algorithm 1.
+// acc_ptr, l_ptr and m_ptr hold o, l and m between visits of a query tile: [B, H, M, DV] and [B, H, M].
 extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -284,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
         int q_lo = 0, q_next = q_lo;
         auto copy_q = [&](int stage) {
             if (q_next < hi)
-                copy_rows<BLOCK_M>(q_tiles + stage * (BLOCK_M * D), Q, args.stride_qm, q_next, args.M);
+                copy_rows<BLOCK_M>(q_tiles + stage * (BLOCK_M * D), Q, args.stride_qm, q_next, M);
             commit_copies();
             q_next = next(q_next);
         };
@@ -302,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
 
             // line 8: o, l and m of this tile
             float m[ROWS], l[ROWS];
-#pragma unroll
+            #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q_lo + warp * WARP_M + 8 * r + g;
                 m[r] = row < M ? m_rows[row] : -INF;
@@ -312,10 +328,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q_lo + warp * WARP_M + 8 * r + g;
-            #pragma unroll
+                #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)
                     if (row < M)
-            #pragma unroll
+                        #pragma unroll
                         for (int c = 0; c < 2; ++c)
                             acc[r / 2][j][r % 2 * 2 + c] = o_rows[row * DV + 8 * j + 2 * t + c];
             }
@@ -329,10 +345,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
                 // keys past the end
                 #pragma unroll
                 for (int j = 0; j < WARP_N / 8; ++j)
-                #pragma unroll
+                    #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                #pragma unroll
+                        #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             float& s = scores[r / 2][j][r % 2 * 2 + c];
                             s = kv_idx < N ? s : -INF;
@@ -347,13 +363,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
                     m_tile = fmaxf(m_tile, fmaxf(scores[r / 2][j][r % 2 * 2], scores[r / 2][j][r % 2 * 2 + 1]));
                 m_tile = row_max(m_tile);
                 const float m_new = fmaxf(m[r], m_tile * SCALE);
-                const float shift = m_new == -INF ? 0.0f : m_new;  // a row that has seen nothing yet: -inf - -inf is NaN
+                const float shift = m_new == -INF ? 0.0f : m_new;  // -inf - -inf is NaN: a row that has seen nothing
                 const float alpha = exp2_(m[r] - shift);
                 m[r] = m_new;
                 float sum = 0.0f;
                 #pragma unroll
                 for (int j = 0; j < WARP_N / 8; ++j) {
-                #pragma unroll
+                    #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         float& s = scores[r / 2][j][r % 2 * 2 + c];
                         const float p = exp2_(s * SCALE - shift);
@@ -365,12 +381,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
                 l[r] = l_old + row_sum(sum);
                 const float before = l_old, after = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
                 // o stays normalised: diag(l_new)^-1 (diag(l alpha) o + p v)
-            #pragma unroll
+                #pragma unroll
                 for (int j = 0; j < WARP_N / 8; ++j) {
                     scores[r / 2][j][r % 2 * 2] *= after;
                     scores[r / 2][j][r % 2 * 2 + 1] *= after;
                 }
-            #pragma unroll
+                #pragma unroll
                 for (int j = 0; j < DV / 8; ++j) {
                     acc[r / 2][j][r % 2 * 2] *= before * after;
                     acc[r / 2][j][r % 2 * 2 + 1] *= before * after;
@@ -382,14 +398,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q_lo + warp * WARP_M + 8 * r + g;
-            #pragma unroll
+                #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)
                     if (row < M)
-            #pragma unroll
+                        #pragma unroll
                         for (int c = 0; c < 2; ++c)
                             o_rows[row * DV + 8 * j + 2 * t + c] = acc[r / 2][j][r % 2 * 2 + c];
             }
-#pragma unroll
+            #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q_lo + warp * WARP_M + 8 * r + g;
                 if (row < M && t == 0) {
@@ -410,5 +426,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
         o[1] = element{(unsigned short)(pair >> 16)};
     }
     for (int i = threadIdx.x; i < M; i += THREADS)
-        args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + i * args.stride_lsem] = (m_rows[i] + log2f(l_rows[i])) * LN2;
+        args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + i * args.stride_lsem] =
+            (m_rows[i] + log2f(l_rows[i])) * LN2;
 }
