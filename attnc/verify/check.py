@@ -42,11 +42,16 @@ class Subject:
     warps_matter: bool = False
 
     def tiles(self) -> dict[int, tuple[int, int]]:
-        """(BLOCK_M, BLOCK_N) of the configs; without a GPU, of those that differ in more than warps and
-        stages.
+        """(BLOCK_M, BLOCK_N) of the configs: on a GPU of those that fit it, elsewhere of those that differ in
+        more than warps and stages.
         """
         tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(self.module.CONFIGS)}
-        if self.device != "cpu" or self.warps_matter:
+        if self.device != "cpu":
+            room = torch.cuda.get_device_properties(self.device).shared_memory_per_block_optin
+            return {
+                n: tile for n, tile in tiles.items() if getattr(self.module.CONFIGS[n], "shared", 0) <= room
+            }
+        if self.warps_matter:
             return tiles
         return {n: tile for n, tile in tiles.items() if all(tiles[i] != tile for i in range(n))}
 
