@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings, target
@@ -47,7 +47,8 @@ class Subject:
         """
         tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(self.module.CONFIGS)}
         if self.device != "cpu":
-            room = torch.cuda.get_device_properties(self.device).shared_memory_per_block_optin
+            properties: Any = torch.cuda.get_device_properties(self.device)  # annotated incompletely by torch
+            room = properties.shared_memory_per_block_optin
             return {
                 n: tile for n, tile in tiles.items() if getattr(self.module.CONFIGS[n], "shared", 0) <= room
             }
