@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Const, Expr, Index, walk
+from attnc.expr.nodes import Const, Dim, Expr, Index, walk
 from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
 from attnc.model.tensors import DType, Role
@@ -82,9 +82,13 @@ class CudaText:
     def sizes(self) -> Iterator[str]:
         """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
         shortened = {item.name for item in self.kernel.program if isinstance(item, Let)}
+        by_head = self.kernel.grid.over == "head" and not any(
+            Dim("B") in walk(expr) for expr in self._expressions()
+        )
+        dims = [name for name in self.kernel.dims if not (name == "B" and by_head)]
         for const, names in (
-            ("const ", [name for name in self.kernel.dims if name not in shortened]),
-            ("", [name for name in self.kernel.dims if name in shortened]),
+            ("const ", [name for name in dims if name not in shortened]),
+            ("", [name for name in dims if name in shortened]),
         ):
             if names:
                 yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"

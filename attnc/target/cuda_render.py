@@ -47,7 +47,7 @@ def render_cuda(
     environment = _environment()
     body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
     source = environment.get_template("cuda/module.cu.jinja").render(
-        common, numbers=_numbers(kernel, text, body)
+        common, numbers=_numbers(kernel, text, body), body=body
     )
     source = _tidy(source)
     page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()

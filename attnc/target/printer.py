@@ -45,8 +45,8 @@ class Syntax:
     floor_mod: functions for dividends that may be negative, where the target's own operators truncate.
     broadcast: suffix of a vector along an axis in a tile. keep_nan: an argument by which min and
     max of floats give NaN if one is NaN. real, real_constant: an int, and any constant, as a value that a
-    function of reals takes. widen: the 64-bit form of an integer;
-    alike: of an argument beside one of 64 bits.
+    function of reals takes. widen: the 64-bit form of an integer; alike: of an integer argument beside one of
+    64 bits, for an intrinsic then spelled as `min:wide` says.
     An intrinsic may have a spelling for each type of its result (`abs:int`). number: text of a constant;
     to_float: what makes a float of an int dividend, where `/` of two ints is another operation.
     """
@@ -101,6 +101,13 @@ def may_overflow(op: str, left: Expr, right: Expr) -> bool:
             return False
 
 
+def _is_wide(expr: Expr) -> bool:
+    """Whether a part of it is computed in 64 bits."""
+    return any(
+        isinstance(node, Binary) and may_overflow(node.op, node.left, node.right) for node in walk(expr)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Printer:
     """Prints expressions of one kernel. `tile` is true inside the two-dimensional step."""
@@ -138,10 +145,12 @@ class Printer:
                 return self._infix("or", operands)
             case Call(function=function, args=args):
                 functions = self.syntax.functions
-                name = functions.get(f"{function}:{expr.type}") or functions[function]
+                wide = expr.type == "int" and any(map(_is_wide, args))
+                kind = "wide" if wide and self.syntax.alike != "{}" else expr.type
+                name = functions.get(f"{function}:{kind}") or functions[function]
                 shown: Iterator[str] = map(self._real if function in REAL else self, args)
-                if expr.type == "int":
-                    shown = self._alike(args)
+                if kind == "wide":
+                    shown = (self.syntax.alike.format(self(arg)) for arg in args)
                 last = self.syntax.keep_nan if function in ("min", "max") and expr.type == "float" else ""
                 return f"{name}({', '.join(shown)}{last})", ATOM
             case Search():
@@ -154,16 +163,6 @@ class Printer:
         if isinstance(expr, Const):
             return self.syntax.real_constant.format(self(expr))
         return self.syntax.real.format(self._within(expr, ATOM)) if expr.type == "int" else self(expr)
-
-    def _alike(self, args: tuple[Expr, ...]) -> Iterator[str]:
-        """Integer arguments, all 64 bits wide when one of them is."""
-        wide = any(
-            isinstance(node, Binary) and may_overflow(node.op, node.left, node.right)
-            for arg in args
-            for node in walk(arg)
-        )
-        for arg in args:
-            yield self.syntax.alike.format(self(arg)) if wide and arg.type == "int" else self(arg)
 
     def _constant(self, value: bool | int | float) -> tuple[str, int]:
         if isinstance(value, bool):

@@ -285,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
     float* const sums = maxima + WARPS * BLOCK_M;  // [WARPS][BLOCK_M]
     float* const factors = sums + WARPS * BLOCK_M;  // [BLOCK_M]: of the rows of acc
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int B = args.B, H = args.H, M = args.M, N = args.N;
+    const int H = args.H, M = args.M, N = args.N;
     const int b = blockIdx.x / H, h = blockIdx.x % H;
     const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
     const element* const K = args.k_ptr + b * args.stride_kb + h * args.stride_kh;
@@ -305,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_forward(const __grid_c
 
     // line 5: for 1 <= j <= T_c
     for (int kv_lo = 0; kv_lo < N; kv_lo += BLOCK_N) {
-        const int full_hi = max(where<long long>(kv_lo + BLOCK_N <= N, M, 0), 0) / BLOCK_M * BLOCK_M;
+        const int full_hi = max(where<int>(kv_lo + BLOCK_N <= N, M, 0), 0) / BLOCK_M * BLOCK_M;
         const int hi = M;
         auto next = [](int q_lo) { return q_lo + BLOCK_M; };
         int q_lo = 0, q_next = q_lo;

@@ -344,9 +344,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_forward(co
     const int doc_from_2 = lower_bound(doc_row, args.stride_doc_1, N, max(doc_first, doc_last));
     const int doc_to_2 = upper_bound(doc_row, args.stride_doc_1, N, min(doc_first, doc_first_2));
     const int lo = doc_from / BLOCK_N * BLOCK_N;
-    const int hi = min(doc_to, max(last_pos + 1, where<long long>(first_pos < prefix, prefix, 0)));
+    const int hi = min(doc_to, max(last_pos + 1, where<int>(first_pos < prefix, prefix, 0)));
     const int full_lo = doc_from_2;
-    const int full_hi = min(doc_to_2, max(first_pos + 1, where<long long>(last_pos < prefix, prefix, 0)));
+    const int full_hi = min(doc_to_2, max(first_pos + 1, where<int>(last_pos < prefix, prefix, 0)));
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     int kv_lo = lo, k_next = kv_lo, v_next = kv_lo;
 
