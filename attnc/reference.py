@@ -227,8 +227,7 @@ def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, A
             continue
         value = tensors[tensor.name]
         if isinstance(value, bool | int | float):
-            numpy_type = {DType.F32: np.float32, DType.F16: np.float16, DType.BOOL: np.bool_}
-            value = np.asarray(value, dtype=numpy_type.get(DType(tensor.dtype), np.int64))
+            value = _rounded(value, DType(tensor.dtype))
         elif not isinstance(value, np.ndarray):
             value = value.detach().cpu()
             value = value.double().numpy() if value.is_floating_point() else value.numpy()
@@ -236,6 +235,16 @@ def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, A
             raise ValueError(f"'{tensor.name}' has {value.ndim} axes, the spec declares {len(tensor.shape)}")
         arrays[tensor.name] = value.astype(np.float64) if value.dtype.kind == "f" else value
     return arrays
+
+
+def _rounded(value: float, dtype: DType) -> Array:
+    """A number as an array of this type; bf16, which NumPy lacks, in float32."""
+    if dtype is DType.BF16 and np.isfinite(value):
+        bits = np.asarray(value, np.float32).view(np.uint32)
+        even = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        return np.asarray(even & np.uint32(0xFFFF0000)).view(np.float32)
+    types = {DType.F32: np.float32, DType.BF16: np.float32, DType.F16: np.float16, DType.BOOL: np.bool_}
+    return np.asarray(value, dtype=types.get(dtype, np.int64))
 
 
 def empty_outputs(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, Floats]:

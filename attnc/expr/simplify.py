@@ -162,6 +162,8 @@ def floordiv(left: Expr, right: Expr) -> Expr:
         return Const(a // b)
     if b == 1 and left.type == right.type == "int":
         return left
+    if b is not None and b < 0 and right.type == "int":
+        return floordiv(neg(left), Const(-b))
     return Binary("//", left, right)
 
 
@@ -171,6 +173,8 @@ def mod(left: Expr, right: Expr) -> Expr:
         return Const(a % b)
     if b == 1 and left.type == right.type == "int":
         return ZERO
+    if b is not None and b < 0 and right.type == "int":
+        return neg(mod(neg(left), Const(-b)))
     return Binary("%", left, right)
 
 

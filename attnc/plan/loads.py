@@ -72,6 +72,17 @@ def is_nonnegative(expr: Expr) -> bool:
             return False
 
 
+def is_positive(expr: Expr) -> bool:
+    """Provably > 0 wherever a kernel has something to do."""
+    match expr:
+        case Const(value=value):
+            return value > 0
+        case Dim(name=name):
+            return name in ("BLOCK_M", "BLOCK_N", "B", "H", "Hkv", "G", "M")
+        case _:
+            return False
+
+
 _PROVEN = {("b", "B"), ("h", "H")}
 
 

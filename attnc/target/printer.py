@@ -29,7 +29,7 @@ from attnc.expr.nodes import (
     Search,
     walk,
 )
-from attnc.plan.loads import is_nonnegative
+from attnc.plan.loads import is_nonnegative, is_positive
 
 ATOM = 100
 #: Intrinsics that have no integer form.
@@ -41,8 +41,9 @@ class Syntax:
     """A target's operators.
 
     binding: how tightly each operator binds (larger is tighter); comparisons never chain in kernel text.
-    spelling: text of an operator where it is not the spec's. functions: text of an intrinsic. floor_div,
-    floor_mod: functions for dividends that may be negative, where the target's own operators truncate.
+    spelling: text of an operator where it is not the spec's. functions: text of an intrinsic. floor:
+    functions that divide by a positive number where the dividend may be negative and the target's own
+    operators truncate; floor_by_any: for divisors that may be negative or 0.
     broadcast: suffix of a vector along an axis in a tile. keep_nan: an argument by which min and
     max of floats give NaN if one is NaN. real, real_constant: an int, and any constant, as a value that a
     function of reals takes. widen: the 64-bit form of an integer; alike: of an integer argument beside one of
@@ -54,8 +55,8 @@ class Syntax:
     binding: Mapping[str, int]
     spelling: Mapping[str, str]
     functions: Mapping[str, str]
-    floor_div: str
-    floor_mod: str
+    floor: Mapping[str, str]
+    floor_by_any: Mapping[str, str]
     broadcast: Mapping[str, str]
     true: str
     false: str
@@ -181,9 +182,9 @@ class Printer:
         return self.syntax.spelling[op] + self._within(operand, binding), binding
 
     def _binary(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
-        if op in ("//", "%") and not is_nonnegative(left):
-            function = self.syntax.floor_div if op == "//" else self.syntax.floor_mod
-            return f"{function}({self(left)}, {self(right)})", ATOM
+        if op in ("//", "%") and not (is_positive(right) and is_nonnegative(left)):
+            functions = self.syntax.floor if is_positive(right) else self.syntax.floor_by_any
+            return f"{functions[op]}({self(left)}, {self(right)})", ATOM
         binding = self.syntax.binding[op]
         spelled = self.syntax.spelling.get(op, op)
         first = self._within(left, binding)

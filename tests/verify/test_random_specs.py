@@ -72,6 +72,10 @@ AWKWARD = {
     ),
     "functions of integers": (("score = dot(q, k) * log(q_idx + 1) + sqrt(N)",), ("H", "H"), ""),
     "functions of constants": (("score = dot(q, k) + exp(-1000) - tanh(2)",), ("H", "H"), ""),
+    "divisors of any sign": (
+        ("input by: i32[B]", "mask = kv_idx // by[b] <= q_idx % -3 + 5 and kv_idx % by[b] >= kv_idx // 2 - 9",
+         "score = dot(q, k) + q_pos % by[b] - min(kv_idx, h) // -3"), ("H", "H"), ""
+    ),
     "a score without a product": (("score = 0.5 * q_pos",), ("H", "H"), ""),
     "a constant score": (("mask = causal", "score = 1"), ("H", "H"), ""),
     "a condition of the sequence alone": (
