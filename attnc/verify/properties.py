@@ -153,7 +153,11 @@ def _permuted(run: _Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]]
 
 
 def _groups_equal_repeated_heads(run: _Run) -> str | None:
-    """Grouped queries equal the same queries with a K/V head of their own."""
+    """Grouped queries equal the same queries with a K/V head of their own, where the plan is the same: a kernel
+    that picks the number of its shares picks another for more KV heads.
+    """
+    if hasattr(run.subject.module, "_splits"):
+        return None
     group = run.case.dims["G"]
     inputs = dict(run.inputs)
     for tensor in (run.attention.k, run.attention.v):
