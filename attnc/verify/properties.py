@@ -153,8 +153,9 @@ def _permuted(run: _Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]]
 
 
 def _groups_equal_repeated_heads(run: _Run) -> str | None:
-    """Grouped queries equal the same queries with a K/V head of their own, where the plan is the same: a kernel
-    that picks the number of its shares picks another for more KV heads.
+    """Grouped queries equal the same queries with a K/V head of their own, where the plan is the same.
+
+    A kernel that picks the number of its shares picks another for more KV heads.
     """
     if hasattr(run.subject.module, "_splits"):
         return None
