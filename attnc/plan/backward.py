@@ -26,13 +26,14 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule
 from attnc.plan.error_bound import error_bound, feature
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule, expressions, wanted_loads
-from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax, Statement
+from attnc.plan.ir import Axis, Dropout, ErrorBound, Grid, Kernel, Softmax, Statement
 from attnc.plan.ir_backward import (
     Accumulate,
     Backward,
     BackwardKernel,
     Chain,
     Gradient,
+    GradientBound,
     Preprocess,
     Prologue,
 )
@@ -60,8 +61,13 @@ Pair: TypeAlias = tuple[Wanted, Accumulate]
 Made: TypeAlias = Literal["dq", "dk", "dv"]
 
 
-def plan_backward(variant: Variant, attention: Attention, schedule: Schedule) -> Backward:
-    """The backward of a normalised attention with gradients; the schedule is known to be lowerable."""
+def plan_backward(
+    variant: Variant, attention: Attention, schedule: Schedule, forward: ErrorBound
+) -> Backward:
+    """The backward of a normalised attention with gradients; the schedule is known to be lowerable.
+
+    forward: what its forward kernel promises.
+    """
     choices = portable(configs(schedule, "backward", variant), variant, schedule, phase="backward")
     default, grads = choices[0], attention.grads
     wanted = [(entry, accumulate_of(entry, default)) for entry in wanted_loads(attention)]
@@ -83,6 +89,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule) ->
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), atomic_dq=atomic_dq))
+    tiles = [int(str(config[key])) for config in choices for key in ("tile.q", "tile.kv")]
     return Backward(
         preprocess=None if over_q else maker.preprocess(in_sink),
         kernels=tuple(kernels),
@@ -90,6 +97,9 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule) ->
             Gradient(tensor=tensor, parts=tuple(e.part(a) for e, a in wanted if e.load.tensor == tensor.name))
             for tensor in attention.inputs
             if tensor.name in grads
+        ),
+        bound=GradientBound(
+            forward=forward, tile=max(tiles), min_tile=min(tiles), scale=kernels[0].chain.scale
         ),
     )
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from attnc.expr.nodes import Expr, Load
 from attnc.model.tensors import Tensor
-from attnc.plan.ir import Axis, Kernel, Let, Statement
+from attnc.plan.ir import Axis, ErrorBound, Kernel, Let, Statement
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
 #: a fixed order, or they are added to one place in whatever order they arrive.
@@ -123,6 +123,20 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientBound:
+    """Parameters of the error bound that the gradients keep, evaluated by `verify.gradient_bound`.
+
+    forward: of o and lse, which the backward starts from; tile, min_tile: most and fewest rows or keys of one
+    partial sum; scale: the factor of d score / d dot that is left out until the end.
+    """
+
+    forward: ErrorBound
+    tile: int
+    min_tile: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
     """All that follows from `grad ...` in a spec, in the order of execution; gradients in that of the
     inputs.
@@ -131,3 +145,4 @@ class Backward:
     preprocess: Preprocess | None
     kernels: tuple[BackwardKernel, ...]
     gradients: tuple[Gradient, ...]
+    bound: GradientBound

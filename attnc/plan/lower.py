@@ -26,15 +26,16 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     attention = normalise(variant.attention)
     plan_kernel = plan_decode if is_decode(schedule) else plan_forward
     differentiable = has_backward(attention, schedule)
+    kernel = plan_kernel(variant, attention, schedule)
     module = Module(
         variant=variant,
         target=schedule.target,
         args=arguments(variant.attention),
         sizes=capacity(attention),
         outputs=results(attention),
-        kernels=(plan_kernel(variant, attention, schedule),),
+        kernels=(kernel,),
         kept=kept(attention) if differentiable else (),
-        backward=plan_backward(variant, attention, schedule) if differentiable else None,
+        backward=plan_backward(variant, attention, schedule, kernel.bound) if differentiable else None,
     )
     verify_module(module)
     return module

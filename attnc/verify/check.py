@@ -20,6 +20,8 @@ from hypothesis import seed as seeded
 
 from attnc.model.attention import Variant
 from attnc.plan import ir
+from attnc.plan.ir_backward import GradientBound
+from attnc.verify.gradient_check import check_gradients
 from attnc.verify.memory import guarding
 from attnc.verify.problem import FILLS, Problem, Value, build
 from attnc.verify.strategies import Case, Limits, cases, fixed_cases
@@ -39,6 +41,7 @@ class Subject:
     bound: ir.ErrorBound
     module: ModuleType
     device: str = "cpu"
+    gradients: GradientBound | None = None
     warps_matter: bool = False
 
     def tiles(self) -> dict[int, tuple[int, int]]:
@@ -123,12 +126,40 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
         if first is None:
             first = problem
             verdict = judge(attention, expect(attention, problem.inputs, subject.bound), problem.outputs)
+            if verdict.ok and subject.gradients is not None:
+                try:
+                    verdict = _worse(verdict, _gradients(subject, subject.gradients, problem, case))
+                except Exception as error:
+                    return _broken(f"backward: {type(error).__name__}: {error}")
+                if problem.disturbed() is not None:
+                    return _broken("the backward wrote to an input, or around one")
             if not verdict.ok:
                 return verdict
         for name, output in problem.outputs.items():
             if not same_bits(output, first.outputs[name]):
                 return _broken(f"'{name}' depends on memory outside the tensors")
     return verdict
+
+
+def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: Case) -> Verdict:
+    attention = subject.variant.attention
+    if case.special != "none":
+        case = replace(case, special="none")
+        problem = build(attention, case, device=subject.device)
+    return check_gradients(attention, subject.module, bound, problem, case)
+
+
+def _worse(outputs: Verdict, gradients: Verdict) -> Verdict:
+    """Both in one: the gradients' message if they are wrong, and the larger ratio."""
+    worse = gradients if gradients.worst > outputs.worst else outputs
+    return replace(
+        outputs,
+        ok=gradients.ok,
+        message=outputs.message if gradients.ok else gradients.message,
+        worst=worse.worst,
+        where=worse.where,
+        ratios={**outputs.ratios, **gradients.ratios},
+    )
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

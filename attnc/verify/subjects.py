@@ -34,7 +34,13 @@ def subject_of(module: ir.Module, text: str | None = None) -> Subject:
     from attnc.runtime.loader import load_module, load_text
 
     loaded = load_module(module) if text is None else load_text(text)
-    return Subject(variant=module.variant, bound=module.kernels[0].bound, module=loaded, device=device)
+    return Subject(
+        variant=module.variant,
+        bound=module.kernels[0].bound,
+        module=loaded,
+        device=device,
+        gradients=None if module.backward is None else module.backward.bound,
+    )
 
 
 def cuda_subject(module: ir.Module, texts: Mapping[str, str]) -> Subject:

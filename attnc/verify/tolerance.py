@@ -92,7 +92,7 @@ def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound
         for array in parts[kind].values():
             array[...] = 0
     for head in heads(attention, arrays):
-        for name, expected in _expect_rows(head, bound).items():
+        for name, expected in expected_rows(head, bound).items():
             for kind in parts:
                 if name in parts[kind]:
                     head.place(attention.tensor(name), parts[kind])[...] = getattr(expected, kind)
@@ -108,7 +108,7 @@ def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound
     }
 
 
-def _expect_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
+def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     """The rows of one head: o [M, Dv] and lse [M, 1]."""
     o, lse = softmax(head)
     with np.errstate(all="ignore"):

@@ -303,3 +303,24 @@ def test_compiles_into_one_graph(name: str) -> None:
         results.append([o, lse, *(tensors[x].grad for x in module.variant.attention.grads)])
     for eager, traced in zip(*results, strict=True):
         assert torch.equal(eager, traced)
+
+
+@pytest.mark.parametrize("mask", ["true", "window(9, 4)"])
+def test_identities(mask: str) -> None:
+    """Weights of a row sum to 1; adding a vector to every key, or trading length between q and k, changes
+    nothing.
+    """
+    planned = written("dot(q, k) / sqrt(32)", "q, k, v", mask=mask)
+    tensors = {
+        name: x.detach().requires_grad_() for name, x in draw(planned.variant.attention, LENGTHS, {}).items()
+    }
+    o = vars(load_module(planned))["under_test"](*tensors.values())
+    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(2))
+    o.backward(do)
+    q, k, v = tensors.values()
+    assert q.grad is not None
+    assert k.grad is not None
+    assert v.grad is not None
+    torch.testing.assert_close(v.grad.sum(1), do.sum(1), rtol=0, atol=2e-5)
+    torch.testing.assert_close(k.grad.sum(1), torch.zeros_like(k.grad.sum(1)), rtol=0, atol=2e-5)
+    torch.testing.assert_close((q.grad * q).sum((1, 3)), (k.grad * k).sum((1, 3)), rtol=1e-4, atol=1e-4)

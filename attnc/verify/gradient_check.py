@@ -1,0 +1,105 @@
+"""Runs the backward of a generated module on a case and judges what comes out.
+
+Workspaces are full of NaN before the kernels see them, so that an element that nobody wrote shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from attnc.model.attention import Attention
+from attnc.plan.ir_backward import GradientBound
+from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
+from attnc.verify.memory import guarding
+from attnc.verify.problem import Problem
+from attnc.verify.strategies import Case
+from attnc.verify.tolerance import Verdict, to_float64
+
+
+def check_gradients(
+    attention: Attention, module: ModuleType, bound: GradientBound, problem: Problem, case: Case
+) -> Verdict:
+    """The verdict on the gradients of one case, whose outputs are known to be right. Raises what the module
+    raises. The case has no special values: nothing is promised of gradients of inputs that are not numbers.
+    """
+    found, cotangents = run_backward(attention, module, problem, case)
+    plain = {name: _detached(value) for name, value in problem.inputs.items()}
+    expected = expect_gradients(attention, plain, cotangents, bound)
+    return judge_gradients(expected, found)
+
+
+def run_backward(
+    attention: Attention, module: ModuleType, problem: Problem, case: Case
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The gradients that the module gives, and the random gradients of the outputs that it was given."""
+    leaves: dict[str, torch.Tensor] = {}
+    inputs: list[Any] = []
+    for name, value in problem.inputs.items():
+        if isinstance(value, torch.Tensor) and name in attention.grads:
+            value = value.detach().requires_grad_()
+            leaves[name] = value
+        elif name in attention.grads:  # a number: only a tensor has a gradient
+            value = torch.tensor(value, dtype=torch.float32, device=_device(problem)).requires_grad_()
+            leaves[name] = value
+        inputs.append(value)
+    configs = module.BACKWARD_CONFIGS
+    options = {
+        "config": module.CONFIGS[case.config],
+        "backward_config": configs[case.config % len(configs)],
+    }
+    function: Callable[..., Any] = getattr(module, attention.name)
+    with guarding(*(x for x in inputs if isinstance(x, torch.Tensor))), poisoned():
+        given = function(*inputs, **options)
+        outputs = dict(
+            zip(
+                (t.name for t in attention.outputs),
+                given if isinstance(given, tuple) else (given,),
+                strict=True,
+            )
+        )
+        arrays = {name: to_float64(value) for name, value in outputs.items()}
+        cotangents = {
+            name: torch.from_numpy(np.array(value)).to(outputs[name].dtype).to(outputs[name].device)
+            for name, value in cotangents_of(attention, arrays, case.seed)
+        }
+        gradients = torch.autograd.grad(
+            [outputs[name] for name in cotangents], list(leaves.values()), list(cotangents.values())
+        )
+    return dict(zip(leaves, gradients, strict=True)), cotangents
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Within it, torch.empty gives floats that are NaN."""
+    plain = torch.empty
+
+    def empty(*size: Any, **options: Any) -> torch.Tensor:
+        made = plain(*size, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    with patch.object(torch, "empty", empty):
+        yield
+
+
+def _device(problem: Problem) -> torch.device:
+    return next(iter(problem.outputs.values())).device
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def differing(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of a gradient that is not bitwise the same in both."""
+    for name, value in left.items():
+        pair = [x.contiguous().flatten().view(torch.uint8) for x in (value, right[name])]
+        if not torch.equal(*pair):
+            return f"d{name}"
+    return None
