@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Search, walk
-from attnc.model.tensors import DType
+from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.target.printer import Printer, Syntax
 
@@ -17,6 +17,8 @@ TORCH_DTYPES = {
     DType.I64: "torch.int64",
     DType.BOOL: "torch.bool",
 }
+
+FLOATS = ("torch.float16", "torch.bfloat16", "torch.float32")
 
 TL_DTYPES = {DType.F16: "tl.float16", DType.BF16: "tl.bfloat16", DType.F32: "tl.float32"}
 
@@ -54,6 +56,12 @@ SYNTAX = Syntax(
     search=_search,
     widen="{}.to(tl.int64)",
 )  # fmt: skip
+
+
+def torch_dtype(tensor: Tensor) -> str:
+    """`torch.bfloat16`, for a tensor of a variant, which has no dtype params left."""
+    return TORCH_DTYPES[DType(tensor.dtype)]
+
 
 scalar = Printer(SYNTAX)
 tiled = Printer(SYNTAX, tile=True)

@@ -10,11 +10,9 @@ from attnc.expr.nodes import Const
 from attnc.model.tensors import Role, Tensor
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Adjoint, Backward, Part
-from attnc.target.triton import TORCH_DTYPES
+from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_prologue import PreprocessText
-
-_FLOATS = ("torch.float16", "torch.bfloat16", "torch.float32")
 
 
 class BackwardHostText:
@@ -42,12 +40,12 @@ class BackwardHostText:
     @property
     def differentiable(self) -> str:
         """Every input that may require a gradient."""
-        return ", ".join(t.name for t in self.inputs if _torch(t) in _FLOATS)
+        return ", ".join(t.name for t in self.inputs if torch_dtype(t) in FLOATS)
 
     @property
     def refused(self) -> str:
         """Those whose gradient the spec does not ask for, with their names."""
-        refused = (t.name for t in self.inputs if _torch(t) in _FLOATS and t.name not in self.wanted)
+        refused = (t.name for t in self.inputs if torch_dtype(t) in FLOATS and t.name not in self.wanted)
         return ", ".join(f"{name}={name}" for name in refused)
 
     @property
@@ -55,7 +53,7 @@ class BackwardHostText:
         for tensor in self.inputs:
             if not tensor.shape:
                 name = tensor.name
-                yield f'{name} = _scalar("{name}", {name}, {_torch(tensor)}, q)'
+                yield f'{name} = _scalar("{name}", {name}, {torch_dtype(tensor)}, q)'
 
     @property
     def lse_shape(self) -> str:
@@ -191,7 +189,3 @@ def _summed(part: Part, tensor: Tensor) -> str:
         return f"{text}.reshape({tensor.name}.shape)"
     index = ", ".join("slice(None)" if isinstance(place, str) else str(place) for place in part.places)
     return f"_placed({text}, {tensor.name}, ({index}{',' if len(part.places) == 1 else ''}))"
-
-
-def _torch(tensor: Tensor) -> str:
-    return TORCH_DTYPES[tensor.dtype]  # type: ignore[index]  # a variant has no dtype params left

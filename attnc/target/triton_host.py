@@ -11,7 +11,7 @@ from attnc.model.products import group_size, is_static
 from attnc.model.tensors import Paged, Prefix, Ragged, Role, Tensor
 from attnc.plan.ir import Arg, Kernel, Module
 from attnc.plan.storage import longest
-from attnc.target.triton import TORCH_DTYPES
+from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_kernel import KernelText
 
 
@@ -34,7 +34,7 @@ class HostText:
         self.q_rows = show(longest(attention, Role.QUERY))
         self.longest = show(longest(attention, Role.KEY))
         self.nothing_to_do = f"B * H * {self.q_rows} == 0"
-        self.differentiable = ", ".join(t.name for t in self.inputs if _torch(t) in _FLOATS and t.shape)
+        self.differentiable = ", ".join(t.name for t in self.inputs if torch_dtype(t) in FLOATS and t.shape)
         self.uses_tma = kernel.tma
         self.contiguous = ", ".join(f"{name}={name}" for name in text.matrices if name != "o")
         masked = "" if attention.mask == TRUE else ", masked"
@@ -94,10 +94,10 @@ class HostText:
     def _checked(self, arg: Arg) -> Iterator[str]:
         name = arg.tensor.name
         if not arg.tensor.shape:
-            yield f'{name} = _scalar("{name}", {name}, {_torch(arg.tensor)}, q)'
+            yield f'{name} = _scalar("{name}", {name}, {torch_dtype(arg.tensor)}, q)'
             return
         wanted = _tuple(_size(bind.expected) for bind in arg.axes)
-        sizes = f'_sizes("{name}", {name}, {_torch(arg.tensor)}, {wanted}, q)'
+        sizes = f'_sizes("{name}", {name}, {torch_dtype(arg.tensor)}, {wanted}, q)'
         binds = [bind.name or "_" for bind in arg.axes]
         if any(bind.name for bind in arg.axes):
             sizes = f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {sizes}"
@@ -126,18 +126,19 @@ class HostText:
         yield "if out is None:"
         for arg in self.module.outputs:
             shape = _tuple(_size(b.expected) for b in arg.axes)
-            yield f"    {arg.tensor.name} = torch.empty({shape}, dtype={_torch(arg.tensor)}, device=q.device)"
+            dtype = torch_dtype(arg.tensor)
+            yield f"    {arg.tensor.name} = torch.empty({shape}, dtype={dtype}, device=q.device)"
         yield "else:"
         yield f"    {self.result} = out"
         for arg in self.module.outputs:
             name = arg.tensor.name
             shape = _tuple(_size(b.expected) for b in arg.axes)
-            yield f'    _sizes("out {name}", {name}, {_torch(arg.tensor)}, {shape}, q)'
+            yield f'    _sizes("out {name}", {name}, {torch_dtype(arg.tensor)}, {shape}, q)'
         yield "    _contiguous_rows(o=o)"
         for arg in self.module.kept:
             shape = _tuple(_size(b.expected) for b in arg.axes)
             yield f"if {arg.tensor.name} is not None:"
-            yield f'    _sizes("{arg.tensor.name}", {arg.tensor.name}, {_torch(arg.tensor)}, {shape}, q)'
+            yield f'    _sizes("{arg.tensor.name}", {arg.tensor.name}, {torch_dtype(arg.tensor)}, {shape}, q)'
 
     @property
     def clear(self) -> list[str]:
@@ -238,16 +239,9 @@ def storage_notes(attention: Attention) -> list[str]:
     return notes
 
 
-_FLOATS = ("torch.float16", "torch.bfloat16", "torch.float32")
-
-
 def signature(tensor: Tensor) -> str:
     """`bf16[B, M, H, 128]`."""
     return f"{tensor.dtype}[{', '.join(map(show, tensor.shape))}]"
-
-
-def _torch(tensor: Tensor) -> str:
-    return TORCH_DTYPES[tensor.dtype]  # type: ignore[index]  # a variant has no dtype params left
 
 
 def _tuple(items: Iterator[str]) -> str:

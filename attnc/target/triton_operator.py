@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module
-from attnc.target.triton import TORCH_DTYPES
+from attnc.target.triton import torch_dtype
 
 
 class OperatorText:
@@ -40,8 +40,8 @@ class OperatorText:
         """The callable's first lines while it is being compiled."""
         for tensor in self._inputs:
             if not tensor.shape:
-                dtype = TORCH_DTYPES[tensor.dtype]  # type: ignore[index]  # a variant has no dtype params
-                yield f'{tensor.name} = _scalar("{tensor.name}", {tensor.name}, {dtype}, q)'
+                name = tensor.name
+                yield f'{name} = _scalar("{name}", {name}, {torch_dtype(tensor)}, q)'
         yield "_register()"
         call = f"torch.ops.attnc.{self.name}({self.arguments})"
         if self.module.kept:
@@ -74,7 +74,7 @@ class OperatorText:
     def empty(self) -> Iterator[str]:
         for arg in (*self.module.outputs, *self.module.kept):
             shape = ", ".join(show(bind.expected) for bind in arg.axes if bind.expected is not None)
-            dtype = TORCH_DTYPES[arg.tensor.dtype]  # type: ignore[index]  # a variant has no dtype params
+            dtype = torch_dtype(arg.tensor)
             yield f"{arg.tensor.name} = torch.empty(({shape}), dtype={dtype}, device=q.device)"
 
     @property

@@ -35,6 +35,7 @@ class Subject:
     """What is verified: the module of a variant, and the bound that its plan promises.
 
     warps_matter: configs that differ in warps or stages alone are different programs even without a GPU.
+    split: programs may share the keys of a sequence, as many of them as the shapes suggest.
     """
 
     variant: Variant
@@ -43,6 +44,7 @@ class Subject:
     device: str = "cpu"
     gradients: GradientBound | None = None
     warps_matter: bool = False
+    split: bool = False
 
     def tiles(self) -> dict[int, tuple[int, int]]:
         """(BLOCK_M, BLOCK_N) of the configs: on a GPU of those that fit it, elsewhere of those that differ in

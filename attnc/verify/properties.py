@@ -157,7 +157,7 @@ def _groups_equal_repeated_heads(run: _Run) -> str | None:
 
     A kernel that picks the number of its shares picks another for more KV heads.
     """
-    if hasattr(run.subject.module, "_splits"):
+    if run.subject.split:
         return None
     group = run.case.dims["G"]
     inputs = dict(run.inputs)

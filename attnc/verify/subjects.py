@@ -40,6 +40,7 @@ def subject_of(module: ir.Module, text: str | None = None) -> Subject:
         module=loaded,
         device=device,
         gradients=None if module.backward is None else module.backward.bound,
+        split=module.kernels[0].split is not None,
     )
 
 
