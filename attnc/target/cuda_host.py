@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Arg, Kernel, Module
 from attnc.target.cuda_kernel import CudaText
 from attnc.target.triton_host import HostText
 from attnc.target.triton_kernel import KernelText
+
+#: Tensors whose rows the kernel copies.
+_MATRICES = ("q", "k", "v", "o")
 
 
 def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
@@ -48,19 +51,55 @@ class CudaHostText:
             yield f"l, m = torch.empty((2, B, H, M), {where})"
 
     @property
+    def strides(self) -> Iterator[str]:
+        """All strides by their names in the kernel; the last of a matrix, which is to be 1, too."""
+        for arg in self._text.arguments:
+            wanted = self._text.strides(arg)
+            names = [name if name in wanted else "_" for name in arg.strides]
+            if arg.tensor.name in _MATRICES:
+                names[-1] = _unit(arg)
+            if names:
+                yield f"{', '.join(names)}{',' if len(names) == 1 else ''} = {arg.tensor.name}.stride()"
+
+    @property
+    def units(self) -> list[str]:
+        """Strides of the last axes of the matrices."""
+        return [_unit(arg) for arg in self._matrices]
+
+    @property
+    def matrices(self) -> str:
+        return ", ".join(f"{arg.tensor.name}={arg.tensor.name}" for arg in self._matrices)
+
+    @property
+    def gradients(self) -> str:
+        """Whether some input wants a gradient."""
+        return " or ".join(f"{name}.requires_grad" for name in self.call.differentiable.split(", "))
+
+    @property
+    def addresses(self) -> str:
+        return " | ".join(f"{arg.tensor.name}.data_ptr()" for arg in self._matrices)
+
+    @property
+    def row_strides(self) -> Iterator[str]:
+        """The other strides of the matrices, line by line, or-ed."""
+        for i, arg in enumerate(self._matrices):
+            names = " | ".join(name for name in self._text.strides(arg) if name != _unit(arg))
+            yield f"{'| ' if i else ''}{names}"
+
+    @property
+    def _matrices(self) -> list[Arg]:
+        return [arg for arg in self._text.arguments if arg.tensor.name in _MATRICES]
+
+    @property
     def arguments(self) -> Iterator[str]:
         """Values of the packed struct, line by line like its fields."""
         for names in batched(self._pointers, 5):
             yield ", ".join(f"{name}.data_ptr()" for name in names)
         for arg in self._text.arguments:
-            wanted = self._text.strides(arg)
-            places = [
-                f"{arg.tensor.name}.stride({axis})" for axis, s in enumerate(arg.strides) if s in wanted
-            ]
-            if places:
-                yield ", ".join(places)
+            if names := self._text.strides(arg):
+                yield ", ".join(names)
         row = (self._text.layout.d + self._text.layout.dv) * self._text.layout.element.bytes
-        section = f"_heads_per_section(q.device, B * H, N * {row})"
+        section = f"_heads_per_section(gpu, B * H, N * {row})"
         yield ", ".join(section if name == "SECTION" else name for name in self._text.size_names)
 
     @property
@@ -68,4 +107,8 @@ class CudaHostText:
         if self._kernel.grid.over == "head":
             return "B * H"
         tiles = "-(-M // config.BLOCK_M) * B * H"
-        return f"min({tiles}, _multiprocessors(q.device))" if self._kernel.grid.persistent else tiles
+        return f"min({tiles}, gpu.multiprocessors)" if self._kernel.grid.persistent else tiles
+
+
+def _unit(arg: Arg) -> str:
+    return f"stride_{arg.tensor.name}d"

@@ -89,7 +89,6 @@ class HostText:
         for arg in others:
             yield from self._checked(arg)
         yield from (f"{size.name} = {show(size.value)}" for size in self.module.sizes)
-        yield f"_contiguous_rows({self.contiguous})"
 
     def _checked(self, arg: Arg) -> Iterator[str]:
         name = arg.tensor.name
@@ -123,6 +122,16 @@ class HostText:
 
     @property
     def outputs(self) -> Iterator[str]:
+        yield from self.allocated
+        yield "    _contiguous_rows(o=o)"
+        for arg in self.module.kept:
+            shape = _tuple(_size(b.expected) for b in arg.axes)
+            yield f"if {arg.tensor.name} is not None:"
+            yield f'    _sizes("{arg.tensor.name}", {arg.tensor.name}, {torch_dtype(arg.tensor)}, {shape}, q)'
+
+    @property
+    def allocated(self) -> Iterator[str]:
+        """The results, new or the caller's; ends in the branch of the latter."""
         yield "if out is None:"
         for arg in self.module.outputs:
             shape = _tuple(_size(b.expected) for b in arg.axes)
@@ -134,11 +143,6 @@ class HostText:
             name = arg.tensor.name
             shape = _tuple(_size(b.expected) for b in arg.axes)
             yield f'    _sizes("out {name}", {name}, {torch_dtype(arg.tensor)}, {shape}, q)'
-        yield "    _contiguous_rows(o=o)"
-        for arg in self.module.kept:
-            shape = _tuple(_size(b.expected) for b in arg.axes)
-            yield f"if {arg.tensor.name} is not None:"
-            yield f'    _sizes("{arg.tensor.name}", {arg.tensor.name}, {torch_dtype(arg.tensor)}, {shape}, q)'
 
     @property
     def clear(self) -> list[str]:

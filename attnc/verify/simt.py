@@ -17,8 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from attnc.resources import resource
 from attnc.runtime.cache import cache_folder
 
@@ -63,11 +61,11 @@ def attach(module: ModuleType) -> None:
     text = host._source()
     seeds = count()
 
-    def launch_here(config: Any, aligned: int, device: torch.device, blocks: int, args: bytes) -> None:
+    def launch_here(config: Any, aligned: bool, gpu: Any, blocks: int, args: bytes) -> None:
         defines = {name: getattr(config, name) for name in ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")}
         launch(
             text,
-            {**defines, "ALIGNED": aligned},
+            {**defines, "ALIGNED": int(aligned)},
             args,
             blocks=blocks,
             threads=32 * config.WARPS,

@@ -81,7 +81,6 @@ def full(
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 128), q)
     _, N, _, _ = _sizes("k", k, torch.bfloat16, (B, None, H, 128), q)
     _sizes("v", v, torch.bfloat16, (B, N, H, 128), q)
-    _contiguous_rows(q=q, k=k, v=v)
     if out is None:
         o = torch.empty((B, M, H, 128), dtype=torch.bfloat16, device=q.device)
         lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
@@ -89,21 +88,36 @@ def full(
         o, lse = out
         _sizes("out o", o, torch.bfloat16, (B, M, H, 128), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
-        _contiguous_rows(o=o)
-    _refuse_gradients(q, k, v)
+    stride_qb, stride_qm, stride_qh, stride_qd = q.stride()
+    stride_kb, stride_kn, stride_kh, stride_kd = k.stride()
+    stride_vb, stride_vn, stride_vh, stride_vd = v.stride()
+    stride_ob, stride_om, stride_oh, stride_od = o.stride()
+    stride_lseb, stride_lseh, stride_lsem = lse.stride()
+    if not (stride_qd == stride_kd == stride_vd == stride_od == 1):
+        _refuse_strides(q=q, k=k, v=v, o=o)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise RuntimeError("full has no backward: call it under torch.no_grad(), or on detached tensors")
     if B * H * M == 0:
         return o, lse
-    config = config or _choose(q.device, N)
+    gpu = _gpu(q.get_device())
+    config = config or _choose(gpu, N)
     args = _ARGS.pack(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(),
-        q.stride(0), q.stride(1), q.stride(2),
-        k.stride(0), k.stride(1), k.stride(2),
-        v.stride(0), v.stride(1), v.stride(2),
-        o.stride(0), o.stride(1), o.stride(2),
-        lse.stride(0), lse.stride(1), lse.stride(2),
-        B, H, M, N, _heads_per_section(q.device, B * H, N * 512),
+        stride_qb, stride_qm, stride_qh,
+        stride_kb, stride_kn, stride_kh,
+        stride_vb, stride_vn, stride_vh,
+        stride_ob, stride_om, stride_oh,
+        stride_lseb, stride_lseh, stride_lsem,
+        B, H, M, N, _heads_per_section(gpu, B * H, N * 512),
     )
-    _launch(config, _aligned(q, k, v, o), q.device, -(-M // config.BLOCK_M) * B * H, args)
+    # Where every row starts at a multiple of 16 bytes, the kernel can copy 16 at a time.
+    unaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr()) % 16 or (
+        stride_qb | stride_qm | stride_qh
+        | stride_kb | stride_kn | stride_kh
+        | stride_vb | stride_vn | stride_vh
+        | stride_ob | stride_om | stride_oh
+    ) % 8
+    _launch(config, not unaligned, gpu, -(-M // config.BLOCK_M) * B * H, args)
     return o, lse
 
 
@@ -113,79 +127,72 @@ def _sizes(
     """x.shape, after checking that x is what the spec says; None: any size."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype != dtype:
+    if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.device != like.device:
+    if x.get_device() != like.get_device():
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     fits = len(shape) == len(sizes)
     for want, got in zip(sizes, shape):
-        fits = fits and want in (None, got)
+        if want != got and want is not None:
+            fits = False
     if not fits:
         wanted = ", ".join("any" if size is None else str(size) for size in sizes)
         raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
     return shape
 
 
-def _contiguous_rows(**tensors: torch.Tensor) -> None:
+def _refuse_strides(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
-        if x.stride(-1) != 1 and x.shape[-1] > 1:
+        if x.stride(-1) != 1:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("full has no backward: call it under torch.no_grad(), or on detached tensors")
+class Gpu(NamedTuple):
+    """A device, as far as launches depend on it; shared: bytes of shared memory that a block can have, l2: of cache."""
+
+    index: int
+    name: str
+    arch: str
+    shared: int
+    multiprocessors: int
+    l2: int
 
 
-def _choose(device: torch.device, longest: int) -> Config:
+@cache
+def _gpu(index: int) -> Gpu:
+    """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
+    if index < 0:
+        return Gpu(index, "cpu", "", max(config.shared for config in CONFIGS), 4, 1 << 25)
+    found = torch.cuda.get_device_properties(index)
+    shared, arch = found.shared_memory_per_block_optin, f"sm_{found.major}{found.minor}"
+    return Gpu(index, found.name, arch, shared, found.multi_processor_count, found.L2_cache_size)
+
+
+def _choose(gpu: Gpu, longest: int) -> Config:
     """The measured config for this device and key length, or the first that the device has the shared memory for."""
-    if device.type != "cuda":
-        return CONFIGS[0]
-    name, shared = _properties(device)
-    for limit, index in TUNED.get(name, ()):
+    for limit, index in TUNED.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return CONFIGS[index]
-    return next((config for config in CONFIGS if config.shared <= shared), CONFIGS[0])
+    for config in CONFIGS:
+        if config.shared <= gpu.shared:
+            return config
+    return CONFIGS[0]
 
 
-@cache
-def _properties(device: torch.device) -> tuple[str, int]:
-    """Name, and bytes of shared memory that a block can have."""
-    properties = torch.cuda.get_device_properties(device)
-    return properties.name, properties.shared_memory_per_block_optin
-
-
-def _heads_per_section(device: torch.device, heads: int, bytes_of_one: int) -> int:
+def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
     """Query heads whose K and V fill about half of the L2 cache: blocks that run together should share them."""
-    return max(1, min(heads, _l2_cache(device) // 2 // max(1, bytes_of_one)))
+    return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
-@cache
-def _l2_cache(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 1 << 25
-
-
-def _aligned(*tensors: torch.Tensor) -> int:
-    """1 where every row starts at a multiple of 16 bytes, so that the kernel can copy 16 at a time."""
-    for x in tensors:
-        if x.data_ptr() % 16:
-            return 0
-        for stride in x.stride()[:-1]:
-            if stride % 8:
-                return 0
-    return 1
-
-
-def _launch(config: Config, aligned: int, device: torch.device, blocks: int, args: bytes) -> None:
+def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes) -> None:
     """Starts the kernel on torch's current stream of the device."""
-    index = device.index
-    if torch.cuda.current_device() != index:
-        with torch.cuda.device(device):
-            return _launch(config, aligned, device, blocks, args)
-    kernel = _kernel(config, aligned, index)
+    if torch.cuda.current_device() != gpu.index:
+        with torch.cuda.device(gpu.index):
+            return _launch(config, aligned, gpu, blocks, args)
+    kernel = _kernel(config, aligned, gpu)
     # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = _stream(torch._C._cuda_getCurrentRawStream(index))
+    stream = _stream(torch._C._cuda_getCurrentRawStream(gpu.index))
     kernel((blocks,), (32 * config.WARPS,), (np.frombuffer(args, _PACKED),), config.shared, stream)
     return None
 
@@ -201,21 +208,20 @@ def _stream(pointer: int) -> Any:
 
 
 @cache
-def _kernel(config: Config, aligned: int, device: int) -> Any:
+def _kernel(config: Config, aligned: bool, gpu: Gpu) -> Any:
     """The compiled kernel, on the current device."""
     import cupy
 
-    major, minor = torch.cuda.get_device_capability(device)
-    path = _cubin(config, aligned, f"sm_{major}{minor}")
+    path = _cubin(config, aligned, gpu.arch)
     kernel = cupy.RawModule(path=str(path)).get_function("full_forward")
     kernel.max_dynamic_shared_size_bytes = config.shared
     return kernel.kernel  # for this device
 
 
-def _options(config: Config, aligned: int, arch: str) -> tuple[str, ...]:
+def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
     """What NVRTC is told."""
     sizes = {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "WARPS": config.WARPS, "STAGES": config.STAGES}
-    defines = (f"-D{name}={value}" for name, value in {**sizes, "ALIGNED": aligned}.items())
+    defines = (f"-D{name}={value}" for name, value in {**sizes, "ALIGNED": int(aligned)}.items())
     return (f"-arch={arch}", "-std=c++17", *defines)
 
 
@@ -224,7 +230,7 @@ def _source() -> str:
     return Path(__file__).with_name("bf16_d128.cu").read_text(encoding="utf-8")
 
 
-def _cubin_name(config: Config, aligned: int, arch: str) -> str:
+def _cubin_name(config: Config, aligned: bool, arch: str) -> str:
     """A hash of all that the machine code is made from."""
     return (
         hashlib.sha256("\0".join((*_options(config, aligned, arch), _source())).encode()).hexdigest()
@@ -232,7 +238,7 @@ def _cubin_name(config: Config, aligned: int, arch: str) -> str:
     )
 
 
-def _cubin(config: Config, aligned: int, arch: str) -> Path:
+def _cubin(config: Config, aligned: bool, arch: str) -> Path:
     """The machine code: from beside this file, from the user's cache, or compiled now."""
     name = _cubin_name(config, aligned, arch)
     shipped = Path(__file__).with_name("cubin") / name

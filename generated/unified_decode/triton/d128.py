@@ -326,9 +326,9 @@ def unified_decode(
     _, P = _sizes("block_table", block_table, torch.int32, (B, None), q)
     _sizes("kv_len", kv_len, torch.int32, (B,), q)
     N = P * 16
-    _contiguous_rows(q=q, k=k, v=v)
     if fallbacks is not None:
         _sizes("fallbacks", fallbacks, torch.int32, (1,), q)
+    _contiguous_rows(q=q, k=k, v=v)
     if out is None:
         o = torch.empty((B, M, H, 128), dtype=torch.bfloat16, device=q.device)
         lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
