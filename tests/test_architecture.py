@@ -19,12 +19,12 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "source", "diagnostics", "resources", "expr", "syntax", "model", "reference",
     "reference_gradients", "plan", "target", "build",
-    "runtime", "verify", "tune", "bench", "cli", "__main__", "__init__",
+    "paging", "runtime", "verify", "tune", "bench", "adapters", "cli", "__main__", "__init__",
 )  # fmt: skip
 
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
 OWNERS = {
-    "torch": {"reference", "reference_gradients", "runtime", "verify", "bench"},
+    "torch": {"reference", "reference_gradients", "paging", "runtime", "verify", "bench", "adapters"},
     "triton": {"runtime", "verify", "bench"},
     "cupy": {"runtime", "verify"},
     "numpy": {
@@ -43,10 +43,13 @@ OWNERS = {
     "rich": {"cli"},
     "platformdirs": {"runtime", "tune", "cli"},
     "matplotlib": {"bench"},
+    "transformers": {"adapters"},
 }
 
 # The layers that need torch. What runs in `attnc compile` must not need them.
-NUMERIC = {"reference", "reference_gradients", "runtime", "verify", "tune", "bench"}
+NUMERIC = {
+    "reference", "reference_gradients", "paging", "runtime", "verify", "tune", "bench", "adapters",
+}  # fmt: skip
 
 # What judges a kernel shares no reasoning with what makes it, or both would be wrong together.
 INDEPENDENT = {

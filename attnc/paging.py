@@ -1,0 +1,395 @@
+"""Keys and values of many sequences in pages of fixed size, for kernels of specs with `via paged(...)`:
+allocate, append, fork, copy on write, truncate, free (PagedAttention; Kwon et al. 2023, arXiv 2309.06180,
+sections 4.2 to 4.4).
+
+The lists of pages and their numbers of sharers live on the host, which alone decides; the block table and the
+lengths that kernels read live on the device and are only ever written to. A step costs one small copy to the
+device and never waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+import torch
+
+Layout: TypeAlias = Literal["NHD", "HND"]
+
+
+class CacheFull(RuntimeError):
+    """The cache has no room for what was asked. Nothing was changed: free sequences, then ask again."""
+
+
+class OutOfPages(CacheFull):
+    """`needed` pages were asked for, and `free` are left."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"{needed} pages are needed and {free} are free; nothing was changed")
+        self.needed = needed
+        self.free = free
+
+
+class OutOfRows(CacheFull):
+    """Every row of the block table holds a sequence."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"all {rows} rows of the block table hold a sequence; nothing was changed")
+        self.rows = rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What kernels take for B sequences to which T tokens were appended, on the cache's device.
+
+    block_table: i32[B, P]; entries past a sequence's last page are meaningless
+    kv_len: i32[B], with the new tokens
+    cu_q: i32[B + 1]; the new tokens of sequence b are cu_q[b] .. cu_q[b + 1] - 1
+    slots: i64[T], page * page size + row: where each new token's keys and values belong
+    """
+
+    block_table: torch.Tensor
+    kv_len: torch.Tensor
+    cu_q: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """How the memory is used, in pages and tokens of one layer.
+
+    pages, free: pages there are, and pages that nobody holds
+    tokens: lengths of all sequences, summed
+    stored: rows of held pages with a token in them, each counted once however many sequences share it
+    alone: pages that the sequences would hold if none was shared
+    """
+
+    pages: int
+    page: int
+    free: int
+    tokens: int
+    stored: int
+    alone: int
+
+    @property
+    def held(self) -> int:
+        """Pages that at least one sequence holds."""
+        return self.pages - self.free
+
+    @property
+    def waste(self) -> float:
+        """Share of the held memory without a token in it; only last pages have such rows."""
+        return 1 - self.stored / (self.held * self.page) if self.held else 0.0
+
+    @property
+    def saved(self) -> float:
+        """Share of the pages that sharing saves, as in section 6.3 of the paper."""
+        return 1 - self.held / self.alone if self.alone else 0.0
+
+
+@dataclass(slots=True)
+class _State:
+    """A sequence; always len(pages) == ceil(length / page)."""
+
+    row: int
+    length: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+class PagedCache:
+    """K and V of every layer in pages, and the tables that say which page holds which tokens.
+
+    pages, page: their number and their size in tokens; layers: each has pools of its own, under one table
+    kv_heads, head_dim, v_head_dim: sizes of K and V; v_head_dim None: as head_dim; 0: no V (`via prefix(k)`)
+    sequences: rows of the block table; max_length: tokens that one sequence may have, hence its columns
+    layout: "NHD" pages are [page, Hkv, D], "HND" pages are [Hkv, page, D]
+
+    block_table: i32[sequences, ceil(max_length / page)] and kv_len: i32[sequences] stay where they are while
+    the cache lives, so that a captured CUDA graph may read them; a row without a sequence has kv_len 0.
+    One page more than `pages` is allocated, for what `last_slots` has free rows write.
+
+    Sequences are numbers that are never used twice. Unknown and freed ones raise ValueError, as do sizes
+    below one. Not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        pages: int,
+        page: int,
+        kv_heads: int,
+        head_dim: int,
+        sequences: int,
+        max_length: int,
+        layers: int = 1,
+        v_head_dim: int | None = None,
+        layout: Layout = "NHD",
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        sizes = {"pages": pages, "page": page, "kv_heads": kv_heads, "head_dim": head_dim}
+        sizes |= {"sequences": sequences, "max_length": max_length, "layers": layers}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}: expected at least 1, got {size}")
+        if layout not in ("NHD", "HND"):
+            raise ValueError(f"layout: expected 'NHD' or 'HND', got {layout!r}")
+        self.page = page
+        self.pages = pages
+        self.max_length = max_length
+        self.layout = layout
+        self.device = torch.device(device)
+        inner = (page, kv_heads) if layout == "NHD" else (kv_heads, page)
+        self._pools = tuple(
+            torch.zeros((layers, pages + 1, *inner, size), dtype=dtype, device=self.device)
+            for size in (head_dim, head_dim if v_head_dim is None else v_head_dim)
+            if size
+        )
+        width = -(-max_length // page)
+        self.block_table = torch.full((sequences, width), -1, dtype=torch.int32, device=self.device)
+        self.kv_len = torch.zeros(sequences, dtype=torch.int32, device=self.device)
+        self._states: dict[int, _State] = {}
+        self._sharers = [0] * pages
+        self._free = list(range(pages - 1, -1, -1))
+        self._rows = list(range(sequences - 1, -1, -1))
+        self._next = 0
+
+    def k(self, layer: int = 0) -> torch.Tensor:
+        """K of a layer, a view: [pages + 1, page, Hkv, D] for NHD, [pages + 1, Hkv, page, D] for HND."""
+        return self._pools[0][layer]
+
+    def v(self, layer: int = 0) -> torch.Tensor:
+        """V of a layer, like `k`. ValueError if the cache was made without V."""
+        if len(self._pools) < 2:
+            raise ValueError("this cache has no V: it was made with v_head_dim = 0")
+        return self._pools[1][layer]
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def length(self, sequence: int) -> int:
+        """Tokens of a sequence."""
+        return self._state(sequence).length
+
+    def row(self, sequence: int) -> int:
+        """Its row of `block_table` and `kv_len`, for kernels that run over all rows."""
+        return self._state(sequence).row
+
+    def allocate(self) -> int:
+        """A new, empty sequence. OutOfRows if the block table is full."""
+        if not self._rows:
+            raise OutOfRows(len(self.kv_len))
+        sequence, self._next = self._next, self._next + 1
+        self._states[sequence] = _State(self._rows.pop())
+        return sequence
+
+    def append(self, sequences: Sequence[int], counts: int | Sequence[int] = 1) -> Step:
+        """Makes room for `counts` new tokens at the end of each sequence; write them to the step's `slots`.
+
+        A last page that others share is copied first (section 4.4). OutOfPages if there are too few pages,
+        ValueError for a sequence named twice, a negative count or a length above max_length; nothing is changed
+        then.
+        """
+        counts = [counts] * len(sequences) if isinstance(counts, int) else list(counts)
+        states = [self._state(sequence) for sequence in sequences]
+        self._check_growth(sequences, states, counts)
+        wanted = self._wanted(states, counts)
+        if len(wanted) > len(self._free):
+            raise OutOfPages(len(wanted), len(self._free))
+        entries: list[tuple[int, int, int]] = []  # row, column, page
+        copies: list[tuple[int, int]] = []  # from, to
+        for state, column, shared in wanted:
+            page = self._free.pop()
+            self._sharers[page] = 1
+            entries.append((state.row, column, page))
+            if shared is None:
+                state.pages.append(page)
+            else:
+                state.pages[column] = page
+                self._sharers[shared] -= 1
+                copies.append((shared, page))
+        slots: list[int] = []
+        for state, count in zip(states, counts, strict=True):
+            slots += self._slots(state, count)
+            state.length += count
+        return self._publish(states, counts, slots, entries, copies)
+
+    def view(self, sequences: Sequence[int]) -> Step:
+        """The step of these sequences with no new token."""
+        return self.append(sequences, 0)
+
+    def fork(self, sequence: int) -> int:
+        """A new sequence with the same tokens, in the same pages. OutOfRows if the block table is full."""
+        parent = self._state(sequence)
+        child = self.allocate()
+        state = self._states[child]
+        state.length, state.pages = parent.length, parent.pages.copy()
+        for page in state.pages:
+            self._sharers[page] += 1
+        self.block_table[state.row].copy_(self.block_table[parent.row])
+        self.kv_len[state.row].copy_(self.kv_len[parent.row])
+        return child
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Drops the tokens from `length` on, such as rejected drafts. ValueError if there are fewer."""
+        state = self._state(sequence)
+        if not 0 <= length <= state.length:
+            raise ValueError(f"length: expected 0 .. {state.length}, got {length}")
+        keep = -(-length // self.page)
+        self._release(state.pages[keep:])
+        del state.pages[keep:]
+        state.length = length
+        self.kv_len[state.row].fill_(length)
+
+    def free(self, *sequences: int) -> None:
+        """Ends sequences; a page is free once nobody shares it. ValueError: nothing was changed."""
+        if len(set(sequences)) < len(sequences):
+            raise ValueError(f"sequences: expected each once, got {list(sequences)}")
+        for state in [self._state(sequence) for sequence in sequences]:
+            self._release(state.pages)
+            self._rows.append(state.row)
+            self.kv_len[state.row].fill_(0)
+        for sequence in sequences:
+            del self._states[sequence]
+
+    def write(
+        self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None, layer: int = 0
+    ) -> None:
+        """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T].
+
+        TypeError for a dtype that is not the cache's, ValueError for values that it lacks or has no room for.
+        """
+        given = (k,) if v is None else (k, v)
+        if len(given) != len(self._pools):
+            raise ValueError(f"v: expected {'a tensor' if v is None else 'None'}, as the cache was made")
+        for name, pool, rows in zip("kv", self._pools, given, strict=False):
+            if rows.dtype != pool.dtype:
+                raise TypeError(f"{name}: expected dtype {pool.dtype}, got {rows.dtype}")
+            if self.layout == "NHD":
+                pool[layer].flatten(0, 1).index_copy_(0, slots, rows)
+            else:
+                pool[layer].transpose(1, 2)[slots // self.page, slots % self.page] = rows
+
+    def read(self, sequence: int, layer: int = 0) -> tuple[torch.Tensor, ...]:
+        """Copies of K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables."""
+        state = self._state(sequence)
+        index = torch.arange(state.length, device=self.device)
+        pages = self.block_table[state.row][index // self.page].long()
+        heads_last = self.layout == "NHD"
+        views = (pool[layer] if heads_last else pool[layer].transpose(1, 2) for pool in self._pools)
+        return tuple(view[pages, index % self.page] for view in views)
+
+    def last_slots(self) -> torch.Tensor:
+        """i64[sequences]: the slot of every row's last token; in the spare page for a row without a token.
+
+        Computed on the device from `block_table` and `kv_len`, so that it can be captured in a CUDA graph.
+        """
+        last = (self.kv_len.long() - 1).clamp(min=0)
+        page = self.block_table.gather(1, (last // self.page)[:, None])[:, 0].long()
+        page = torch.where(self.kv_len > 0, page, self.pages)
+        return page * self.page + last % self.page
+
+    def statistics(self) -> Statistics:
+        """How full the pages are and how much of them is shared, counted on the host."""
+        filled: dict[int, int] = {}
+        for state in self._states.values():
+            for column, page in enumerate(state.pages):
+                rows = min(self.page, state.length - column * self.page)
+                filled[page] = max(rows, filled.get(page, 0))
+        return Statistics(
+            pages=self.pages,
+            page=self.page,
+            free=len(self._free),
+            tokens=sum(state.length for state in self._states.values()),
+            stored=sum(filled.values()),
+            alone=sum(len(state.pages) for state in self._states.values()),
+        )
+
+    def sharers(self, sequence: int) -> tuple[int, ...]:
+        """For each page of a sequence, how many sequences hold it."""
+        return tuple(self._sharers[page] for page in self._state(sequence).pages)
+
+    def _state(self, sequence: int) -> _State:
+        try:
+            return self._states[sequence]
+        except KeyError:
+            raise ValueError(f"sequence {sequence} was freed or never allocated") from None
+
+    def _check_growth(self, sequences: Sequence[int], states: list[_State], counts: list[int]) -> None:
+        if len(counts) != len(states):
+            raise ValueError(f"counts: expected one for each of {len(states)} sequences, got {len(counts)}")
+        if len(set(sequences)) < len(sequences):
+            raise ValueError(f"sequences: expected each once, got {list(sequences)}")
+        for sequence, state, count in zip(sequences, states, counts, strict=True):
+            if count < 0:
+                raise ValueError(f"counts: expected no negative number, got {count} for sequence {sequence}")
+            if state.length + count > self.max_length:
+                room = self.max_length - state.length
+                raise ValueError(f"counts: expected at most {room} for sequence {sequence}, got {count}")
+
+    def _wanted(self, states: list[_State], counts: list[int]) -> list[tuple[_State, int, int | None]]:
+        """(sequence, column, page to copy or None) for every page that growing takes.
+
+        Of n that share a last page and all grow, n - 1 copy it: the last to come has it for itself.
+        """
+        wanted: list[tuple[_State, int, int | None]] = []
+        left: dict[int, int] = {}
+        for state, count in zip(states, counts, strict=True):
+            if count and state.length % self.page:
+                last = state.pages[-1]
+                if self._sharers[last] - left.get(last, 0) > 1:
+                    left[last] = left.get(last, 0) + 1
+                    wanted.append((state, len(state.pages) - 1, last))
+            columns = range(len(state.pages), -(-(state.length + count) // self.page))
+            wanted += ((state, column, None) for column in columns)
+        return wanted
+
+    def _slots(self, state: _State, count: int) -> Iterable[int]:
+        start, stop = state.length, state.length + count
+        for column in range(start // self.page, -(-stop // self.page)):
+            first = column * self.page
+            base = state.pages[column] * self.page - first
+            yield from range(base + max(start, first), base + min(stop, first + self.page))
+
+    def _publish(
+        self,
+        states: list[_State],
+        counts: list[int],
+        slots: list[int],
+        entries: list[tuple[int, int, int]],
+        copies: list[tuple[int, int]],
+    ) -> Step:
+        """Brings the device up to date with one copy to it, and gathers the rows concerned."""
+        rows, lengths, cu_q, where, table, copied = self._upload(
+            [state.row for state in states],
+            [state.length for state in states],
+            [0, *accumulate(counts)],
+            slots,
+            [number for entry in entries for number in entry],
+            [number for pair in copies for number in pair],
+        )
+        if entries:
+            row, column, page = table.view(-1, 3).unbind(1)
+            self.block_table[row, column] = page.int()
+        if copies:
+            source, target = copied.view(-1, 2).unbind(1)
+            for pool in self._pools:
+                pool[:, target] = pool[:, source]
+        kv_len = lengths.int()
+        if slots:
+            self.kv_len[rows] = kv_len
+        return Step(block_table=self.block_table[rows], kv_len=kv_len, cu_q=cu_q.int(), slots=where.clone())
+
+    def _upload(self, *lists: list[int]) -> tuple[torch.Tensor, ...]:
+        """The lists as i64 tensors on the device. Pinned memory: the host does not wait for the copy."""
+        numbers = [number for numbers in lists for number in numbers]
+        host = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        return torch.split_with_sizes(host.to(self.device, non_blocking=True), [len(part) for part in lists])
+
+    def _release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._sharers[page] -= 1
+            if not self._sharers[page]:
+                self._free.append(page)
