@@ -189,8 +189,8 @@ class PagedCache:
         """Makes room for `counts` new tokens at the end of each sequence; write them to the step's `slots`.
 
         A last page that others share is copied first (section 4.4). OutOfPages if there are too few pages,
-        ValueError for a sequence named twice, a negative count or a length above max_length; nothing is changed
-        then.
+        ValueError for a sequence named twice, a negative count or a length above max_length. Then nothing
+        is changed.
         """
         counts = [counts] * len(sequences) if isinstance(counts, int) else list(counts)
         states = [self._state(sequence) for sequence in sequences]
