@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -311,3 +312,24 @@ def _value(param: Any) -> str:
 
 def _text(value: Any) -> str:
     return value.as_posix() if isinstance(value, Path) else str(value)
+
+
+def training() -> str:
+    """What the training example wrote: losses, and how far apart the curves are."""
+    record = json.loads((ROOT / "docs" / "figures" / "training_h200.json").read_text(encoding="utf-8"))
+    rows: list[tuple[str, ...]] = [("run", "first steps", "last steps", "validation"), ("---",) * 4]
+    for name, run in record["runs"].items():
+        rows.append((f"`{name}`", *(f"{run[key]:.3f}" for key in ("first", "last", "validation"))))
+    found = record["summary"]
+    device, version = record["device"], record["torch"].split("+")[0]
+    return f"""Losses in nats per byte, means of 20 steps, on one {device} with PyTorch {version}:
+
+{_table(rows)}
+| largest distance between | nats per byte |
+|---|---|
+| PyTorch's three kernels, one seed | {found["noise"]:.3f} |
+| the generated kernel and the nearest of them, same seed | {found["attnc"]:.3f} |
+| PyTorch's runs with three seeds | {found["seeds"]:.3f} |
+| the means over three seeds, generated and PyTorch | {found["attnc_seeds"]:.3f} |
+| two runs of the generated kernel, any single step | {found["again"]:.3g} |
+"""
