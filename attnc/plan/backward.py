@@ -26,7 +26,7 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule
 from attnc.plan.error_bound import error_bound, feature
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule, expressions, wanted_loads
-from attnc.plan.ir import Axis, Dropout, ErrorBound, Grid, Kernel, Softmax, Statement
+from attnc.plan.ir import Axis, Dropout, ErrorBound, Grid, Kernel, Softmax
 from attnc.plan.ir_backward import (
     Accumulate,
     Backward,
@@ -42,10 +42,10 @@ from attnc.plan.regions import regions
 from attnc.plan.resources import are_wide, portable, shared_memory, tile_width
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths as lengths_of
+from attnc.plan.sequence import program as program_of
 from attnc.plan.signature import kv_heads
 from attnc.plan.steps import (
     IN_BOUNDS,
-    at_tile_ends,
     dims_of,
     expressions_of,
     kv_head_of,
@@ -150,7 +150,7 @@ class _Maker:
             attention, rule.score, inside, loops, softmax, names, inner, expressions(rule), rule.shared
         )
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
-        program = _program(names, lengths)
+        program = program_of(names, lengths)
         kv_head = kv_head_of(attention)
         used = [*expressions_of(program, outer, loops, step, softmax), *expressions(rule), kv_head]
         if inner == "q" and kv_heads(attention) != Dim("H"):
@@ -190,7 +190,7 @@ class _Maker:
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
         names = LoadNames()
         prologue = _prologue(self.attention, names, in_sink, stored=True)
-        program = _program(names, ())
+        program = program_of(names, ())
         used = [expr for item in program for expr in statement_expressions(item)]
         return Preprocess(
             name=f"{self.attention.name}_backward_preprocess",
@@ -209,11 +209,6 @@ def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *
     )
     shown = None if sink is None or not adjoints else scale_by(names.replace(sink), LOG2E)
     return Prologue(stored=stored, sink=shown, adjoints=adjoints)
-
-
-def _program(names: LoadNames, lengths: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    scalars = (fetch for fetch in names.fetches if not fetch.axes and not at_tile_ends(fetch))
-    return (*names.rows.values(), *scalars, *lengths)
 
 
 def _dropout(attention: Attention, names: LoadNames) -> Dropout | None:

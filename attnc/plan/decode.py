@@ -18,17 +18,17 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.forward import plan_softmax
-from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions, Statement
+from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions
 from attnc.plan.ir_decode import Pack, Split, UnifiedMax
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.resources import portable, shared_memory
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths, rows, sizes, stored
+from attnc.plan.sequence import program as program_of
 from attnc.plan.signature import kv_heads
 from attnc.plan.steps import (
     IN_BOUNDS,
-    at_tile_ends,
     dims_of,
     expressions_of,
     kv_head_of,
@@ -73,8 +73,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     unified = unified_max(attention, default)
     step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, "kv")
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
-    scalars = (fetch for fetch in names.fetches if not fetch.axes and not at_tile_ends(fetch))
-    program: tuple[Statement, ...] = (*names.rows.values(), *scalars, *lines)
+    program = program_of(names, lines)
     kv_head = kv_head_of(attention)
     heads = (kv_heads(attention), *((pack.group,) if pack else ()))
     used = (*expressions_of(program, outer, loops, step, softmax), kv_head, *heads)

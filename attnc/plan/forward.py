@@ -15,15 +15,15 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
 from attnc.plan.error_bound import error_bound
-from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax, Statement
+from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.resources import portable, shared_memory
 from attnc.plan.scores import LOG2E, split_scale
 from attnc.plan.sequence import lengths, rows, sequences, sizes, stored
+from attnc.plan.sequence import program as program_of
 from attnc.plan.steps import (
     IN_BOUNDS,
-    at_tile_ends,
     dims_of,
     expressions_of,
     kv_head_of,
@@ -55,8 +55,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     softmax, score = plan_softmax(attention, default, names)
     step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, inner)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
-    scalars = (fetch for fetch in names.fetches if not fetch.axes and not at_tile_ends(fetch))
-    program: tuple[Statement, ...] = (*names.rows.values(), *scalars, *lines)
+    program = program_of(names, lines)
     kv_head = kv_head_of(attention)
     return Kernel(
         name=f"{attention.name}_forward",

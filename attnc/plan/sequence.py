@@ -11,7 +11,7 @@ from attnc.model.tensors import Paged, Prefix, Ragged, Role
 from attnc.plan.access import Rows, Sequences
 from attnc.plan.ir import Fetch, Let, Statement
 from attnc.plan.loads import LoadNames
-from attnc.plan.steps import shortened_lengths
+from attnc.plan.steps import at_tile_ends, shortened_lengths
 
 #: Rows of q and o that the sequence has in memory, where M may be less.
 Q_ROWS = Ref("q_rows", "int")
@@ -27,7 +27,8 @@ def sequences(attention: Attention) -> Sequences | None:
 
 
 def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> tuple[Statement, ...]:
-    """M and N of the sequence at hand, from its place in ragged tensors and from the spec's `length` lines.
+    """M and N of the sequence at hand, from its place in ragged tensors and from the spec's `length` lines,
+    after the values that those read.
 
     A `length` can shorten a sequence but never make it longer than its memory. in_tile: the program
     has one q tile.
@@ -42,12 +43,23 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
             statements += [first, end, Let(name="N", value=length)]
     if "M" in attention.lengths:
         statements.append(Let(name=Q_ROWS.name, value=Dim("M")))
-    statements += shortened_lengths(attention, names)
+    shortened = shortened_lengths(attention, names)
+    statements += [*names.fetches, *shortened]
     if in_tile and stored(attention) == Q_ROWS:
         seen = Compare("<", Index("q_lo"), Dim("M"))
         comment = "a tile past the end of its sequence sees no key"
         statements.append(Let(name="N", value=Call("where", (seen, Dim("N"), Const(0))), comment=comment))
     return tuple(statements)
+
+
+def program(names: LoadNames, lines: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """What a program does first: rows of inputs, the lengths of its sequence, and the values that neither
+    index changes. lines: of `lengths`.
+    """
+    scalars = [
+        fetch for fetch in names.fetches if not fetch.axes and fetch not in lines and not at_tile_ends(fetch)
+    ]
+    return (*names.rows.values(), *lines, *scalars)
 
 
 def stored(attention: Attention) -> Expr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import TRUE, Const, Dim, Expr, walk
+from attnc.expr.nodes import TRUE, Const, Dim, Expr, Load, walk
 from attnc.expr.show import show
 from attnc.model.attention import Attention
 from attnc.model.products import group_size, is_static
@@ -93,6 +93,10 @@ class HostText:
     def _checked(self, arg: Arg) -> Iterator[str]:
         name = arg.tensor.name
         if not arg.tensor.shape:
+            match self.module.variant.attention.softmax.dropout:
+                case Load(tensor=p) if p == name:
+                    yield f"if isinstance({name}, (int, float)) and not 0 <= {name} <= 1:"
+                    yield f'    raise ValueError(f"{name}: expected a probability, 0 to 1, got {{{name}}}")'
             yield f'{name} = _scalar("{name}", {name}, {torch_dtype(arg.tensor)}, q)'
             return
         wanted = _tuple(_size(bind.expected) for bind in arg.axes)
@@ -138,11 +142,14 @@ class HostText:
             dtype = torch_dtype(arg.tensor)
             yield f"    {arg.tensor.name} = torch.empty({shape}, dtype={dtype}, device=q.device)"
         yield "else:"
-        yield f"    {self.result} = out"
+        quoted = ", ".join(f'"{arg.tensor.name}"' for arg in self.module.outputs)
+        yield f"    {self.result} = " + (f"_given(out, {quoted})" if len(self.results) > 1 else "out")
         for arg in self.module.outputs:
             name = arg.tensor.name
             shape = _tuple(_size(b.expected) for b in arg.axes)
             yield f'    _sizes("out {name}", {name}, {torch_dtype(arg.tensor)}, {shape}, q)'
+        named = ", ".join(f"{arg.tensor.name}={arg.tensor.name}" for arg in self.module.outputs)
+        yield f"    _apart({named})"
 
     @property
     def clear(self) -> list[str]:

@@ -155,6 +155,19 @@ def test_rows_past_a_length_are_empty() -> None:
         assert verdict.ok, verdict.message
 
 
+def test_values_at_the_end_of_a_sequence_are_those_at_its_own_end() -> None:
+    made = subject(
+        "[B, M, H, 16]",
+        "input k, v: f16[B, N, H, 16]",
+        "input kv_len: i32[B]\n  input segment: i32[B, N]\n  input level: i32[N]\n  length N = kv_len[b]",
+        "[B, M, H, 16]",
+        mask="causal and segment[b, kv_idx + 1] >= level[N - 1]",
+    )
+    for seed in range(3):
+        verdict = check(made, Case(dims={"B": 2, "M": 40, "N": 40, "H": 1}, seed=seed))
+        assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize("page", [5, 16, 64])
 def test_pages_equal_contiguous_rows_bitwise(page: int) -> None:
     """Whatever the pages' order: the plan is the same, so every rounding is."""

@@ -89,15 +89,18 @@ def dropout(
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     _, N, _, _ = _sizes("k", k, torch.bfloat16, (B, None, H, 64), q)
     _sizes("v", v, torch.bfloat16, (B, N, H, 64), q)
+    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+        raise ValueError(f"p: expected a probability, 0 to 1, got {p}")
     p = _scalar("p", p, torch.float32, q)
     seed = _scalar("seed", seed, torch.int64, q)
     if out is None:
         o = torch.empty((B, M, H, 64), dtype=torch.bfloat16, device=q.device)
         lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
     else:
-        o, lse = out
+        o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.bfloat16, (B, M, H, 64), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
+        _apart(o=o, lse=lse)
     stride_qb, stride_qm, stride_qh, stride_qd = q.stride()
     stride_kb, stride_kn, stride_kh, stride_kd = k.stride()
     stride_vb, stride_vn, stride_vh, stride_vd = v.stride()
@@ -110,7 +113,7 @@ def dropout(
     if B * H * M == 0:
         return o, lse
     gpu = _gpu(q.get_device())
-    config = config or _choose(gpu, N)
+    config = _choose(config, gpu, N)
     args = _ARGS.pack(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), p.data_ptr(), seed.data_ptr(),
         o.data_ptr(), lse.data_ptr(),
@@ -153,10 +156,18 @@ def _sizes(
     return shape
 
 
-def _refuse_strides(**tensors: torch.Tensor) -> None:
-    for name, x in tensors.items():
-        if x.stride(-1) != 1:
-            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
+def _given(out: tuple[torch.Tensor, ...], *names: str) -> tuple[torch.Tensor, ...]:
+    """The caller's outputs, one for each name."""
+    if not isinstance(out, (tuple, list)) or len(out) != len(names):
+        came = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
+        raise TypeError(f"out: expected a tuple of {len(names)} tensors ({', '.join(names)}), got {came}")
+    return out
+
+
+def _apart(**outputs: torch.Tensor) -> None:
+    for name, x in outputs.items():
+        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
+            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
 
 
 def _scalar(name: str, x: float | torch.Tensor, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
@@ -164,9 +175,18 @@ def _scalar(name: str, x: float | torch.Tensor, dtype: torch.dtype, like: torch.
     if isinstance(x, torch.Tensor):
         _sizes(name, x, dtype, (), like)
         return x
-    if not isinstance(x, (int, float)):
-        raise TypeError(f"{name}: expected a number or a 0-d tensor, got {type(x).__name__}")
+    if not isinstance(x, (int, float) if dtype.is_floating_point else int):
+        kind = "a number" if dtype.is_floating_point else "an integer"
+        raise TypeError(f"{name}: expected {kind} or a 0-d tensor, got {x!r}")
+    if not dtype.is_floating_point and not -(1 << 8 * dtype.itemsize - 1) <= x < 1 << 8 * dtype.itemsize - 1:
+        raise ValueError(f"{name}: expected a number that fits {dtype}, got {x}")
     return torch.full((), x, dtype=dtype, device=like.device)
+
+
+def _refuse_strides(**tensors: torch.Tensor) -> None:
+    for name, x in tensors.items():
+        if x.stride(-1) != 1:
+            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
 class Gpu(NamedTuple):
@@ -190,8 +210,12 @@ def _gpu(index: int) -> Gpu:
     return Gpu(index, found.name, arch, shared, found.multi_processor_count, found.L2_cache_size)
 
 
-def _choose(gpu: Gpu, longest: int) -> Config:
-    """The measured config for this device and key length, or the first that the device has the shared memory for."""
+def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
+    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
+    if config is not None:
+        if not isinstance(config, Config):
+            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+        return config
     for limit, index in TUNED.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return CONFIGS[index]

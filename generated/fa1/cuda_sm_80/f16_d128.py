@@ -83,9 +83,10 @@ def fa1(
         o = torch.empty((B, H, M, 128), dtype=torch.float16, device=q.device)
         lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
     else:
-        o, lse = out
+        o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.float16, (B, H, M, 128), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
+        _apart(o=o, lse=lse)
     stride_qb, stride_qh, stride_qm, stride_qd = q.stride()
     stride_kb, stride_kh, stride_kn, stride_kd = k.stride()
     stride_vb, stride_vh, stride_vn, stride_vd = v.stride()
@@ -98,7 +99,7 @@ def fa1(
     if B * H * M == 0:
         return o, lse
     gpu = _gpu(q.get_device())
-    config = config or _choose(gpu, N)
+    config = _choose(config, gpu, N)
     acc = torch.empty((B, H, M, 128), dtype=torch.float32, device=q.device)
     l, m = torch.empty((2, B, H, M), dtype=torch.float32, device=q.device)
     args = _ARGS.pack(
@@ -143,6 +144,20 @@ def _sizes(
     return shape
 
 
+def _given(out: tuple[torch.Tensor, ...], *names: str) -> tuple[torch.Tensor, ...]:
+    """The caller's outputs, one for each name."""
+    if not isinstance(out, (tuple, list)) or len(out) != len(names):
+        came = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
+        raise TypeError(f"out: expected a tuple of {len(names)} tensors ({', '.join(names)}), got {came}")
+    return out
+
+
+def _apart(**outputs: torch.Tensor) -> None:
+    for name, x in outputs.items():
+        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
+            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
+
+
 def _refuse_strides(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1:
@@ -170,8 +185,12 @@ def _gpu(index: int) -> Gpu:
     return Gpu(index, found.name, arch, shared, found.multi_processor_count, found.L2_cache_size)
 
 
-def _choose(gpu: Gpu, longest: int) -> Config:
-    """The measured config for this device and key length, or the first that the device has the shared memory for."""
+def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
+    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
+    if config is not None:
+        if not isinstance(config, Config):
+            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+        return config
     for limit, index in TUNED.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return CONFIGS[index]

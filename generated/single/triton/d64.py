@@ -417,13 +417,14 @@ def single(
         o = torch.empty((B, H, M, 64), dtype=torch.float32, device=q.device)
         lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
     else:
-        o, lse = out
+        o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.float32, (B, H, M, 64), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
+        _apart(o=o, lse=lse)
         _contiguous_rows(o=o)
     if B * H * M == 0:
         return o, lse
-    config = config or _choose(q.device, N)
+    config = _choose(config, q.device, N)
     tma = _tma(q, k, v, o)
     grid = (triton.cdiv(M, config.BLOCK_M) * B * H,)
     with _on(q.device):
@@ -451,14 +452,33 @@ def _sizes(
     """x.shape, after checking that x is what the spec says; None: any size."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype != dtype:
+    if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.device != like.device:
+    if x.get_device() != like.get_device():
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
-    if x.dim() != len(sizes) or any(want is not None and want != got for want, got in zip(sizes, x.shape)):
+    shape = x.shape
+    fits = len(shape) == len(sizes)
+    for want, got in zip(sizes, shape):
+        if want != got and want is not None:
+            fits = False
+    if not fits:
         wanted = ", ".join("any" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(x.shape)}")
-    return x.shape
+        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
+    return shape
+
+
+def _given(out: tuple[torch.Tensor, ...], *names: str) -> tuple[torch.Tensor, ...]:
+    """The caller's outputs, one for each name."""
+    if not isinstance(out, (tuple, list)) or len(out) != len(names):
+        came = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
+        raise TypeError(f"out: expected a tuple of {len(names)} tensors ({', '.join(names)}), got {came}")
+    return out
+
+
+def _apart(**outputs: torch.Tensor) -> None:
+    for name, x in outputs.items():
+        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
+            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
 
 
 def _contiguous_rows(**tensors: torch.Tensor) -> None:
@@ -467,8 +487,12 @@ def _contiguous_rows(**tensors: torch.Tensor) -> None:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
-def _choose(device: torch.device, longest: int) -> Config:
-    """The measured config for this device and key length, or the first that fits the device."""
+def _choose(config: Config | None, device: torch.device, longest: int) -> Config:
+    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
+    if config is not None:
+        if not isinstance(config, Config):
+            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+        return config
     if device.type != "cuda":
         return CONFIGS[0]
     properties = torch.cuda.get_device_properties(device)

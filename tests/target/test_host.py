@@ -1,0 +1,75 @@
+"""Wrong arguments of a generated callable: each is refused by name, with what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.runtime.loader import load_text
+from attnc.verify.interpreter import ensure_interpreter
+
+GENERATED = Path(__file__).parents[2] / "generated"
+
+
+@pytest.fixture(scope="module")
+def dropout() -> ModuleType:
+    ensure_interpreter()
+    return load_text((GENERATED / "dropout" / "triton" / "d64.py").read_text(encoding="utf-8"))
+
+
+def sequence(length: int = 16) -> torch.Tensor:
+    return torch.zeros(1, length, 2, 64, dtype=torch.bfloat16)
+
+
+def outputs(**changed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    given = {"o": torch.empty(1, 16, 2, 64, dtype=torch.bfloat16), "lse": torch.empty(1, 2, 16)}
+    return tuple((given | changed).values())
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"q": 1.0}, TypeError, "q: expected a tensor, got float"),
+    ({"q": sequence().half()}, TypeError, "q: expected dtype torch.bfloat16, got torch.float16"),
+    ({"k": sequence()[0]}, ValueError, r"k: expected shape \[1, any, 2, 64\], got \[16, 2, 64\]"),
+    ({"v": sequence(17)}, ValueError, r"v: expected shape \[1, 16, 2, 64\], got \[1, 17, 2, 64\]"),
+    ({"k": torch.zeros(1, 16, 64, 2).bfloat16().mT}, ValueError, r"k: expected a contiguous last axis"),
+    ({"p": 1.5}, ValueError, "p: expected a probability, 0 to 1, got 1.5"),
+    ({"p": math.nan}, ValueError, "p: expected a probability, 0 to 1, got nan"),
+    ({"p": "half"}, TypeError, "p: expected a number or a 0-d tensor, got 'half'"),
+    ({"p": torch.zeros(2)}, ValueError, r"p: expected shape \[\], got \[2\]"),
+    ({"seed": 1.5}, TypeError, "seed: expected an integer or a 0-d tensor, got 1.5"),
+    ({"seed": 1 << 63}, ValueError, "seed: expected a number that fits torch.int64, got 9223372036854775808"),
+    ({"config": 1}, TypeError, "config: expected one of CONFIGS, got 1"),
+    ({"out": outputs()[0]}, TypeError, r"out: expected a tuple of 2 tensors \(o, lse\), got Tensor"),
+    ({"out": outputs()[:1]}, TypeError, r"out: expected a tuple of 2 tensors \(o, lse\), got 1 of them"),
+    ({"out": outputs(lse=torch.empty(1, 2, 15))}, ValueError, r"out lse: expected shape \[1, 2, 16\]"),
+    (
+        {"out": outputs(lse=torch.empty(1).expand(1, 2, 16))},
+        ValueError,
+        r"out lse: expected an element of memory for each value, got strides \(0, 0, 0\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), WRONG, ids=[text for *_, text in WRONG])
+def test_a_wrong_argument_is_refused_by_name(
+    dropout: ModuleType, changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    given = {"q": sequence(), "k": sequence(), "v": sequence(), "p": 0.5, "seed": 0} | changed
+    inputs = {"q", "k", "v", "p", "seed"}
+    with pytest.raises(error, match=message):
+        dropout.dropout(
+            *(given[name] for name in ("q", "k", "v", "p", "seed")),
+            **{name: value for name, value in given.items() if name not in inputs},
+        )
+
+
+def test_everything_is_dropped_at_one(dropout: ModuleType) -> None:
+    q = torch.ones_like(sequence())
+    o, lse = dropout.dropout(q, q, q, 1, 0)
+    assert bool((o == 0).all())
+    assert bool(lse.isfinite().all())
