@@ -135,7 +135,7 @@ class LoadNames:
             return None
         if (tensor, leading) not in self.rows:
             self.rows[tensor, leading] = Row(
-                name=self.free_name(f"{tensor}_row"), tensor=tensor, indices=leading
+                name=self.free_name(own_name(f"{tensor}_row")), tensor=tensor, indices=leading
             )
         return self.rows[tensor, leading]
 

@@ -16,7 +16,7 @@ from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
 from attnc.plan.decode import is_decode
 from attnc.plan.gradients import wanted_loads
-from attnc.plan.names import KERNEL, clashes, clashes_with_kernel
+from attnc.plan.names import clashes, clashes_as_size, clashes_with_kernel
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import is_plain
 from attnc.plan.unified_max import check_bounds
@@ -29,7 +29,7 @@ _STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
 
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Every reason why this target cannot compile this variant under this schedule."""
-    yield from _names(variant)
+    yield from _names(variant, schedule.target)
     knobs = schedule.knobs.get("forward", {})
     yield from _sizes(variant)
     if schedule.target == "triton":
@@ -183,18 +183,18 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
             )
 
 
-def _names(variant: Variant) -> Iterator[Diagnostic]:
+def _names(variant: Variant, target: str) -> Iterator[Diagnostic]:
     """Names that mean something else in the generated module."""
     attention = variant.attention
     sizes = ((t, node) for t in attention.inputs for size in t.shape for node in walk(size))
     free = {node.name: t for t, node in sizes if isinstance(node, Dim) and node.name not in DIMS}
-    named = [("attention", attention.name, attention.span)] if clashes(attention.name) else []
+    named = [("attention", attention.name, attention.span)] if clashes(attention.name, target) else []
     named += [
         ("input", tensor.name, tensor.span)
         for tensor in attention.inputs
-        if clashes(tensor.name) or clashes_with_kernel(tensor.name, attention.name)
+        if clashes(tensor.name, target) or clashes_with_kernel(tensor.name, attention.name)
     ]
-    named += [("size", name, t.span) for name, t in free.items() if clashes(name) or name in KERNEL]
+    named += [("size", name, t.span) for name, t in free.items() if clashes_as_size(name, target)]
     for what, name, span in named:
         yield _unsupported(
             f"the {what} cannot be called '{name}' in a generated module",

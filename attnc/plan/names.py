@@ -2,7 +2,7 @@
 
 In a kernel, a value that is loaded from an input gets another name (`LoadNames`). The callable's parameters
 are the spec's inputs by name, and sizes keep their names everywhere: there a clash is refused
-(`check_lowerable`).
+(`check_lowerable`), for CUDA also with a word of C++ or CUDA.
 """
 
 from __future__ import annotations
@@ -33,12 +33,64 @@ MODULE = frozenset((
     "o_parts", "out", "pages", "range", "RuntimeError", "SCALE", "shares", "splits", "TensorDescriptor",
     "tiles", "tl", "tma", "torch", "triton", "TUNED", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
 ))  # fmt: skip
+#: The same of a CUDA module: what its callable and the module have besides.
+CUDA_MODULE = frozenset((
+    "acc", "aligned", "Any", "args", "cache", "Config", "config", "CONFIGS", "ctypes", "Gpu", "gpu",
+    "hashlib", "l", "m", "NamedTuple", "os", "out", "Path", "stat", "struct", "tempfile", "torch", "TUNED",
+    "unaligned",
+))  # fmt: skip
+#: Keywords of C++20, and names with a meaning in CUDA without any header.
+CPP = frozenset((
+    "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case",
+    "catch", "char", "char16_t", "char32_t", "char8_t", "class", "co_await", "co_return", "co_yield",
+    "compl", "concept", "const", "const_cast", "consteval", "constexpr", "constinit", "continue",
+    "decltype", "default", "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit", "export",
+    "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable",
+    "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator", "or", "or_eq", "private",
+    "protected", "public", "register", "reinterpret_cast", "requires", "return", "short", "signed",
+    "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this",
+    "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "union", "unsigned", "using",
+    "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
+    "blockDim", "blockIdx", "cuda", "gridDim", "nvcuda", "signbit", "size_t", "std", "threadIdx", "warpSize",
+    "char2", "dim3", "double2", "float2", "float4", "int2", "int4", "short2", "uchar4", "uint", "uint4",
+    "abs", "acos", "asin", "atan", "ceil", "clock", "cos", "cosh", "erf", "exp", "exp10", "exp2", "expf",
+    "fabs", "fabsf", "fdim", "floor", "fma", "fmaf", "fmax", "fmaxf", "fmin", "fminf", "fmod", "free",
+    "frexp", "gamma", "hypot", "isfinite", "isinf", "isnan", "j0", "j1", "jn", "labs", "ldexp", "lgamma",
+    "llabs", "llmax", "llmin", "log", "log10", "log1p", "log2", "log2f", "logb", "logf", "malloc", "max",
+    "memcpy", "memset", "min", "modf", "norm", "pow", "powf", "printf", "remainder", "rint", "round",
+    "rsqrt", "rsqrtf", "sin", "sincos", "sinh", "sqrt", "sqrtf", "tan", "tanh", "tanhf", "tgamma", "time",
+    "trap", "trunc", "umax", "umin", "y0", "y1", "yn",
+))  # fmt: skip
+#: Functions, constants, parameters and variables of a `.cu` file, besides those that Triton kernels have too.
+CUDA_KERNEL = frozenset((
+    "a", "A", "address", "after", "after_qk", "after_v", "ALIGNED", "alphas", "any_lane", "Args", "args",
+    "at", "at_qk", "at_v", "AT_ONCE", "ATTNC_SHIM", "b0", "b1", "before", "bf16", "bits", "branch", "c", "c0",
+    "c1", "c2", "c3", "Chunk", "chunk", "chunks", "CHUNKS", "column", "COLUMNS", "commit_copies",
+    "condition", "copy_async", "copy_chunk", "copy_k", "copy_q", "copy_qk_rows", "copy_rows", "copy_v",
+    "copy_v_rows", "COUNT", "D_TILE", "DV_TILE", "e", "element", "EXCHANGE", "exp2_", "f16", "factors",
+    "floor_div", "floor_mod", "forward_tile", "from", "from_lane", "g", "GROUPS", "high", "INF", "inside",
+    "k_next", "k_tile", "k_tiles", "keep_dropout", "key", "key0", "key1", "l_old", "lane", "left",
+    "load_pieces", "load_pieces_transposed", "low", "lower_bound", "mask", "max_", "maxima", "middle",
+    "min_", "multiply_add", "multiply_pv", "multiply_qk", "otherwise", "OWN", "own_column", "own_row",
+    "pack", "pair", "PITCH", "place", "product", "product0", "product1", "q_next", "q_tile", "quotient",
+    "r", "row_max", "row_sum", "scale", "scores", "second", "shared", "size", "source", "stage",
+    "STAGES", "store_chunk", "store_o", "stride", "sum", "sums", "swizzle", "t", "T", "tanh_", "then",
+    "THREADS", "to", "to_float", "u32", "upper_bound", "v_at", "v_first", "v_next", "v_tile", "v_tiles",
+    "value", "w", "wait_copies", "warp", "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
+))  # fmt: skip
 _KERNELS = ("forward", "backward", "combine", "preprocess")
 
 
-def clashes(name: str) -> bool:
-    """Whether a module cannot have a parameter or a function of this name."""
-    return iskeyword(name) or name in MODULE or name.startswith("_")
+def clashes(name: str, target: str = "triton") -> bool:
+    """Whether a module for the target cannot have a parameter or a function of this name."""
+    taken = MODULE if target == "triton" else MODULE | CUDA_MODULE
+    return iskeyword(name) or name in taken or name.startswith("_") or _is_stride(name, target)
+
+
+def clashes_as_size(name: str, target: str = "triton") -> bool:
+    """Whether a module for the target cannot have a size of this name."""
+    in_cuda = target != "triton" and name in CUDA_KERNEL | CPP
+    return clashes(name, target) or name in KERNEL or in_cuda
 
 
 def clashes_with_kernel(name: str, attention: str) -> bool:
@@ -48,5 +100,10 @@ def clashes_with_kernel(name: str, attention: str) -> bool:
 
 def own_name(name: str) -> str:
     """What a kernel calls a value of this name."""
-    taken = name in KERNEL or clashes(name) or name.endswith("_ptr") or name.startswith("stride_")
-    return f"{name.lstrip('_')}_value" if taken else name
+    taken = name in KERNEL | CUDA_KERNEL | CPP or clashes(name) or name.endswith("_ptr")
+    return f"{name.lstrip('_')}_value" if taken or name.startswith("stride_") else name
+
+
+def _is_stride(name: str, target: str) -> bool:
+    """CUDA callables read the strides of their arguments into variables."""
+    return target != "triton" and name.startswith("stride_")

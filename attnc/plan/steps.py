@@ -10,6 +10,7 @@ from attnc.expr.simplify import conj, minimum, substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Fetch, Let, Regions, Row, Softmax, Statement, Step
 from attnc.plan.loads import LoadNames
+from attnc.plan.names import own_name
 from attnc.plan.signature import kv_heads
 
 IN_BOUNDS = Compare("<", Index("kv_idx"), Dim("N"))
@@ -46,7 +47,7 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
                 row = names.row(node.tensor, (*node.prefix, node.value))
                 side = "from" if node.side == "lower" else "to"
                 found = Let(
-                    name=names.free_name(f"{node.tensor}_{side}"),
+                    name=names.free_name(own_name(f"{node.tensor}_{side}")),
                     value=replace(node, row=row.name if row else None),
                 )
                 searches[node] = found

@@ -139,8 +139,7 @@ class HostText:
         yield "if out is None:"
         for arg in self.module.outputs:
             shape = _tuple(_size(b.expected) for b in arg.axes)
-            dtype = torch_dtype(arg.tensor)
-            yield f"    {arg.tensor.name} = torch.empty({shape}, dtype={dtype}, device=q.device)"
+            yield f"    {arg.tensor.name} = {self._empty(arg.tensor, shape)}"
         yield "else:"
         quoted = ", ".join(f'"{arg.tensor.name}"' for arg in self.module.outputs)
         yield f"    {self.result} = " + (f"_given(out, {quoted})" if len(self.results) > 1 else "out")
@@ -150,6 +149,9 @@ class HostText:
             yield f'    _sizes("out {name}", {name}, {torch_dtype(arg.tensor)}, {shape}, q)'
         named = ", ".join(f"{arg.tensor.name}={arg.tensor.name}" for arg in self.module.outputs)
         yield f"    _apart({named})"
+
+    def _empty(self, tensor: Tensor, shape: str) -> str:
+        return f"torch.empty({shape}, dtype={torch_dtype(tensor)}, device=q.device)"
 
     @property
     def clear(self) -> list[str]:

@@ -20,7 +20,7 @@ FRAME = """attention under_test {{
   output o: {dtype}[B, H, M, {d}]
   output lse: f32[B, H, M]
 }}
-schedule under_test for triton {{
+schedule under_test for {target} {{
 {schedule}
 }}
 """
@@ -35,11 +35,19 @@ def planned(
     softmax: str = "softmax",
     dtype: str = "bf16",
     d: int = 64,
+    target: str = "triton",
 ) -> Module:
     """The module of one attention with this mask, score and schedule."""
     lines = "\n".join(f"  input {line}" for line in inputs)
     text = FRAME.format(
-        mask=mask, score=score, inputs=lines, schedule=schedule, softmax=softmax, dtype=dtype, d=d
+        mask=mask,
+        score=score,
+        inputs=lines,
+        schedule=schedule,
+        softmax=softmax,
+        dtype=dtype,
+        d=d,
+        target=target,
     )
     program = resolve(parse(Source("under_test.attn", text)), prelude())
     (variant,) = variants(program, program.attentions[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,10 @@ import pytest
 from attnc.expr.nodes import INDICES, Dim, walk
 from attnc.model.names import DIMS, INPUTS, OUTPUTS
 from attnc.plan import ir
-from attnc.plan.names import KERNEL, MODULE, clashes, own_name
+from attnc.plan.names import CPP, CUDA_KERNEL, CUDA_MODULE, KERNEL, MODULE, clashes, own_name
+from attnc.runtime.loader import load_module
+from attnc.runtime.nvrtc import compile_cubin
+from attnc.target.files import render_files
 from attnc.target.render import render
 from tests.plan.planning import planned
 
@@ -27,10 +31,28 @@ SPECS = {
 }
 
 
+CUDA_SPECS = {
+    "plain": {},
+    "outside_in": {
+        "schedule": "  loops = [kv, q], warp_split = kv\n  softmax = online(rescale = every_step)",
+        "score": "softcap(dot(q, k), 30)",
+        "d": 72,
+    },
+    "split": {"mask": "causal", "schedule": "  warp_split = kv\n  persistent = true"},
+    "lazy": {"mask": "window(64, 0)", "schedule": "  softmax = online(rescale = lazy(8))"},
+}
+
+
 def names(module: ir.Module) -> Iterator[str]:
     """Names in the functions where the spec's names live too, and at the top of the module."""
     attention = module.variant.attention.name
-    tree = ast.parse(render(module, path="under_test.attn", sha256="0"))
+    yield from names_in(render(module, path="under_test.attn", sha256="0"))
+    yield attention
+
+
+def names_in(text: str) -> Iterator[str]:
+    """Those of a Python module."""
+    tree = ast.parse(text)
     for item in tree.body:
         match item:
             case ast.FunctionDef(name=name) if name.startswith("_") and not name.startswith(
@@ -48,7 +70,6 @@ def names(module: ir.Module) -> Iterator[str]:
                 yield name
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 yield from ((alias.asname or alias.name).split(".")[0] for alias in aliases)
-    yield attention
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -78,6 +99,41 @@ def test_builtins_that_callables_use_are_known() -> None:
     assert used <= MODULE | KERNEL
 
 
+@pytest.mark.parametrize("name", CUDA_SPECS)
+def test_every_name_of_a_cuda_module_is_known(name: str) -> None:
+    module = planned(target="cuda.sm_80", **CUDA_SPECS[name])  # type: ignore[arg-type]  # keywords of one call each
+    files = render_files(module, path="under_test.attn", sha256="0")
+    source, host = (next(t for f, t in files.items() if f.endswith(end)) for end in (".cu", ".py"))
+    code = re.sub(r'//.*|"(?:\\.|[^"\\])*"|#.*', "", source)
+    used = set(re.findall(r"(?<![\w.])[A-Za-z]\w*", code)) | set(names_in(host))
+    known = (
+        KERNEL
+        | MODULE
+        | CUDA_KERNEL
+        | CUDA_MODULE
+        | CPP
+        | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins)}
+    )
+    unknown = {
+        name
+        for name in used - known
+        if not name.startswith(("_", "stride_", "under_test")) and not name.endswith("_ptr")
+    }
+    assert unknown == set(), "add them to attnc/plan/names.py"
+
+
+def test_words_of_cpp_can_name_inputs() -> None:
+    words = ("int", "threadIdx", "scores", "multiply_qk", "warp")
+    module = planned(
+        score=f"dot(q, k) + {' + '.join(f'{word}[h]' for word in words)} + unsigned[b, kv_idx]",
+        mask="kv_idx < new[b]",
+        inputs=(*(f"{word}: f32[H]" for word in words), "unsigned: f32[B, N]", "new: i32[B]"),
+        target="cuda.sm_80",
+    )
+    host = load_module(module)
+    assert compile_cubin(host._source(), host._options(host.CONFIGS[0], True, "sm_80")).image
+
+
 def test_clashing_names() -> None:
     assert own_name("doc") == "doc"
     assert own_name("tile") == "tile_value"
@@ -85,3 +141,6 @@ def test_clashing_names() -> None:
     assert clashes("lambda")
     assert clashes("_rows")
     assert not clashes("tile")
+    assert own_name("unsigned") == "unsigned_value"
+    assert clashes("gpu", "cuda.sm_80")
+    assert not clashes("gpu")

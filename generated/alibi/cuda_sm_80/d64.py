@@ -20,6 +20,7 @@ Spec sha256: 94e2293bfd614604a3f5f8a451beebadd048ef88b3a64fcd1863ef28d69276c2
 Kernel sha256: 9945b3022406caebe17fa5e0524d86e46702d4c2c4715ae455e94bf321f0624c
 """
 
+import ctypes
 import hashlib
 import os
 import stat
@@ -29,7 +30,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 
@@ -85,7 +85,7 @@ def alibi(
     _sizes("v", v, torch.bfloat16, (B, N, H, 64), q)
     _sizes("slope", slope, torch.float32, (H,), q)
     if out is None:
-        o = torch.empty((B, M, H, 64), dtype=torch.bfloat16, device=q.device)
+        o = q.new_empty((B, M, H, 64))
     else:
         o = out
         _sizes("out o", o, torch.bfloat16, (B, M, H, 64), q)
@@ -137,6 +137,8 @@ def _sizes(
     if x.get_device() != like.get_device():
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
+    if shape == sizes:
+        return shape
     fits = len(shape) == len(sizes)
     for want, got in zip(sizes, shape):
         if want != got and want is not None:
@@ -205,32 +207,31 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes) -
     if torch.cuda.current_device() != gpu.index:
         with torch.cuda.device(gpu.index):
             return _launch(config, aligned, gpu, blocks, args)
-    kernel = _kernel(config, aligned, gpu)
+    function, launch, use_device = _kernel(config, aligned, gpu)
+    use_device(gpu.index)  # gives a thread that has none the device's context
     # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = _stream(torch._C._cuda_getCurrentRawStream(gpu.index))
-    kernel((blocks,), (32 * config.WARPS,), (np.frombuffer(args, _PACKED),), config.shared, stream)
+    stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+    pointers = _Pointers(args)  # the driver copies what they point to
+    launch(
+        function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared, stream,
+        ctypes.addressof(pointers), 0,
+    )
     return None
 
 
-_PACKED = np.dtype(f"V{_ARGS.size}")
+_Pointers = ctypes.c_char_p * 1
 
 
 @cache
-def _stream(pointer: int) -> Any:
+def _kernel(config: Config, aligned: bool, gpu: Gpu) -> tuple[Any, Any, Any]:
+    """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
-
-    return cupy.cuda.ExternalStream(pointer)
-
-
-@cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu) -> Any:
-    """The compiled kernel, on the current device."""
-    import cupy
+    from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch)
     kernel = cupy.RawModule(path=str(path)).get_function("alibi_forward")
     kernel.max_dynamic_shared_size_bytes = config.shared
-    return kernel.kernel  # for this device
+    return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
 
 
 def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ Spec sha256: e9db457ba5bece3dee3edd18bdf84e6ae3ba4c32a1f142c199c6170752bdd4d4
 Kernel sha256: 84637288082a5259c76268edb0484cb05f7c4cf122feb31f73ea437deb870c45
 """
 
+import ctypes
 import hashlib
 import os
 import stat
@@ -29,7 +30,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 
@@ -84,8 +84,8 @@ def causal_gqa(
     G = H // Hkv
     _sizes("v", v, torch.float16, (B, N, Hkv, 256), q)
     if out is None:
-        o = torch.empty((B, M, H, 256), dtype=torch.float16, device=q.device)
-        lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+        o = q.new_empty((B, M, H, 256))
+        lse = q.new_empty((B, H, M), dtype=torch.float32)
     else:
         o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.float16, (B, M, H, 256), q)
@@ -135,6 +135,8 @@ def _sizes(
     if x.get_device() != like.get_device():
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
+    if shape == sizes:
+        return shape
     fits = len(shape) == len(sizes)
     for want, got in zip(sizes, shape):
         if want != got and want is not None:
@@ -211,32 +213,31 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes) -
     if torch.cuda.current_device() != gpu.index:
         with torch.cuda.device(gpu.index):
             return _launch(config, aligned, gpu, blocks, args)
-    kernel = _kernel(config, aligned, gpu)
+    function, launch, use_device = _kernel(config, aligned, gpu)
+    use_device(gpu.index)  # gives a thread that has none the device's context
     # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = _stream(torch._C._cuda_getCurrentRawStream(gpu.index))
-    kernel((blocks,), (32 * config.WARPS,), (np.frombuffer(args, _PACKED),), config.shared, stream)
+    stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+    pointers = _Pointers(args)  # the driver copies what they point to
+    launch(
+        function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared, stream,
+        ctypes.addressof(pointers), 0,
+    )
     return None
 
 
-_PACKED = np.dtype(f"V{_ARGS.size}")
+_Pointers = ctypes.c_char_p * 1
 
 
 @cache
-def _stream(pointer: int) -> Any:
+def _kernel(config: Config, aligned: bool, gpu: Gpu) -> tuple[Any, Any, Any]:
+    """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
-
-    return cupy.cuda.ExternalStream(pointer)
-
-
-@cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu) -> Any:
-    """The compiled kernel, on the current device."""
-    import cupy
+    from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch)
     kernel = cupy.RawModule(path=str(path)).get_function("causal_gqa_forward")
     kernel.max_dynamic_shared_size_bytes = config.shared
-    return kernel.kernel  # for this device
+    return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
 
 
 def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:

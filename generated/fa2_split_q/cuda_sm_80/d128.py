@@ -19,6 +19,7 @@ Spec sha256: 29a78c8ccdcc8455b806844e48978a7e70ed00916be8a6a335d1c07357d722d8
 Kernel sha256: d413c0ec447dc4eb30516f42365abe7e4587a85173c0306df76f3ecf5e27a7c0
 """
 
+import ctypes
 import hashlib
 import os
 import stat
@@ -28,7 +29,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 
@@ -79,8 +79,8 @@ def fa2_split_q(
     _, _, N, _ = _sizes("k", k, torch.bfloat16, (B, H, None, 128), q)
     _sizes("v", v, torch.bfloat16, (B, H, N, 128), q)
     if out is None:
-        o = torch.empty((B, H, M, 128), dtype=torch.bfloat16, device=q.device)
-        lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+        o = q.new_empty((B, H, M, 128))
+        lse = q.new_empty((B, H, M), dtype=torch.float32)
     else:
         o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.bfloat16, (B, H, M, 128), q)
@@ -130,6 +130,8 @@ def _sizes(
     if x.get_device() != like.get_device():
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
+    if shape == sizes:
+        return shape
     fits = len(shape) == len(sizes)
     for want, got in zip(sizes, shape):
         if want != got and want is not None:
@@ -206,32 +208,31 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes) -
     if torch.cuda.current_device() != gpu.index:
         with torch.cuda.device(gpu.index):
             return _launch(config, aligned, gpu, blocks, args)
-    kernel = _kernel(config, aligned, gpu)
+    function, launch, use_device = _kernel(config, aligned, gpu)
+    use_device(gpu.index)  # gives a thread that has none the device's context
     # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = _stream(torch._C._cuda_getCurrentRawStream(gpu.index))
-    kernel((blocks,), (32 * config.WARPS,), (np.frombuffer(args, _PACKED),), config.shared, stream)
+    stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+    pointers = _Pointers(args)  # the driver copies what they point to
+    launch(
+        function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared, stream,
+        ctypes.addressof(pointers), 0,
+    )
     return None
 
 
-_PACKED = np.dtype(f"V{_ARGS.size}")
+_Pointers = ctypes.c_char_p * 1
 
 
 @cache
-def _stream(pointer: int) -> Any:
+def _kernel(config: Config, aligned: bool, gpu: Gpu) -> tuple[Any, Any, Any]:
+    """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
-
-    return cupy.cuda.ExternalStream(pointer)
-
-
-@cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu) -> Any:
-    """The compiled kernel, on the current device."""
-    import cupy
+    from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch)
     kernel = cupy.RawModule(path=str(path)).get_function("fa2_split_q_forward")
     kernel.max_dynamic_shared_size_bytes = config.shared
-    return kernel.kernel  # for this device
+    return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
 
 
 def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:

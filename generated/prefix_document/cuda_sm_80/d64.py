@@ -21,6 +21,7 @@ Spec sha256: 8c920b6cb183ed4d6af538d890a2592f059563e77f78dc9d855bd3ffafe29590
 Kernel sha256: a1dda6893a110490b401b3611de693c1df0c65d51060574aa61a6eb9beb9a0cd
 """
 
+import ctypes
 import hashlib
 import os
 import stat
@@ -30,7 +31,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 
@@ -90,7 +90,7 @@ def prefix_document(
     _sizes("doc", doc, torch.int32, (B, N), q)
     _sizes("prefix", prefix, torch.int32, (B,), q)
     if out is None:
-        o = torch.empty((B, M, H, 64), dtype=torch.bfloat16, device=q.device)
+        o = q.new_empty((B, M, H, 64))
     else:
         o = out
         _sizes("out o", o, torch.bfloat16, (B, M, H, 64), q)
@@ -142,6 +142,8 @@ def _sizes(
     if x.get_device() != like.get_device():
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
+    if shape == sizes:
+        return shape
     fits = len(shape) == len(sizes)
     for want, got in zip(sizes, shape):
         if want != got and want is not None:
@@ -210,32 +212,31 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes) -
     if torch.cuda.current_device() != gpu.index:
         with torch.cuda.device(gpu.index):
             return _launch(config, aligned, gpu, blocks, args)
-    kernel = _kernel(config, aligned, gpu)
+    function, launch, use_device = _kernel(config, aligned, gpu)
+    use_device(gpu.index)  # gives a thread that has none the device's context
     # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = _stream(torch._C._cuda_getCurrentRawStream(gpu.index))
-    kernel((blocks,), (32 * config.WARPS,), (np.frombuffer(args, _PACKED),), config.shared, stream)
+    stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+    pointers = _Pointers(args)  # the driver copies what they point to
+    launch(
+        function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared, stream,
+        ctypes.addressof(pointers), 0,
+    )
     return None
 
 
-_PACKED = np.dtype(f"V{_ARGS.size}")
+_Pointers = ctypes.c_char_p * 1
 
 
 @cache
-def _stream(pointer: int) -> Any:
+def _kernel(config: Config, aligned: bool, gpu: Gpu) -> tuple[Any, Any, Any]:
+    """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
-
-    return cupy.cuda.ExternalStream(pointer)
-
-
-@cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu) -> Any:
-    """The compiled kernel, on the current device."""
-    import cupy
+    from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch)
     kernel = cupy.RawModule(path=str(path)).get_function("prefix_document_forward")
     kernel.max_dynamic_shared_size_bytes = config.shared
-    return kernel.kernel  # for this device
+    return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
 
 
 def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
