@@ -91,6 +91,8 @@ def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tupl
     scale, raw = split_scale(attention.score)
     choice = config["softmax"]
     rescale = choice.args.get("rescale", "deferred") if isinstance(choice, Choice) else "deferred"
+    if config["loops"] == ("kv", "q"):
+        rescale = "every_step"  # o lies in memory, normalised, between two visits
     threshold = 0.0
     if isinstance(rescale, Choice):
         (value,) = rescale.args.values()

@@ -56,6 +56,16 @@ def refusal(knobs: str, **options: object) -> str:
     return f"{diagnostic.code}: {diagnostic.message}: {diagnostic.primary.text}"
 
 
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+def test_flash_attention_1_renormalises_in_every_step(target: str) -> None:
+    knobs = "loops = [kv, q], tile.q = 64, tile.kv = 64, warps = 4"
+    implied = planned(knobs, target=target).kernels[0]
+    said = planned(f"{knobs}, softmax = online(rescale = every_step)", target=target).kernels[0]
+    assert implied.softmax == said.softmax
+    assert implied.bound == said.bound
+    assert implied.bound.renormalised
+
+
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 576])
 def test_eight_rows_of_a_column_of_chunks_lie_in_different_banks(width: int) -> None:
     swizzle = Swizzle(width=width)
