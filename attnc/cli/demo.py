@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.console import Mistake, one_spec, paint, say, show_diagnostics
+from attnc.cli.console import Mistake, one_spec, paint, say
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -31,7 +31,6 @@ def demo(
     compiled = compile_spec(one_spec(spec), out.parent)
     write(compiled.outputs, out)
     took = time.perf_counter() - begin
-    show_diagnostics(compiled.warnings)
     modules = plan_program(front(spec)).modules
     if not modules:
         raise Mistake(f"'{spec}' has no schedule", "add one: schedule NAME for triton { ... }")
@@ -46,6 +45,9 @@ def demo(
 
     outcome = rehearse(module)
     _show_outcome(outcome)
+    if compiled.warnings:
+        count = f"{len(compiled.warnings)} warning{'s' * (len(compiled.warnings) > 1)}"
+        say(f"{paint('noted', '1')}     {count}, shown by: attnc check {spec}")
     if not outcome.verdict.ok:
         raise typer.Exit(1)
 
