@@ -1,0 +1,364 @@
+"""FlashInfer's wrappers of paged attention: `plan` takes the tables of a batch as CSR, `run` the tensors of a
+layer. FlashInfer itself is not imported.
+
+    from attnc.adapters.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+lse leaves in base 2, as FlashInfer's functions that merge states expect.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from attnc.adapters.specs import Wanted, dtype_of, kernel, refuse
+
+Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+DType: TypeAlias = str | torch.dtype
+
+_LOG2E = 1 / math.log(2)
+
+
+def dense_tables(
+    page: int, width: int, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """block_table: i32[B, width] and kv_len: i32[B] of CSR tables, computed where those are.
+
+    indptr: [B + 1]; indices: [pages in use]; last_page_len: [B], 1 .. page, not read where B has no page.
+    Entries past a sequence's pages are pages of other sequences.
+    """
+    counts = indptr.diff()
+    at = indptr[:-1, None] + torch.arange(width, device=indptr.device)
+    if len(indices):
+        table = indices[at.clamp(max=len(indices) - 1)]
+    else:
+        table = torch.zeros_like(at)
+    kv_len = torch.where(counts > 0, (counts - 1) * page + last_page_len, 0)
+    return table.int().contiguous(), kv_len.int()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    wanted: Wanted
+    block_table: torch.Tensor
+    kv_len: torch.Tensor
+    heads: tuple[int, int]
+    window_left: int
+
+
+class _PagedWrapper:
+    """What decode and prefill share: the constructor, the tables, and the checks of `run`."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        use_cuda_graph: bool,
+        indptr_buffer: torch.Tensor | None,
+        indices_buffer: torch.Tensor | None,
+        last_page_len_buffer: torch.Tensor | None,
+    ) -> None:
+        if kv_layout not in ("NHD", "HND"):
+            raise ValueError(f"kv_layout: expected 'NHD' or 'HND', got {kv_layout!r}")
+        self._device = float_workspace_buffer.device
+        self._layout = kv_layout
+        self._capacity: tuple[int, int] | None = None
+        if use_cuda_graph:
+            given = {
+                "paged_kv_indptr_buffer": indptr_buffer,
+                "paged_kv_indices_buffer": indices_buffer,
+                "paged_kv_last_page_len_buffer": last_page_len_buffer,
+            }
+            for name, buffer in given.items():
+                if buffer is None:
+                    raise ValueError(f"{name}: expected a tensor, as use_cuda_graph is set, got None")
+            assert indices_buffer is not None
+            assert last_page_len_buffer is not None
+            self._capacity = (len(last_page_len_buffer), len(indices_buffer))
+        self._planned: _Plan | None = None
+
+    def _tables(
+        self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, page: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Dense tables on the device; with CUDA graphs always in the tensors that the graph reads."""
+        if self._capacity is None:
+            width = int(indptr.diff().max()) if len(indptr) > 1 else 0
+        else:
+            batch, width = self._capacity
+            if len(last_page_len) != batch or len(indices) > width:
+                raise ValueError(
+                    f"indices: expected {batch} sequences with at most {width} pages, as in the buffers,"
+                    f" got {len(last_page_len)} with {len(indices)}"
+                )
+        csr = (table.to(self._device) for table in (indptr, indices, last_page_len))
+        made = dense_tables(page, max(width, 1), *csr)
+        if self._capacity is None or self._planned is None:
+            return made
+        old = self._planned.block_table, self._planned.kv_len
+        for target, source in zip(old, made, strict=True):
+            target.copy_(source)
+        return old
+
+    def _kv_shape(self, page: int) -> str:
+        axes = "B, N, Hkv, D" if self._layout == "NHD" else "B, Hkv, N, D"
+        return f"[{axes}] via paged(block_table, page = {page})"
+
+    def _check_run(
+        self,
+        q: torch.Tensor,
+        cache: Cache,
+        scales: dict[str, object],
+        window_left: int | None,
+        **rest: object,
+    ) -> tuple[_Plan, torch.Tensor, torch.Tensor]:
+        plan = self._planned
+        if plan is None:
+            raise RuntimeError("run: expected a call of plan() before")
+        refuse("run", **rest)
+        for name, scale in scales.items():
+            if isinstance(scale, torch.Tensor) or scale not in (None, 1):
+                raise ValueError(f"run: {name}: expected None or 1.0 (no quantised caches), got {scale!r}")
+        if window_left not in (None, plan.window_left):
+            raise ValueError(f"run: window_left: expected {plan.window_left}, as planned, got {window_left}")
+        if dtype_of("q", q) != plan.wanted.dtype:
+            raise TypeError(f"q: expected dtype {plan.wanted.dtype}, as planned, got {q.dtype}")
+        k, v = (cache[:, 0], cache[:, 1]) if isinstance(cache, torch.Tensor) else cache
+        found = q.shape[1], k.shape[2 if self._layout == "NHD" else 1]
+        if found != plan.heads:
+            raise ValueError(f"q, paged_kv_cache: expected {plan.heads} heads, as planned, got {found}")
+        return plan, k, v
+
+
+def _dtype(planned: DType, kv: DType | None, o: DType | None) -> torch.dtype:
+    """The one dtype of q, K, V and o. ValueError where they are to differ."""
+    made = [getattr(torch, x) if isinstance(x, str) else x for x in (planned, kv or planned, o or planned)]
+    for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
+        if dtype != made[0]:
+            raise ValueError(f"plan: {name}: expected {made[0]}, like q_data_type, got {dtype}")
+    found: torch.dtype = made[0]
+    return found
+
+
+def _base_2(lse: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    return torch.mul(lse, _LOG2E, out=out)
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
+    """One query per sequence against its pages. Of the workspace buffer only the device is used.
+
+    With use_cuda_graph the three buffers say how many sequences and pages there may be; a graph captured
+    around `run` then serves every later `plan`.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+        backend: str = "auto",
+        jit_args: object = None,
+    ) -> None:
+        refuse("BatchDecodeWithPagedKVCacheWrapper", jit_args=jit_args)
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            paged_kv_indptr_buffer,
+            paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer,
+        )
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: DType = "float16",
+        kv_data_type: DType | None = None,
+        o_data_type: DType | None = None,
+        data_type: DType | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+        disable_split_kv: bool = False,
+        q_len_per_req: int = 1,
+        **unsupported: object,
+    ) -> None:
+        """Takes the tables of a batch: indptr [B + 1], indices [pages in use], last_page_len [B].
+
+        sm_scale: by default 1 / sqrt(head_dim). window_left, logits_soft_cap: -1 and 0 or None for none.
+        ValueError names what is not supported: rotation inside of attention, mixed dtypes, several queries.
+        """
+        refuse("plan", rope_scale=rope_scale, rope_theta=rope_theta, **unsupported)
+        if pos_encoding_mode != "NONE":
+            raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
+        if q_len_per_req != 1:
+            raise ValueError(f"plan: q_len_per_req: expected 1, got {q_len_per_req}")
+        block_table, kv_len = self._tables(indptr, indices, last_page_len, page_size)
+        wanted = Wanted(
+            name="batch_decode",
+            dtype=_dtype(data_type or q_data_type, kv_data_type, o_data_type),
+            head_dim=head_dim,
+            scale=head_dim**-0.5 if sm_scale is None else float(sm_scale),
+            q="[B, M, Hkv * G, D]",
+            kv=self._kv_shape(page_size),
+            o="[B, M, Hkv * G, D]",
+            lse="[B, M, Hkv * G]",
+            inputs=("block_table: i32[B, P]", "kv_len: i32[B]"),
+            length="kv_len",
+            mask="causal" if window_left < 0 else f"window({window_left}, 0)",
+            softcap=float(logits_soft_cap or 0.0),
+            decode=True,
+            split=not disable_split_kv,
+        )
+        self._planned = _Plan(wanted, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: Cache,
+        *,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        **unsupported: object,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """o: [B, Hq, D] of q: [B, Hq, D], and with return_lse lse: f32[B, Hq] in base 2.
+
+        paged_kv_cache: (K, V), each [pages, page, Hkv, D] or [pages, Hkv, page, D] as kv_layout says, or one
+        tensor with an axis of two after that of pages. ValueError or TypeError names an argument that differs
+        from the plan or is not supported.
+        """
+        scales: dict[str, object] = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        plan, k, v = self._check_run(q, paged_kv_cache, scales, window_left, **unsupported)
+        o = torch.empty_like(q) if out is None else out
+        found = torch.empty((len(q), 1, q.shape[1]), dtype=torch.float32, device=q.device)
+        made = kernel(plan.wanted)
+        made(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=(o.unsqueeze(1), found))
+        return (o, _base_2(found[:, 0], lse)) if return_lse else o
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
+    """Any number of queries per sequence against its pages, packed end to end."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        backend: str = "auto",
+        **unsupported: object,
+    ) -> None:
+        refuse("BatchPrefillWithPagedKVCacheWrapper", use_cuda_graph=use_cuda_graph, **unsupported)
+        super().__init__(float_workspace_buffer, kv_layout, False, None, None, None)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: torch.Tensor | None = None,
+        packed_custom_mask: torch.Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: DType = "float16",
+        kv_data_type: DType | None = None,
+        o_data_type: DType | None = None,
+        non_blocking: bool = True,
+        **unsupported: object,
+    ) -> None:
+        """Takes the tables of a batch, those of the pages as for decode, and qo_indptr: [B + 1].
+
+        The last query of a sequence stands at its last key; window_left bounds the keys before a query and
+        causal those after it. ValueError names what is not supported.
+        """
+        refuse(
+            "plan",
+            custom_mask=custom_mask,
+            packed_custom_mask=packed_custom_mask,
+            use_fp16_qk_reduction=use_fp16_qk_reduction,
+            rope_scale=rope_scale,
+            rope_theta=rope_theta,
+            **unsupported,
+        )
+        if pos_encoding_mode != "NONE":
+            raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
+        if head_dim_vo not in (None, head_dim_qk):
+            raise ValueError(
+                f"plan: head_dim_vo: expected {head_dim_qk}, like head_dim_qk, got {head_dim_vo}"
+            )
+        block_table, kv_len = self._tables(
+            paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size
+        )
+        before = f"q_pos - {window_left} <= kv_idx" if window_left >= 0 else "true"
+        wanted = Wanted(
+            name="batch_prefill",
+            dtype=_dtype(q_data_type, kv_data_type, o_data_type),
+            head_dim=head_dim_qk,
+            scale=head_dim_qk**-0.5 if sm_scale is None else float(sm_scale),
+            q="[T, Hkv * G, D] via ragged(qo_indptr)",
+            kv=self._kv_shape(page_size),
+            o="[T, Hkv * G, D]",
+            lse="[T, Hkv * G]",
+            inputs=("qo_indptr: i32[B + 1]", "block_table: i32[B, P]", "kv_len: i32[B]"),
+            length="kv_len",
+            mask=f"{before} and causal" if causal else before,
+            softcap=float(logits_soft_cap or 0.0),
+        )
+        self._qo_indptr = qo_indptr.to(self._device, torch.int32)
+        self._planned = _Plan(wanted, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: Cache,
+        *,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        **unsupported: object,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """o: [T, Hq, D] of q: [T, Hq, D]; with return_lse lse: f32[T, Hq] in base 2. Otherwise as decode."""
+        scales: dict[str, object] = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        plan, k, v = self._check_run(q, paged_kv_cache, scales, window_left, **unsupported)
+        o = torch.empty_like(q) if out is None else out
+        found = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        kernel(plan.wanted)(q, k, v, self._qo_indptr, plan.block_table, plan.kv_len, out=(o, found))
+        return (o, _base_2(found, lse)) if return_lse else o

@@ -1,0 +1,121 @@
+"""The spec that an engine's arguments mean, and its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+
+Kernel: TypeAlias = Callable[..., Any]
+
+_DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+
+# f32 takes twice the shared memory, and three tf32 products for one.
+_PREFILL = {
+    2: "tile.q in {128, 64}, tile.kv in {64, 32}\n  warps in {8, 4}, stages in {3, 2}",
+    4: "tile.q in {64, 32}, tile.kv = 32\n  warps = 4, stages = 2",
+}
+_DECODE = {
+    2: "tile.q = 16, tile.kv in {64, 32}\n  warps in {4, 2}, stages in {4, 2}",
+    4: "tile.q = 16, tile.kv = 32\n  warps in {4, 2}, stages in {3, 2}",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a kernel is to compute: all that the text of its spec depends on.
+
+    name: of the attention, hence of the kernel in a profile
+    q, kv, o: shapes with storage, such as "[T, Hkv * G, D] via ragged(cu_q)"
+    inputs: further declarations, one a line; length: name of the tensor with the number of keys of a sequence
+    mask: of the language; softcap: 0 for none
+    sink, slopes: names of f32[Hkv * G] inputs, "" for none; slopes as in ALiBi
+    lse: shape of the lse output, "" for none
+    decode: for few queries: the heads of a group share a tile, and the keys are split (once: not at all)
+    """
+
+    name: str
+    dtype: torch.dtype
+    head_dim: int
+    scale: float
+    q: str
+    kv: str
+    o: str
+    inputs: tuple[str, ...]
+    length: str
+    mask: str = "causal"
+    softcap: float = 0.0
+    sink: str = ""
+    slopes: str = ""
+    lse: str = ""
+    decode: bool = False
+    split: bool = True
+
+    @property
+    def text(self) -> str:
+        """The spec; save it to a file to compile it ahead of time, tune or verify it."""
+        dtype, size = _DTYPES[self.dtype], self.dtype.itemsize
+        score = f"dot(q, k) * {self.scale!r}"
+        if self.softcap:
+            score = f"softcap({score}, {self.softcap!r})"
+        if self.slopes:
+            score += f" + {self.slopes}[h] * (kv_idx - q_pos)"
+        lines = [
+            f"param D in {{{self.head_dim}}}",
+            f"input q: {dtype}{self.q}",
+            f"input k, v: {dtype}{self.kv}",
+            *(f"input {line}" for line in self.inputs),
+            *(f"input {name}: f32[Hkv * G]" for name in (self.slopes, self.sink) if name),
+            f"length N = {self.length}[b]",
+            f"score = {score}",
+            f"mask = {self.mask}",
+            f"normalize = softmax{f'(sink = {self.sink}[h])' if self.sink else ''}",
+            f"output o: {dtype}{self.o}",
+            *([f"output lse: f32{self.lse}"] if self.lse else []),
+        ]
+        if self.decode:
+            split = "auto" if self.split else "1"
+            knobs = f"loops = [kv], pack = gqa\n  {_DECODE[size]}\n  split.kv = {split}"
+        else:
+            knobs = f"loops = [q, kv], order = longest_first\n  {_PREFILL[size]}"
+        body = "\n  ".join(lines)
+        attention = f"attention {self.name} {{\n  {body}\n}}\n"
+        return f"{attention}\nschedule {self.name} for triton {{\n  {knobs}\n}}\n"
+
+
+@lru_cache(maxsize=256)
+def kernel(wanted: Wanted) -> Kernel:
+    """The callable of the spec, compiled in a few milliseconds and cached for the process.
+
+    DiagnosticError where the spec is refused, such as a head dimension that no kernel is made for.
+    """
+    from attnc.build import plan_program
+    from attnc.model.resolve import resolve
+    from attnc.runtime.loader import load_module
+    from attnc.source import Source
+    from attnc.syntax.parser import parse
+    from attnc.syntax.prelude import prelude
+
+    program = resolve(parse(Source(f"{wanted.name}.attn", wanted.text)), prelude())
+    (module,) = plan_program(program).modules
+    made: Kernel = getattr(load_module(module), wanted.name)
+    return made
+
+
+def dtype_of(name: str, x: torch.Tensor) -> torch.dtype:
+    """The dtype of a tensor, if kernels are made for it. TypeError naming the argument otherwise."""
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"{name}: expected dtype {', '.join(map(str, _DTYPES))}, got {x.dtype}")
+    return x.dtype
+
+
+def refuse(function: str, **unsupported: object) -> None:
+    """ValueError for the first argument that asks for something: anything but None, False, 0 and empty."""
+    for name, value in unsupported.items():
+        asks = value is not None and (isinstance(value, torch.Tensor) or bool(value))
+        if asks:
+            shown = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            raise ValueError(f"{function}: {name}: expected None, as it is not supported, got {shown}")

@@ -1,0 +1,111 @@
+"""vLLM's `unified_attention` (of vllm/v1/attention/ops/triton_unified_attention.py): prefill, decode and any
+mixture of both against a paged cache, with its argument list. vLLM itself is not imported.
+
+    from attnc.adapters.vllm import unified_attention
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attnc.adapters.specs import Wanted, dtype_of, kernel, refuse
+
+
+def unified_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    seqused_k: torch.Tensor,
+    max_seqlen_k: int,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    block_table: torch.Tensor,
+    softcap: float,
+    q_descale: torch.Tensor | None,
+    k_descale: torch.Tensor | None,
+    v_descale: torch.Tensor | None,
+    seq_threshold_3D: int | None = None,
+    num_par_softmax_segments: int | None = None,
+    softmax_segm_output: torch.Tensor | None = None,
+    softmax_segm_max: torch.Tensor | None = None,
+    softmax_segm_expsum: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    output_scale: torch.Tensor | None = None,
+    qq_bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    mm_prefix_range: torch.Tensor | None = None,
+    use_alibi_sqrt: bool = False,
+    kv_quant_mode: int = 0,
+    k_scale_cache: torch.Tensor | None = None,
+    v_scale_cache: torch.Tensor | None = None,
+    **later: object,
+) -> None:
+    """Writes the attention of every token to `out`.
+
+    q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis
+    cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
+    softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
+    value of one compiles once. alibi_slopes, sinks: [Hq], or None.
+    max_seqlen_k and the softmax_segm arguments steer vLLM's own kernels and have no meaning here.
+    k_descale and v_descale apply to quantised caches alone, as in vLLM; those are refused.
+
+    With max_seqlen_q = 1 and as many tokens as sequences, token b is that of sequence b (sequences without a
+    token, as graphs are padded with, come last), and the keys of a sequence are split among programs.
+
+    ValueError or TypeError names the argument, what was expected and what came. Never waits for the device.
+    """
+    refuse(
+        "unified_attention",
+        q_descale=q_descale,
+        output_scale=output_scale,
+        qq_bias=qq_bias,
+        mm_prefix_range=mm_prefix_range,
+        use_alibi_sqrt=use_alibi_sqrt,
+        kv_quant_mode=kv_quant_mode,
+        k_scale_cache=k_scale_cache,
+        v_scale_cache=v_scale_cache,
+        **later,
+    )
+    if not causal:
+        raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
+    dtype = dtype_of("q", q)
+    for name, cache, descale in (("k", k, "k_descale"), ("v", v, "v_descale")):
+        if cache.dtype != dtype:
+            raise TypeError(
+                f"{name}: expected dtype {dtype}, like q, got {cache.dtype}: quantised caches and {descale}"
+                " are not supported"
+            )
+    left, right = window_size
+    if right > 0:
+        raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
+    decode = max_seqlen_q == 1 and len(q) == len(seqused_k)
+    queries = "[B, M, Hkv * G, D]" if decode else "[T, Hkv * G, D]"
+    wanted = Wanted(
+        name="unified_attention",
+        dtype=dtype,
+        head_dim=q.shape[-1],
+        scale=float(softmax_scale),
+        q=queries if decode else f"{queries} via ragged(cu_seqlens_q)",
+        kv=f"[B, N, Hkv, D] via paged(block_table, page = {k.shape[1]})",
+        o=queries,
+        inputs=(
+            *(() if decode else ("cu_seqlens_q: i32[B + 1]",)),
+            "block_table: i32[B, P]",
+            "seqused_k: i32[B]",
+        ),
+        length="seqused_k",
+        mask="causal" if left < 0 else f"window({left}, 0)",
+        softcap=float(softcap or 0.0),
+        slopes="" if alibi_slopes is None else "alibi_slopes",
+        sink="" if sinks is None else "sinks",
+        decode=decode,
+    )
+    vectors = [x.float() for x in (alibi_slopes, sinks) if x is not None]
+    if decode:
+        kernel(wanted)(q.unsqueeze(1), k, v, block_table, seqused_k, *vectors, out=out.unsqueeze(1))
+    else:
+        kernel(wanted)(q, k, v, cu_seqlens_q, block_table, seqused_k, *vectors, out=out)

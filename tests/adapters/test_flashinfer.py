@@ -1,0 +1,218 @@
+"""The wrappers in FlashInfer's manner against float64: CSR tables, both layouts, lse in base 2."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.adapters.flashinfer import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    BatchPrefillWithPagedKVCacheWrapper,
+    dense_tables,
+)
+from tests.adapters.oracle import attend, pages
+
+HEADS, GROUP, SIZE, PAGE = 2, 2, 16, 4
+WORKSPACE = torch.empty(0)
+SIZES: dict[str, Any] = {
+    "num_qo_heads": HEADS * GROUP,
+    "num_kv_heads": HEADS,
+    "page_size": PAGE,
+    "q_data_type": torch.float32,
+}
+
+
+def csr(lengths: list[int], table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(indptr, indices, last_page_len) of a dense table."""
+    counts = torch.tensor([-(-length // PAGE) for length in lengths])
+    indices = torch.cat([row[:count] for row, count in zip(table, counts.tolist(), strict=True)])
+    last = torch.tensor([(length - 1) % PAGE + 1 for length in lengths])
+    return torch.cat([torch.zeros(1).long(), counts.cumsum(0)]).int(), indices, last.int()
+
+
+def stored(k: torch.Tensor, v: torch.Tensor, form: str) -> Any:
+    """The pools in a form that FlashInfer takes: layout, and apart or together."""
+    layout, kind = form.split("-")
+    pair = (k, v) if layout == "NHD" else (k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous())
+    return pair if kind == "apart" else torch.stack(pair, 1)
+
+
+def compare(o: torch.Tensor, lse: torch.Tensor, expected: tuple[torch.Tensor, torch.Tensor]) -> None:
+    torch.testing.assert_close(o.double(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), expected[1] / math.log(2), rtol=1e-5, atol=1e-5)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"window_left": 6},
+    {"logits_soft_cap": 3.0, "sm_scale": 0.4},
+    {"disable_split_kv": True},
+]
+
+
+@pytest.mark.parametrize("form", ["NHD-apart", "HND-apart", "NHD-together", "HND-together"])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
+def test_decode(form: str, options: dict[str, Any]) -> None:
+    lengths = [9, 4, 0, 17]
+    k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, form[:3])
+    wrapper.plan(*csr(lengths, table), head_dim=SIZE, **SIZES | options)
+    q = torch.randn(len(lengths), HEADS * GROUP, SIZE)
+    o, lse = wrapper.run(q, stored(k, v, form), return_lse=True)
+    for b in range(len(lengths)):
+        expected = attend(
+            q[b : b + 1],
+            keys[b],
+            values[b],
+            scale=options.get("sm_scale", SIZE**-0.5),
+            left=options.get("window_left", -1),
+            softcap=options.get("logits_soft_cap", 0.0),
+        )
+        compare(o[b : b + 1], lse[b : b + 1], expected)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("window_left", [-1, 3])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_prefill(causal: bool, window_left: int, layout: str) -> None:
+    lengths, queries = [9, 6, 17], [9, 0, 3]
+    k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, layout)
+    indptr = torch.tensor([0, 9, 9, 12], dtype=torch.int32)
+    tables = csr(lengths, table)
+    wrapper.plan(indptr, *tables, head_dim_qk=SIZE, causal=causal, window_left=window_left, **SIZES)
+    q = torch.randn(12, HEADS * GROUP, SIZE)
+    o, lse = wrapper.run(q, stored(k, v, f"{layout}-apart"), return_lse=True)
+    parts = zip(
+        torch.split(q, queries), keys, values, torch.split(o, queries), torch.split(lse, queries), strict=True
+    )
+    for rows, key, value, part, part_lse in parts:
+        compare(part, part_lse, attend(rows, key, value, scale=SIZE**-0.5, left=window_left, causal=causal))
+
+
+def test_results_go_where_they_are_asked() -> None:
+    k, v, table, *_ = pages([5], PAGE, HEADS, SIZE)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    wrapper.plan(*csr([5], table), head_dim=SIZE, **SIZES)
+    q = torch.randn(1, HEADS * GROUP, SIZE)
+    out, lse = torch.empty_like(q), torch.empty(1, HEADS * GROUP)
+    found = wrapper.run(q, (k, v), out=out, lse=lse, return_lse=True)
+    assert found[0] is out
+    assert found[1] is lse
+    alone = wrapper.run(q, (k, v))
+    assert isinstance(alone, torch.Tensor)
+    assert torch.equal(alone, out)
+
+
+def test_a_graph_reads_the_tables_of_a_later_plan() -> None:
+    """With fixed buffers `plan` writes to the tensors that the first plan made."""
+    buffers = (torch.empty(3), torch.empty(12), torch.empty(2))
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(
+        WORKSPACE,
+        use_cuda_graph=True,
+        paged_kv_indptr_buffer=buffers[0],
+        paged_kv_indices_buffer=buffers[1],
+        paged_kv_last_page_len_buffer=buffers[2],
+    )
+    places = []
+    table = torch.empty(0)
+    for lengths in ([9, 4], [3, 30]):
+        k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
+        wrapper.plan(*csr(lengths, table), head_dim=SIZE, **SIZES)
+        assert wrapper._planned is not None
+        places.append((wrapper._planned.block_table.data_ptr(), wrapper._planned.kv_len.data_ptr()))
+        q = torch.randn(2, HEADS * GROUP, SIZE)
+        o, lse = wrapper.run(q, (k, v), return_lse=True)
+        for b in range(2):
+            compare(
+                o[b : b + 1],
+                lse[b : b + 1],
+                attend(q[b : b + 1], keys[b], values[b], scale=SIZE**-0.5),
+            )
+    assert places[0] == places[1]
+    with pytest.raises(ValueError, match=r"expected 2 sequences with at most 12 pages, .* got 1 with 2"):
+        wrapper.plan(*csr([5], table[:1]), head_dim=SIZE, **SIZES)
+    with pytest.raises(ValueError, match="paged_kv_indices_buffer: expected a tensor"):
+        BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_cuda_graph=True, paged_kv_indptr_buffer=buffers[0])
+
+
+def test_dense_tables() -> None:
+    indptr, indices = torch.tensor([0, 2, 2, 5]), torch.tensor([7, 3, 0, 9, 4])
+    table, kv_len = dense_tables(4, 3, indptr, indices, torch.tensor([1, 4, 3]))
+    assert kv_len.tolist() == [5, 0, 11]
+    assert table[0, :2].tolist() == [7, 3]
+    assert table[2].tolist() == [0, 9, 4]
+    assert (table.dtype, kv_len.dtype) == (torch.int32, torch.int32)
+    nothing, none = dense_tables(4, 1, torch.tensor([0, 0]), torch.tensor([]).long(), torch.tensor([0]))
+    assert (nothing.shape, none.tolist()) == ((1, 1), [0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"pos_encoding_mode": "ROPE_LLAMA"}, "pos_encoding_mode: expected 'NONE', got 'ROPE_LLAMA'"),
+        ({"rope_theta": 1e4}, "rope_theta: expected None, as it is not supported, got 10000.0"),
+        ({"kv_data_type": "float8_e4m3fn"}, "kv_data_type: expected torch.float32, like q_data_type, got"),
+        ({"q_len_per_req": 2}, "q_len_per_req: expected 1, got 2"),
+        ({"fixed_split_size": 512}, "fixed_split_size: expected None, as it is not supported, got 512"),
+        ({"block_tables": torch.zeros(1, 1)}, r"block_tables: expected None, .*, got a tensor \[1, 1\]"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_plans_that_are_refused(changed: dict[str, Any], said: str) -> None:
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=said):
+        BatchDecodeWithPagedKVCacheWrapper(WORKSPACE).plan(*csr([3], table), head_dim=SIZE, **SIZES | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"custom_mask": torch.ones(9)},
+            r"custom_mask: expected None, as it is not supported, got a tensor \[9\]",
+        ),
+        ({"head_dim_vo": 8}, "head_dim_vo: expected 16, like head_dim_qk, got 8"),
+        ({"use_fp16_qk_reduction": True}, "use_fp16_qk_reduction: expected None"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_prefills_that_are_refused(changed: dict[str, Any], said: str) -> None:
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    indptr = torch.tensor([0, 3], dtype=torch.int32)
+    with pytest.raises(ValueError, match=said):
+        BatchPrefillWithPagedKVCacheWrapper(WORKSPACE).plan(
+            indptr, *csr([3], table), head_dim_qk=SIZE, **SIZES | changed
+        )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"k_scale": 0.5}, r"k_scale: expected None or 1.0 \(no quantised caches\), got 0.5"),
+        ({"v_scale": torch.ones(1)}, "v_scale: expected None or 1.0"),
+        ({"window_left": 8}, "window_left: expected -1, as planned, got 8"),
+        ({"sinks": torch.zeros(4)}, r"sinks: expected None, as it is not supported, got a tensor \[4\]"),
+        ({"q": torch.zeros(1, 2, SIZE)}, r"expected \(4, 2\) heads, as planned, got \(2, 2\)"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_runs_that_are_refused(changed: dict[str, Any], said: str) -> None:
+    k, v, table, *_ = pages([3], PAGE, HEADS, SIZE)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    arguments: dict[str, Any] = {"q": torch.zeros(1, HEADS * GROUP, SIZE), "paged_kv_cache": (k, v)}
+    with pytest.raises(RuntimeError, match=r"run: expected a call of plan\(\) before"):
+        wrapper.run(**arguments)
+    wrapper.plan(*csr([3], table), head_dim=SIZE, **SIZES)
+    with pytest.raises(ValueError, match=said):
+        wrapper.run(**arguments | changed)
+    with pytest.raises(TypeError, match=r"q: expected dtype torch.float32, as planned, got torch.float16"):
+        wrapper.run(**arguments | {"q": torch.zeros(1, HEADS * GROUP, SIZE).half()})
+
+
+def test_layouts_have_names() -> None:
+    with pytest.raises(ValueError, match="kv_layout: expected 'NHD' or 'HND', got 'DHN'"):
+        BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, "DHN")
