@@ -20,10 +20,10 @@ from attnc.model.attention import Program
 from attnc.model.configs import MAX_CONFIGS
 from attnc.model.expansion import MAX_CALLS, MAX_NODES
 from attnc.model.expansion import MAX_DEPTH as MAX_LEVELS
-from attnc.model.knobs import ACCUMULATE, KEYS, Key
+from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS, Key
 from attnc.model.params import MAX_HEAD_DIM
 from attnc.model.resolve import resolve
-from attnc.model.schedule import Choice, Value
+from attnc.model.schedule import Choice, Value, whole_of
 from attnc.model.storage import MAX_PAGE
 from attnc.model.variants import MAX_VARIANTS
 from attnc.source import Source
@@ -144,9 +144,10 @@ def keys(page: str) -> str:
     meanings = {row[0]: row[-1] for line in region(page, "keys").splitlines() if len(row := cells(line)) > 1}
     rows = [("key", "values", "default", "phases", *TARGETS.values(), "meaning")]
     rows.append(("---",) * len(rows[0]))
-    for name, key in {**KEYS, "accumulate.d<input>": ACCUMULATE}.items():
+    for name, key in {**KEYS, "accumulate.dq": ACCUMULATE_DQ, "accumulate.d<input>": ACCUMULATE}.items():
         support = [_support(target, name) for target in TARGETS]
-        phases = "all" if len(key.phases) == 3 else ", ".join(key.phases)
+        outer = [phase for phase in key.phases if whole_of(phase) not in key.phases]
+        phases = "all" if len(outer) == 3 else ", ".join(outer)
         shown = f"`{name}`"
         rows.append(
             (shown, _allowed(name, key), _default(name, key), phases, *support, meanings.get(shown, ""))

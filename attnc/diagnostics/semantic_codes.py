@@ -197,7 +197,7 @@ SCHEDULES = {
     ),
     "E0406": CodeInfo(
         "unknown or nested phase",
-        "The phases are forward, backward and combine, none inside of another.",
+        "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels.",
     ),
     "E0407": CodeInfo(
         "condition that cannot be evaluated",

@@ -10,7 +10,7 @@ from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
 from attnc.model.conditions import holds
 from attnc.model.knobs import keys_of
-from attnc.model.schedule import Config, Phase, Schedule, Value
+from attnc.model.schedule import Config, Phase, Schedule, Value, knobs_of, whole_of
 
 MAX_CONFIGS = 4096
 
@@ -19,11 +19,13 @@ def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config,
     """Every config of a phase, the default first: a value for each key of the phase, absent keys at their
     defaults.
 
-    The default of `tile.d` is the whole head dimension. Raises DiagnosticError when no config satisfies the
-    conditions, and when there are more than MAX_CONFIGS before pruning.
+    The default of `tile.d` is the whole head dimension. A kernel of the backward has the keys of `backward`,
+    its own instead of those of the same name, and obeys the conditions of both. Raises DiagnosticError when
+    no config satisfies the conditions, and when there are more than MAX_CONFIGS before pruning.
     """
-    knobs = schedule.knobs.get(phase, {})
-    names = keys_of(phase, variant.attention.grads)
+    phases = (phase,) if (whole := whole_of(phase)) is None else (whole, phase)
+    knobs = knobs_of(schedule, phase)
+    names = {key: of for part in phases for key, of in keys_of(part, variant.attention.grads).items()}
     dims = _head_dims(variant)
     choices: dict[str, tuple[Value, ...]] = {
         name: knobs[name].choices if name in knobs else (dims["D"] if name == "tile.d" else key.default,)
@@ -34,7 +36,7 @@ def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config,
         message = f"the {phase} phase has {count} configs before 'where'; the limit is {MAX_CONFIGS}"
         raise DiagnosticError([error("E0509", message, place, "too many to choose from")])
     points = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-    conditions = schedule.where.get(phase, ())
+    conditions = [condition for part in phases for condition in schedule.where.get(part, ())]
     params: dict[str, Value] = dict(variant.params)
     kept = tuple(
         Config(values=point)

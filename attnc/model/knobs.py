@@ -73,6 +73,13 @@ def _loops(tree: ast.Expr) -> Value | None:
     return names if names in (("q", "kv"), ("kv", "q"), ("kv",)) else None
 
 
+def _registers(tree: ast.Expr) -> Value | None:
+    if isinstance(tree, ast.Name):
+        return "none" if tree.id == "none" else None
+    count = _integer(tree)
+    return count if count is not None and 32 <= count <= 248 and count % 8 == 0 else None
+
+
 def _split(tree: ast.Expr) -> Value | None:
     if isinstance(tree, ast.Name):
         return "auto" if tree.id == "auto" else None
@@ -134,14 +141,17 @@ _SOFTMAXES = (
     "unified_max(phi = 0, bounds = [-60, 60], fallback = online)"
 )
 _TILE = "a power of two or a multiple of 16, at most 1024"
+_TILED: tuple[Phase, ...] = ("forward", "backward", "dq", "dkdv")
 
 KEYS: Mapping[str, Key] = {
     "loops": Key(
         read=_loops, allowed="[q, kv], [kv, q] or [kv]", default=("q", "kv"), kind="list", words=("q", "kv")
     ),
     "tile.q": Key(read=_tile, allowed=_TILE, default=64, kind="number", phases=PHASES),
-    "tile.kv": Key(read=_tile, allowed=_TILE, default=64, kind="number"),
-    "tile.d": Key(read=_tile, allowed=_TILE, default=0, kind="number", phases=PHASES),
+    "tile.kv": Key(read=_tile, allowed=_TILE, default=64, kind="number", phases=_TILED),
+    "tile.d": Key(
+        read=_tile, allowed=_TILE, default=0, kind="number", phases=("forward", "backward", "combine")
+    ),
     "warps": Key(
         read=_among(1, 2, 4, 8, 12, 16),
         allowed="1, 2, 4, 8, 12 or 16",
@@ -168,6 +178,22 @@ KEYS: Mapping[str, Key] = {
         allowed="default or longest_first",
         default="default",
         words=("default", "longest_first"),
+        phases=("forward", "backward", "dq"),
+    ),
+    "maxnreg": Key(
+        read=_registers,
+        allowed="none or a multiple of 8 from 32 to 248",
+        default="none",
+        kind="any",
+        words=("none",),
+        phases=("backward", "dq", "dkdv"),
+    ),
+    "dp": Key(
+        read=_word("early", "late"),
+        allowed="early or late",
+        default="early",
+        words=("early", "late"),
+        phases=("dkdv",),
     ),
 }
 
@@ -181,10 +207,19 @@ ACCUMULATE = Key(
 )
 
 
+#: The same for dq, which the kernel of dk and dv meets tile by tile.
+ACCUMULATE_DQ = replace(
+    ACCUMULATE,
+    read=_word("two_pass", "atomic", "sequential"),
+    allowed="two_pass, atomic or sequential",
+    words=("two_pass", "atomic", "sequential"),
+)
+
+
 def keys_of(phase: Phase, grads: tuple[str, ...]) -> dict[str, Key]:
     """The keys that a phase has, for an attention with gradients of these inputs, in a fixed order."""
     keys = {name: key for name, key in KEYS.items() if phase in key.phases}
     if phase == "backward":
         keys["loops"] = replace(keys["loops"], default=("kv", "q"))
-        keys |= {f"accumulate.d{name}": ACCUMULATE for name in grads}
+        keys |= {f"accumulate.d{name}": ACCUMULATE_DQ if name == "q" else ACCUMULATE for name in grads}
     return keys

@@ -13,7 +13,7 @@ from attnc.model.attention import Attention
 from attnc.model.definitions import mentioned
 from attnc.model.params import MAX_HEAD_DIM
 from attnc.model.report import Report
-from attnc.model.schedule import Schedule
+from attnc.model.schedule import PARTS, Schedule
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Tensor
 from attnc.syntax import ast
 
@@ -158,7 +158,8 @@ def check_backward_has_grads(
     """A backward phase without gradients schedules nothing."""
     for schedule in schedules:
         attention = attentions.get(schedule.attention)
-        if attention and not attention.grads and schedule.knobs.get("backward") and schedule.span:
+        scheduled = schedule.knobs.keys() & {"backward", *PARTS["backward"]}
+        if attention and not attention.grads and scheduled and schedule.span:
             report.warning(
                 "W0801",
                 f"'{attention.name}' has no gradients",

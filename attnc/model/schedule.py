@@ -12,8 +12,15 @@ from typing import Literal, TypeAlias
 from attnc.source import Span
 from attnc.syntax import ast
 
-Phase: TypeAlias = Literal["forward", "backward", "combine"]
-PHASES: tuple[Phase, ...] = ("forward", "backward", "combine")
+Phase: TypeAlias = Literal["forward", "backward", "combine", "dq", "dkdv"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "combine", "dq", "dkdv")
+#: The phases that a phase holds: the kernels of the backward, which start from the keys of `backward`.
+PARTS: Mapping[Phase, tuple[Phase, ...]] = {"backward": ("dq", "dkdv")}
+
+
+def whole_of(phase: Phase) -> Phase | None:
+    """The phase that holds this one; None at the top."""
+    return next((whole for whole, parts in PARTS.items() if phase in parts), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +59,13 @@ class Schedule:
     knobs: Mapping[Phase, Mapping[str, Knob]]
     where: Mapping[Phase, tuple[ast.Expr, ...]]
     span: Span | None = field(default=None, compare=False, repr=False)
+
+
+def knobs_of(schedule: Schedule, phase: Phase) -> dict[str, Knob]:
+    """The keys that hold in a phase: those of the phase around it, and its own instead."""
+    whole = whole_of(phase)
+    around = {} if whole is None else schedule.knobs.get(whole, {})
+    return {**around, **schedule.knobs.get(phase, {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

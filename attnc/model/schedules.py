@@ -11,9 +11,9 @@ from attnc.diagnostics import Label, did_you_mean
 from attnc.model.attention import Attention
 from attnc.model.conditions import check_condition
 from attnc.model.definitions import mentioned
-from attnc.model.knobs import ACCUMULATE, KEYS, Key, Kind, keys_of
+from attnc.model.knobs import ACCUMULATE_DQ, KEYS, Key, Kind, keys_of
 from attnc.model.report import Report
-from attnc.model.schedule import PHASES, Knob, Phase, Schedule, Value
+from attnc.model.schedule import PARTS, PHASES, Knob, Phase, Schedule, Value, whole_of
 from attnc.model.tensors import DType
 from attnc.syntax import ast
 
@@ -21,6 +21,9 @@ TARGETS = (
     "triton",
     *(f"cuda.sm_{arch}" for arch in ("80", "86", "89", "90", "90a", "100", "120")),
 )
+
+#: Phases that stand in the schedule itself.
+_TOP = tuple(phase for phase in PHASES if whole_of(phase) is None)
 
 
 def resolve_schedule(
@@ -92,15 +95,16 @@ class _Block:
                     if check_condition(condition, self._condition_names(phase), self.report):
                         self.where[phase].append(condition)
                 case ast.Phase(name=name):
-                    inner = next((known for known in PHASES if known == name.id), None)
-                    if inner is None or inside:
-                        label = "phases do not nest" if inside else f"the phases are {', '.join(PHASES)}"
-                        hints = () if inside else did_you_mean(name.id, PHASES)
-                        self.report.error(
-                            "E0406", f"'{name.id}' is not a phase here", name.span, label, hints=hints
-                        )
-                    else:
+                    allowed = PARTS.get(phase, ()) if inside else _TOP
+                    inner = next((known for known in allowed if known == name.id), None)
+                    if inner is not None:
                         self.entries(entry.entries, inner, inside=True)
+                        continue
+                    label = f"the phases are {', '.join(allowed)}" if allowed else "it holds no phases"
+                    hints = did_you_mean(name.id, allowed) or _where(name.id)
+                    self.report.error(
+                        "E0406", f"'{name.id}' is not a phase here", name.span, label, hints=hints
+                    )
 
     def _grads(self) -> tuple[str, ...]:
         items = self.tree.items if self.tree else ()
@@ -149,7 +153,7 @@ class _Block:
                 f"'{name.id}' does not belong to the {phase} phase",
                 name.span,
                 f"a key of the {everywhere[name.id]} phase",
-                hints=(f"write it inside '{everywhere[name.id]} {{ ... }}'",),
+                hints=(f"write it inside '{_spelled(everywhere[name.id])}'",),
             )
         elif name.id.startswith("accumulate."):
             if self.tree is not None:
@@ -171,13 +175,27 @@ class _Block:
     def _condition_names(self, phase: Phase) -> Mapping[str, Kind]:
         """Words first, so that a key or param of the same name wins."""
         keys = keys_of(phase, self._grads())
-        names: dict[str, Kind] = {word: "word" for key in (*KEYS.values(), ACCUMULATE) for word in key.words}
+        if (whole := whole_of(phase)) is not None:
+            keys = keys_of(whole, self._grads()) | keys
+        every = (*KEYS.values(), ACCUMULATE_DQ)
+        names: dict[str, Kind] = {word: "word" for key in every for word in key.words}
         names |= {dtype.value: "word" for dtype in DType}
         for item in self.tree.items if self.tree else ():
             if isinstance(item, ast.Param):
                 names[item.name.id] = _param_kind(item.choices[0])
         names |= {"D": "number", "Dv": "number"}
         return names | {name: key.kind for name, key in keys.items()}
+
+
+def _spelled(phase: Phase) -> str:
+    """How a block of the phase is written: `backward { dq { ... } }`."""
+    whole = whole_of(phase)
+    return f"{phase} {{ ... }}" if whole is None else f"{whole} {{ {phase} {{ ... }} }}"
+
+
+def _where(name: str) -> tuple[str, ...]:
+    """Where a phase of this name could stand."""
+    return tuple(f"'{_spelled(phase)}' is one" for phase in PHASES if phase == name)
 
 
 def _param_kind(choice: ast.Expr) -> Kind:

@@ -1,22 +1,22 @@
 """Variant + schedule -> the backward kernels: FlashAttention-2 (arXiv 2307.08691), algorithm 2.
 
 backward_dq     a program per q tile, with the forward's loops: dq in registers, hence without atomics. It
-comes
-                first, and leaves delta = rowsum(do * o) and the base-2 lse of its rows for
+                comes first, and leaves delta = rowsum(do * o) and the base-2 lse of its rows for
 backward_dkdv   a program per kv tile: dk and dv in registers, the inner loop over the q tiles that see it
-(the
-                forward's regions, transposed), for each of the query heads that share it
+                (the forward's regions, transposed), for each of the query heads that share it
 
 Both compute the scores: seven dots where one kernel would need five, yet on Hopper they are faster than
-adding dq to memory. With `accumulate.dq = atomic` a small kernel makes the rows, the second one adds to a
-f32 dq, and the first is left out.
+adding dq to memory. Where the accumulators of dk and dv do not fit a kernel, each has its own. With
+`accumulate.dq = atomic` a small kernel makes the rows, the second one adds to a f32 dq, and the first is left
+out; with `sequential` one program for each head walks over all kv tiles, so that nothing is added at the same
+time (FlashAttention-1, arXiv 2205.14135, algorithm 4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from attnc.expr.derive import derive
 from attnc.expr.nodes import TRUE, Dim, Load, walk
@@ -34,12 +34,16 @@ from attnc.plan.ir_backward import (
     Chain,
     Gradient,
     GradientBound,
+    InMemory,
+    KernelName,
+    Made,
     Preprocess,
     Prologue,
+    name_of,
 )
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import are_wide, portable, shared_memory, tile_width
+from attnc.plan.resources import are_wide, phase_of, portable, shared_memory, tile_width
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths as lengths_of
 from attnc.plan.sequence import program as program_of
@@ -56,9 +60,10 @@ from attnc.plan.steps import (
 )
 from attnc.plan.storage import is_plain
 
-#: A load with the way its gradient is summed, and what a kernel can keep in registers.
+#: A load with the way its gradient is summed.
 Pair: TypeAlias = tuple[Wanted, Accumulate]
-Made: TypeAlias = Literal["dq", "dk", "dv"]
+#: What `accumulate.dq` may say.
+_IN_MEMORY: dict[str, InMemory] = {"atomic": "atomic", "sequential": "sequential"}
 
 
 def plan_backward(
@@ -68,27 +73,27 @@ def plan_backward(
 
     forward: what its forward kernel promises.
     """
-    choices = portable(configs(schedule, "backward", variant), variant, schedule, phase="backward")
-    default, grads = choices[0], attention.grads
+    default, grads = configs(schedule, "backward", variant)[0], attention.grads
     wanted = [(entry, accumulate_of(entry, default)) for entry in wanted_loads(attention)]
     in_sink = [pair for pair in wanted if pair[0].in_sink]
     columns = [pair for pair in wanted if pair[0].along == ("kv",)]
     others = [pair for pair in wanted if pair not in in_sink and pair not in columns]
     rows = [pair for pair in others if pair[0].along == ("q",) and pair[1] == "two_pass"]
-    atomic_dq = "q" in grads and default["accumulate.dq"] == "atomic"
-    own_dq = "q" in grads and not atomic_dq
-    over_kv = atomic_dq or bool({"k", "v"} & set(grads)) or bool(columns)
+    adds_dq = _IN_MEMORY.get(str(default["accumulate.dq"])) if "q" in grads else None
+    own_dq = "q" in grads and adds_dq is None
+    over_kv = adds_dq is not None or bool({"k", "v"} & set(grads)) or bool(columns)
     over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
-    maker = _Maker(variant=variant, attention=attention, choices=choices)
-    kernels = []
+    maker = _Maker(variant=variant, attention=attention, schedule=schedule)
+    kernels: list[BackwardKernel] = []
     if over_q:
         kernels.append(maker.kernel("kv", others, ("dq",) if own_dq else (), in_sink, stored=over_kv))
     if over_kv:
         summed = columns if over_q else [*columns, *others]
-        if not atomic_dq and are_wide(*(tile_width(feature(t)) for t in (attention.q, attention.v))):
+        if adds_dq is None and are_wide(*(tile_width(feature(t)) for t in (attention.q, attention.v))):
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
-            kernels.append(maker.kernel("q", summed, ("dk", "dv"), atomic_dq=atomic_dq))
+            kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))
+    choices = [config for planned in kernels for config in planned.kernel.configs]
     tiles = [int(str(config[key])) for config in choices for key in ("tile.q", "tile.kv")]
     return Backward(
         preprocess=None if over_q else maker.preprocess(in_sink),
@@ -116,7 +121,12 @@ class _Maker:
 
     variant: Variant
     attention: Attention
-    choices: tuple[Config, ...]
+    schedule: Schedule
+
+    def choices(self, name: KernelName) -> tuple[Config, ...]:
+        """The configs of one kernel that run on some device."""
+        found = configs(self.schedule, phase_of(name), self.variant)
+        return portable(found, self.variant, self.schedule, kernel=name)
 
     def kernel(
         self,
@@ -126,18 +136,18 @@ class _Maker:
         in_sink: Iterable[Pair] | None = None,
         *,
         stored: bool = False,
-        atomic_dq: bool = False,
+        adds_dq: InMemory | None = None,
     ) -> BackwardKernel:
         """The kernel whose inner loop runs over `inner`; with `in_sink` it is the first one of its
         backward.
         """
-        attention, choices = self.attention, self.choices
+        attention, choices = self.attention, self.choices(name_of(makes))
         names = LoadNames()
         lengths = lengths_of(attention, names)
         wanted = tuple(wanted)
         # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
         # have to know where they end.
-        over_keys = atomic_dq or any(entry.along == ("q",) for entry, _ in wanted)
+        over_keys = adds_dq is not None or any(entry.along == ("q",) for entry, _ in wanted)
         loops, tail = regions(
             attention.mask, inner, attention.mask.span, padded=inner == "q" and not over_keys
         )
@@ -160,9 +170,9 @@ class _Maker:
                 name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
                 structure="backward_dkdv" if inner == "q" else "backward_dq",
                 grid=Grid(
-                    over="kv" if inner == "q" else "q",
+                    over="q" if inner == "kv" else "head" if adds_dq == "sequential" else "kv",
                     persistent=False,
-                    longest_first=choices[0]["order"] == "longest_first",
+                    longest_first=inner == "kv" and choices[0]["order"] == "longest_first",
                 ),
                 kv_head=kv_head,
                 dims=dims_of(used),
@@ -173,7 +183,7 @@ class _Maker:
                 softmax=softmax,
                 tma=not lengths and is_plain(attention),
                 configs=choices,
-                shared=tuple(shared_memory(config, self.variant, "backward") for config in choices),
+                shared=tuple(shared_memory(config, self.variant, name_of(makes)) for config in choices),
                 bound=error_bound(attention, choices, softmax),
             ),
             chain=Chain(
@@ -181,7 +191,7 @@ class _Maker:
                 slope=rule.slope,
                 shared=rule.shared,
                 adjoints=rule.adjoints,
-                atomic_dq=atomic_dq,
+                adds_dq=adds_dq,
             ),
             makes=makes,
             prologue=prologue,

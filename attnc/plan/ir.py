@@ -113,6 +113,13 @@ class Regions:
     bounds: tuple[Statement, ...]
     loops: tuple[Loop, ...]
 
+    @property
+    def are_short(self) -> bool:
+        """Whether the mask ends the ranges on both sides (windows, documents), so that a loop tests its
+        tiles.
+        """
+        return any(not isinstance(loop.masked, bool) for loop in self.loops)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropout:

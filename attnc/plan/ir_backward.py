@@ -16,11 +16,18 @@ from typing import Literal, TypeAlias
 
 from attnc.expr.nodes import Expr, Load
 from attnc.model.tensors import Tensor
-from attnc.plan.ir import Axis, ErrorBound, Kernel, Let, Statement
+from attnc.plan.ir import Axis, ErrorBound, Kernel, Let, Module, Statement
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
 #: a fixed order, or they are added to one place in whatever order they arrive.
 Accumulate: TypeAlias = Literal["two_pass", "atomic"]
+#: How dq is summed where a kernel over kv tiles meets its rows again and again: in memory, by programs that
+#: arrive in any order (FlashAttention-2), or by one program for each head, kv tile after kv tile
+#: (FlashAttention-1).
+InMemory: TypeAlias = Literal["atomic", "sequential"]
+Made: TypeAlias = Literal["dq", "dk", "dv"]
+#: The kernels of a backward by what they make; "rows" makes what the score loads, and none of these.
+KernelName: TypeAlias = Literal["dq", "dkdv", "dk", "dv", "rows"]
 #: An axis of f32[B, H, M, N], or a position on an axis that none of these is.
 Place: TypeAlias = Literal["b", "h", "q_idx", "q_pos", "kv_idx"] | int
 
@@ -50,15 +57,15 @@ class Chain:
     """How a step goes on from dS.
 
     scale: d score / d dot where that is one constant, applied once at the end; slope: else, per element.
-    shared: values that the score and its derivatives have in common, by name, before both. atomic_dq: the
-    step adds its (d dot) K to a f32 dq in memory.
+    shared: values that the score and its derivatives have in common, by name, before both. adds_dq: the step
+    adds its (d dot) K to a f32 dq in memory.
     """
 
     scale: float
     slope: Expr | None
     shared: tuple[Let, ...]
     adjoints: tuple[Adjoint, ...]
-    atomic_dq: bool = False
+    adds_dq: InMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +96,20 @@ class Preprocess:
 class BackwardKernel:
     """Tiles, loops and scores of `kernel`, with what follows them.
 
-    Its structure is "backward_dq" (a program per q tile) or "backward_dkdv" (a program per kv tile, the inner
-    loop over q tiles). makes: the gradients that stay in its registers; prologue: what it does for later
-    kernels.
+    Its structure is "backward_dq" (a program per q tile) or "backward_dkdv" (a program per kv tile or, where
+    they have an order, per head; the inner loop over q tiles). makes: the gradients that stay in its
+    registers; prologue: what it does for later kernels.
     """
 
     kernel: Kernel
     chain: Chain
-    makes: tuple[Literal["dq", "dk", "dv"], ...]
+    makes: tuple[Made, ...]
     prologue: Prologue | None = None
+
+    @property
+    def name(self) -> KernelName:
+        """Which kernel of its backward this is."""
+        return name_of(self.makes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +158,19 @@ class Backward:
     kernels: tuple[BackwardKernel, ...]
     gradients: tuple[Gradient, ...]
     bound: GradientBound
+
+
+def name_of(makes: tuple[Made, ...]) -> KernelName:
+    """The name of the kernel that makes these."""
+    match makes:
+        case ():
+            return "rows"
+        case (one,):
+            return one
+        case _:
+            return "dkdv"
+
+
+def kernels_of(module: Module) -> dict[KernelName, BackwardKernel]:
+    """The backward kernels of a module in the order of execution; none without gradients."""
+    return {} if module.backward is None else {planned.name: planned for planned in module.backward.kernels}

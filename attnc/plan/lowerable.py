@@ -11,7 +11,7 @@ from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.names import DIMS
-from attnc.model.schedule import Choice, Knob, Schedule
+from attnc.model.schedule import PARTS, Choice, Knob, Schedule
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
 from attnc.plan.decode import is_decode
@@ -144,9 +144,11 @@ def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     attention = variant.attention
     if not has_backward(attention, schedule):
         return
-    knobs = schedule.knobs.get("backward", {})
+    knobs = [
+        knob for phase in ("backward", *PARTS["backward"]) for knob in schedule.knobs.get(phase, {}).values()
+    ]
     scattered = {entry.load.tensor for entry in wanted_loads(normalise(attention)) if entry.places is None}
-    for knob in knobs.values():
+    for knob in knobs:
         yield from _knob(knob)
         if knob.key.startswith("accumulate.") and len(knob.choices) > 1:
             yield _unsupported(
@@ -155,10 +157,10 @@ def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         match knob.key, knob.choices:
             case "loops", choices if choices != (("kv", "q"),):
                 yield _unsupported(
-                    "the backward has a worker for each K/V block",
+                    "the backward walks over K/V blocks first, and over Q blocks inside",
                     knob.span,
                     "this order cannot be asked for",
-                    "write 'loops = [kv, q]', as FlashAttention-2 does",
+                    "write 'loops = [kv, q]'; with 'accumulate.dq = sequential' it is FlashAttention-1's",
                 )
             case "persistent", (True, *_):
                 yield _unsupported("the backward's programs are not persistent", knob.span, "here")

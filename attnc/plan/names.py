@@ -13,8 +13,8 @@ from keyword import iskeyword
 KERNEL = frozenset((
     "acc", "alpha", "at", "B", "b", "BLOCK_D", "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "D", "d",
     "DELTA", "delta", "delta_head", "delta_rows", "DK", "dk", "dlse_head", "DO", "do", "do_head", "dp",
-    "DQ", "dq", "dq_head", "ds", "dsink_row", "DV", "Dv", "dv", "exists", "first", "first_head",
-    "first_pos", "first_row", "float", "full_hi", "full_lo", "G", "group", "H", "h", "h_kv", "head",
+    "DQ", "dq", "dq_at", "dq_head", "ds", "dsink_row", "DV", "Dv", "dv", "EARLY_DP", "exists", "first",
+    "first_head", "first_pos", "first_row", "float", "full_hi", "full_lo", "G", "group", "H", "h", "h_kv", "head",
     "heads", "hi", "Hkv", "i", "j", "K", "k", "k_2", "k_end", "k_first", "keep", "keep_scale", "kept",
     "kv_hi", "kv_idx", "kv_lo", "kv_tiles", "l", "l_new", "l_rows", "last", "last_pos", "LAZY",
     "length", "LN2", "lo", "LOG2E", "lse", "LSE2", "lse2", "lse2_head", "lse2_rows", "lse_at",
@@ -27,11 +27,13 @@ KERNEL = frozenset((
 ))  # fmt: skip
 #: Globals of a module, and variables of its callables.
 MODULE = frozenset((
-    "acc", "backward", "backward_config", "BACKWARD_CONFIGS", "Config", "config", "CONFIGS", "ctx",
-    "delta", "dk", "dlse", "do", "dq", "dv", "enumerate", "float", "functools", "grid", "isinstance",
+    "acc", "backward", "backward_config", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "Config", "config",
+    "CONFIGS", "configs", "ctx", "delta", "dk", "dk_config", "dkdv_config", "dlse", "do", "dq",
+    "dq_config", "dv", "dv_config", "enumerate", "float", "functools", "grid", "isinstance",
     "key_tiles", "l", "LAZY", "len", "LN2", "LOG2E", "lse2", "lse_parts", "m", "M_padded", "NamedTuple",
-    "o_parts", "out", "pages", "range", "RuntimeError", "SCALE", "shares", "splits", "TensorDescriptor",
-    "tiles", "tl", "tma", "torch", "triton", "TUNED", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
+    "o_parts", "out", "pages", "range", "rows_config", "RuntimeError", "SCALE", "shares", "splits",
+    "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED", "Tuned", "tuple", "TWO_LOG2E",
+    "TypeError", "ValueError",
 ))  # fmt: skip
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
-from attnc.model.schedule import Config, Phase, Schedule
+from attnc.model.schedule import Config, Phase, Schedule, knobs_of
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.ir_backward import KernelName
 from attnc.plan.storage import parts
+
+#: The kernel that an estimate is of.
+Which: TypeAlias = Literal["forward"] | KernelName
 
 _THREADS_PER_WARP = 32
 #: Addresses, loop counters, row statistics: what every kernel needs besides its tiles.
@@ -71,16 +76,17 @@ class Rejection:
         return f"needs {self.needs} {self.unit} of {self.what}; the limit is {self.limit} {self.unit}"
 
 
-def estimate(config: Config, variant: Variant, device: Device, phase: Phase = "forward") -> Estimate:
-    """The needs of the forward kernel of this variant on the device, or of the backward ones."""
+def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Estimate:
+    """The needs of the forward kernel of this variant on the device, or of one of the backward."""
     tile_q, tile_kv = _integer(config, "tile.q", 64), _integer(config, "tile.kv", 64)
     stages, warps = _integer(config, "stages", 2), _integer(config, "warps", 4)
     columns = parts(variant.attention)
     d, dv = sum(tile_width(part.width) for part in columns), tile_width(features(variant.attention.v))
     size = _dtype(variant.attention.q).bytes
     threads = warps * _THREADS_PER_WARP
-    if phase == "backward":
-        return _estimate_backward(tile_q, tile_kv, max(1, stages), threads, d, dv, size)
+    if kernel != "forward":
+        tiles = (tile_q, tile_kv)
+        return _estimate_backward(kernel, *tiles, max(1, stages), threads, d, dv, size)
     depth = _depth(stages, tile_q, variant)
     loaded_v = dv if len(columns) == 1 else 0  # else v is the first part of k
     q = Buffer(name="q", shape=f"{tile_q}x{d}", bytes=tile_q * d * size)
@@ -120,27 +126,39 @@ def are_wide(d: int, dv: int) -> bool:
 
 
 def _estimate_backward(
-    tile_q: int, tile_kv: int, stages: int, threads: int, d: int, dv: int, size: int
+    kernel: KernelName, tile_q: int, tile_kv: int, stages: int, threads: int, d: int, dv: int, size: int
 ) -> Estimate:
-    """dk and dv: k and v stay, q and do are streamed."""
-    buffers = (
-        Buffer(name="k", shape=f"{tile_kv}x{d}", bytes=tile_kv * d * size),
-        Buffer(name="v", shape=f"{tile_kv}x{dv}", bytes=tile_kv * dv * size),
-        Buffer(name="q", shape=f"{stages} x {tile_q}x{d}", bytes=stages * tile_q * d * size),
-        Buffer(name="do", shape=f"{stages} x {tile_q}x{dv}", bytes=stages * tile_q * dv * size),
-    )
-    registers = {
-        "acc": tile_kv * (max(d, dv) if are_wide(d, dv) else d + dv) // threads,
-        "s": tile_q * tile_kv // threads,
-        "p": tile_q * tile_kv * size // 4 // threads,
-        "other": _BASE_REGISTERS,
+    """Over q tiles: q and do stay, k and v are streamed; over kv tiles the other way round."""
+    widths = {"q": (tile_q, d), "do": (tile_q, dv), "k": (tile_kv, d), "v": (tile_kv, dv)}
+    over_q = kernel in ("dq", "rows")
+    staying = ("q", "do") if over_q else ("k",) if kernel == "dv" else ("k", "v")
+    streamed = ("k", "v") if over_q else ("q", "do")
+    buffers = [
+        Buffer(name=name, shape=f"{rows}x{width}", bytes=rows * width * size)
+        for name, (rows, width) in ((name, widths[name]) for name in staying)
+    ]
+    buffers += [
+        Buffer(name=name, shape=f"{stages} x {rows}x{width}", bytes=stages * rows * width * size)
+        for name, (rows, width) in ((name, widths[name]) for name in streamed)
+    ]
+    accumulated = {
+        "dq": tile_q * d,
+        "rows": 0,
+        "dkdv": tile_kv * (d + dv),
+        "dk": tile_kv * d,
+        "dv": tile_kv * dv,
     }
-    return Estimate(buffers=buffers, registers=registers)
+    scores = tile_q * tile_kv // threads
+    registers = {"acc": accumulated[kernel] // threads, "s": scores}
+    if kernel != "dv":
+        registers["dp"] = scores
+    registers |= {"p": tile_q * tile_kv * size // 4 // threads, "other": _BASE_REGISTERS}
+    return Estimate(buffers=tuple(buffers), registers=registers)
 
 
-def misfit(config: Config, variant: Variant, device: Device, phase: Phase = "forward") -> Rejection | None:
+def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Rejection | None:
     """Why the config cannot run on the device; None if it can."""
-    needs = estimate(config, variant, device, phase)
+    needs = estimate(config, variant, device, kernel)
     if needs.shared > device.shared_per_block:
         return Rejection(
             config=config, what="shared memory", needs=needs.shared, limit=device.shared_per_block, unit="B"
@@ -177,7 +195,7 @@ def portable(
     variant: Variant,
     schedule: Schedule,
     devices: Iterable[Device] | None = None,
-    phase: Phase = "forward",
+    kernel: Which = "forward",
 ) -> tuple[Config, ...]:
     """The configs that run on at least one of the devices (default: all that are supported), in their order.
 
@@ -188,19 +206,30 @@ def portable(
     kept = tuple(
         config
         for config in candidates
-        if any(misfit(config, variant, device, phase) is None for device in targets)
+        if any(misfit(config, variant, device, kernel) is None for device in targets)
     )
     if not kept:
         largest = max(targets, key=lambda device: device.shared_per_block)
-        raise DiagnosticError([_nothing_fits(candidates, variant, schedule, largest, phase)])
+        raise DiagnosticError([_nothing_fits(candidates, variant, schedule, largest, kernel)])
     return kept
 
 
-def shared_memory(config: Config, variant: Variant, phase: Phase = "forward") -> int:
+def phase_of(kernel: Which) -> Phase:
+    """The phase of a schedule that sets the kernel's keys."""
+    match kernel:
+        case "forward":
+            return "forward"
+        case "dq" | "rows":
+            return "dq"
+        case _:
+            return "dkdv"
+
+
+def shared_memory(config: Config, variant: Variant, kernel: Which = "forward") -> int:
     """Bytes of shared memory of one block, the largest over the supported devices: what a launcher compares
     with its device's limit.
     """
-    return max(estimate(config, variant, device, phase).shared for device in DEVICES.values())
+    return max(estimate(config, variant, device, kernel).shared for device in DEVICES.values())
 
 
 def tile_width(features: int) -> int:
@@ -218,32 +247,33 @@ def features(tensor: Tensor) -> int:
 
 
 def _nothing_fits(
-    configs: tuple[Config, ...], variant: Variant, schedule: Schedule, device: Device, phase: Phase
+    configs: tuple[Config, ...], variant: Variant, schedule: Schedule, device: Device, kernel: Which
 ) -> Diagnostic:
-    rejections = [r for config in configs if (r := misfit(config, variant, device, phase)) is not None]
+    rejections = [r for config in configs if (r := misfit(config, variant, device, kernel)) is not None]
     best = min(rejections, key=lambda rejection: rejection.excess)
-    needs = estimate(best.config, variant, device, phase)
+    needs = estimate(best.config, variant, device, kernel)
     parts = " + ".join(f"{buffer.name} {buffer.shape}" for buffer in needs.buffers)
-    knobs = schedule.knobs.get(phase, {})
+    knobs = knobs_of(schedule, phase_of(kernel))
     spans = [span for key in _KNOBS if key in knobs and (span := knobs[key].span) is not None]
     if not spans and schedule.span is not None:
         spans = [schedule.span]
     span = spans[0].to(spans[-1]) if spans[0].line == spans[-1].line else spans[0]
+    what = "" if kernel == "forward" else f" for {kernel}"
     where = "any GPU" if schedule.target == "triton" else device.arch
     return error(
         "E0601",
-        f"no config of schedule '{schedule.attention}' fits {where}",
+        f"no config of schedule '{schedule.attention}'{what} fits {where}",
         span,
         str(best),
         notes=[f"{parts}, {_dtype(variant.attention.q)}, {variant.name}"],
-        hints=_nearest(best.config, variant, device, phase),
+        hints=_nearest(best.config, variant, device, kernel),
     )
 
 
 _KNOBS = ("tile.q", "tile.kv", "stages", "warps")
 
 
-def _nearest(config: Config, variant: Variant, device: Device, phase: Phase) -> list[str]:
+def _nearest(config: Config, variant: Variant, device: Device, kernel: Which) -> list[str]:
     """The change of one knob, else of several, that makes the config fit, with what it then needs."""
     fitting = []
     for key, values in _CHANGES.items():
@@ -251,18 +281,18 @@ def _nearest(config: Config, variant: Variant, device: Device, phase: Phase) -> 
             if key not in config.values or not _is_smaller(key, value, config):
                 continue
             changed = Config(values={**config.values, key: value})
-            if misfit(changed, variant, device, phase) is None:
+            if misfit(changed, variant, device, kernel) is None:
                 fitting.append((key, value, changed))
                 break
     if not fitting:
         small = Config(values={**config.values, "tile.q": 16, "tile.kv": 16, "stages": 1})
         return (
             ["'tile.q = 16, tile.kv = 16, stages = 1' fits"]
-            if misfit(small, variant, device, phase) is None
+            if misfit(small, variant, device, kernel) is None
             else []
         )
-    key, value, changed = max(fitting, key=lambda entry: estimate(entry[2], variant, device, phase).shared)
-    needs = estimate(changed, variant, device, phase)
+    key, value, changed = max(fitting, key=lambda entry: estimate(entry[2], variant, device, kernel).shared)
+    needs = estimate(changed, variant, device, kernel)
     return [f"'{key} = {value}' needs {needs.shared} B and about {needs.registers_per_thread} registers"]
 
 

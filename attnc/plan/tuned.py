@@ -11,26 +11,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.model.schedule import Config, Value
 from attnc.plan import ir
+from attnc.plan.ir_backward import kernels_of
 from attnc.source import Source
 
 FORMAT = 1
 #: Key lengths up to which a choice holds; None: any.
 BUCKETS: tuple[int | None, ...] = (1024, 4096, None)
 
+#: (largest N, position of the config), ascending, the last one open.
 Buckets: TypeAlias = tuple[tuple[int | None, int], ...]
+#: Kernel ("forward", or one of the backward) -> device -> buckets.
+Tuned: TypeAlias = Mapping[str, Mapping[str, Buckets]]
+NOT_TUNED: Tuned = MappingProxyType({})
+#: What distinguishes the configs of a backward kernel; the rest is the same for all of them.
+_BACKWARD_KNOBS = ("tile.q", "tile.kv", "warps", "stages", "maxnreg", "dp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The fastest config of one variant on one device for key lengths up to `kv_len` (None: any longer one).
 
-    toolchain: e.g. "triton 3.6.0"; config: the knobs as `as_knobs` spells them; microseconds: median of one
-    launch at the bucket's shape.
+    kernel: "forward", or "dq", "dkdv", "dk", "dv" of the backward; toolchain: e.g. "triton 3.6.0"; config:
+    the knobs as `knobs_of_kernel` spells them; microseconds: median of one launch at the bucket's shape.
     """
 
     target: str
@@ -41,12 +49,24 @@ class Choice:
     kv_len: int | None
     config: Mapping[str, str]
     microseconds: float
+    kernel: str = "forward"
 
     @property
-    def key(self) -> tuple[str, str, str, str, str, float]:
+    def key(self) -> tuple[str, str, str, str, str, str, float]:
         """What a newer measurement replaces; also the order in the file."""
         length = float("inf") if self.kv_len is None else float(self.kv_len)
-        return (self.attention, self.target, self.variant, self.device, self.toolchain, length)
+        place = (self.device, self.toolchain, length)
+        return (self.attention, self.target, self.variant, "" if self.is_forward else self.kernel, *place)
+
+    @property
+    def is_forward(self) -> bool:
+        return self.kernel == "forward"
+
+
+def knobs_of_kernel(kernel: str, config: Config) -> dict[str, str]:
+    """What a choice says of the config of a kernel."""
+    knobs = as_knobs(config)
+    return knobs if kernel == "forward" else {key: knobs[key] for key in _BACKWARD_KNOBS if key in knobs}
 
 
 def as_knobs(config: Config) -> dict[str, str]:
@@ -89,6 +109,7 @@ def dump_tuned(choices: Iterable[Choice]) -> str:
             "attention": choice.attention,
             "target": choice.target,
             "variant": choice.variant,
+            **({} if choice.is_forward else {"kernel": choice.kernel}),
             "device": choice.device,
             "toolchain": choice.toolchain,
             "kv_len": choice.kv_len,
@@ -100,17 +121,24 @@ def dump_tuned(choices: Iterable[Choice]) -> str:
     return json.dumps({"format": FORMAT, "choices": entries}, indent=2) + "\n"
 
 
-def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> dict[str, Buckets]:
-    """What the module embeds: for each device (largest N, position in the first kernel's configs), ascending.
+def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> Tuned:
+    """What the module embeds for each of its kernels. Of several toolchains the newest one speaks."""
+    kernels = {"forward": module.kernels[0]}
+    kernels |= {name: planned.kernel for name, planned in kernels_of(module).items()}
+    mine = (module.variant.attention.name, module.target, module.variant.name)
+    own = [choice for choice in choices if mine == (choice.attention, choice.target, choice.variant)]
+    return {
+        name: _by_device(name, kernel, [choice for choice in own if choice.kernel == name])
+        for name, kernel in kernels.items()
+    }
 
-    Of several toolchains the newest one speaks.
-    """
-    configs = {json.dumps(as_knobs(config)): i for i, config in enumerate(module.kernels[0].configs)}
+
+def _by_device(name: str, kernel: ir.Kernel, choices: Iterable[Choice]) -> dict[str, Buckets]:
+    configs = {json.dumps(knobs_of_kernel(name, x), sort_keys=True): i for i, x in enumerate(kernel.configs)}
     found: dict[str, dict[str, dict[int | None, int]]] = {}
     for choice in choices:
-        position = configs.get(json.dumps(dict(sorted(choice.config.items()))))
-        mine = (module.variant.attention.name, module.target, module.variant.name)
-        if position is not None and mine == (choice.attention, choice.target, choice.variant):
+        position = configs.get(json.dumps(dict(choice.config), sort_keys=True))
+        if position is not None:
             found.setdefault(choice.device, {}).setdefault(choice.toolchain, {})[choice.kv_len] = position
     return {
         device: _buckets(by_toolchain[max(by_toolchain, key=_version)])
@@ -141,6 +169,7 @@ def _choice(entry: Mapping[str, Any]) -> Choice:
         kv_len=length,
         config={str(key): str(value) for key, value in dict(entry["config"]).items()},
         microseconds=float(entry["microseconds"]),
+        kernel=str(entry.get("kernel", "forward")),
     )
 
 

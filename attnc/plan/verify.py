@@ -63,7 +63,7 @@ def _verify_chain(planned: BackwardKernel) -> None:
     if chain.slope is not None:
         exprs.append(chain.slope)
     _verify_names(kernel, exprs, known, SCALARS | VECTORS, sizes)
-    if kernel.grid.over == "kv":
+    if kernel.grid.over != "q":
         rows = [a.name for a in chain.adjoints if a.along == ("q",) and a.accumulate != "atomic"]
         if rows:
             raise ValueError(f"{kernel.name}: no program has all keys of the rows that {rows} are sums over")

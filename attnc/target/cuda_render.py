@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +13,7 @@ import jinja2
 
 from attnc import __version__
 from attnc.plan.ir import Kernel, Module
+from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.resources import resource
 from attnc.target.cuda_host import CudaHostText
 from attnc.target.cuda_kernel import CudaText
@@ -35,7 +35,7 @@ def render_cuda(
     *,
     path: str,
     sha256: str,
-    tuned: Mapping[str, tuple[tuple[int | None, int], ...]] | None = None,
+    tuned: Tuned = NOT_TUNED,
 ) -> CudaFiles:
     """The texts of one variant. Arguments as for `render.render`."""
     (kernel,) = module.kernels
@@ -56,7 +56,7 @@ def render_cuda(
         host=CudaHostText(module, kernel, text),
         tuning={
             "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
-            "table": tuned_table(tuned or {}),
+            "table": tuned_table(tuned.get("forward", {})),
         },
     )
     return CudaFiles(source=source, host=tidy(host))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from attnc.plan.ir import Module
+from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.target.cuda_render import render_cuda
 from attnc.target.render import render
 
@@ -14,7 +13,7 @@ def render_files(
     *,
     path: str,
     sha256: str,
-    tuned: Mapping[str, tuple[tuple[int | None, int], ...]] | None = None,
+    tuned: Tuned = NOT_TUNED,
 ) -> dict[str, str]:
     """Name -> text, the Python module first. Arguments as for `render.render`."""
     name = module.variant.name

@@ -13,8 +13,10 @@ import jinja2
 from attnc import __version__
 from attnc.model.attention import Attention
 from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.scores import LOG2E
 from attnc.plan.storage import is_plain
+from attnc.plan.tuned import NOT_TUNED, Buckets, Tuned
 from attnc.resources import resource
 from attnc.source import Span
 from attnc.target.layout import tidy
@@ -25,6 +27,7 @@ from attnc.target.triton_decode import DecodeHost, DecodeText
 from attnc.target.triton_host import HostText, signature
 from attnc.target.triton_kernel import KernelText
 from attnc.target.triton_operator import OperatorText
+from attnc.target.triton_parameters import dp_order, limits_registers
 
 GLOSSARY = """\
 Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row maximum, l running row sum,
@@ -38,12 +41,11 @@ def render(
     *,
     path: str,
     sha256: str,
-    tuned: Mapping[str, tuple[tuple[int | None, int], ...]] | None = None,
+    tuned: Tuned = NOT_TUNED,
 ) -> str:
     """The text of one generated file.
 
-    path: the spec's path as the header shows it; sha256: of the spec's text; tuned: device -> (largest N,
-    index of the config).
+    path: the spec's path as the header shows it; sha256: of the spec's text; tuned: of each kernel.
     """
     (kernel,) = module.kernels
     text = DecodeText(module, kernel) if kernel.structure == "decode" else KernelText(module, kernel)
@@ -75,8 +77,11 @@ def render(
         tuning={
             "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
             "backward": _backward_configs(module),
-            "table": tuned_table(tuned or {}),
+            "table": tuned_table(tuned.get("forward", {})),
+            "backward_tables": {name: tuned_table(tuned.get(name, {})) for name in kernels_of(module)},
             "splits": kernel.split is not None,
+            "maxnreg": any(limits_registers(planned.kernel) for planned in kernels_of(module).values()),
+            "early_dp": any(dp_order(planned) == "both" for planned in kernels_of(module).values()),
         },
         uses=frozenset(re.findall(r"\b_\w+", kernels)),
     )
@@ -107,11 +112,19 @@ def _backward_kernels(
         yield template.render({**common, **own})
 
 
-def _backward_configs(module: Module) -> list[str]:
-    if module.backward is None:
-        return []
-    kernel = module.backward.kernels[0].kernel
-    return [config_text(kernel, at) for at in range(len(kernel.configs))]
+def _backward_configs(module: Module) -> dict[str, list[str]]:
+    return {
+        name: [backward_config_text(planned, at) for at in range(len(planned.kernel.configs))]
+        for name, planned in kernels_of(module).items()
+    }
+
+
+def backward_config_text(planned: BackwardKernel, position: int) -> str:
+    """`config_text`, with what only kernels of a backward choose."""
+    config, text = planned.kernel.configs[position], config_text(planned.kernel, position)
+    if config["maxnreg"] != "none":
+        text += f", maxnreg={config['maxnreg']}"
+    return f"{text}, early_dp=False" if dp_order(planned) == "both" and config["dp"] == "late" else text
 
 
 @cache
@@ -234,6 +247,6 @@ def config_text(kernel: Kernel, position: int) -> str:
     return ", ".join(values)
 
 
-def tuned_table(tuned: Mapping[str, tuple[tuple[int | None, int], ...]]) -> str:
+def tuned_table(tuned: Mapping[str, Buckets]) -> str:
     rows = ", ".join(f'"{device}": {tuned[device]!r}' for device in sorted(tuned))
     return f"{{{rows}}}"

@@ -41,6 +41,11 @@ class Sums:
         return [adjoint.name for adjoint in self.adjoints if self.is_vector(adjoint)]
 
     @property
+    def count_tiles(self) -> bool:
+        """Whether a sum has an entry for each tile of the outer axis."""
+        return any(adjoint.along == () and adjoint.accumulate == "two_pass" for adjoint in self.adjoints)
+
+    @property
     def step_names(self) -> list[str]:
         """What the step needs to write those that are no vectors."""
         found: list[str] = []

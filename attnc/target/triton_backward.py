@@ -65,6 +65,8 @@ class BackwardText:
         )
         self.needs_dp = self.makes != ("dv",)
         self.parameters = Parameters(module, planned, self.tensors, self.first)
+        self.dp_order = self.parameters.dp_order
+        self.is_sequential = self.kernel.grid.over == "head"
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
 
     # -- expressions ---------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ class BackwardText:
             own.append("kv_idx")
         if self.kernel.softmax.dropout is not None:
             own.append("kv_lo")
-        if self.chain.atomic_dq:
+        if self.chain.adds_dq is not None:
             own += ["dq_head", "stride_dqm"]
         names = (name for name in step.names if name not in ("q_idx", "q_pos"))
         return unique((*own, *names, *self.sums.step_names))
@@ -257,6 +259,7 @@ class BackwardText:
         return [
             *masked,
             *(["BLOCK_M", "BLOCK_N"] if dropout else tiles),
+            *(["EARLY_DP"] if self.dp_order == "both" else []),
             *(["TMA"] if self.kernel.tma else []),
         ]
 
@@ -308,8 +311,15 @@ class BackwardText:
         return " and ".join((*self.makes, *names)) or "rows"
 
     @property
+    def paper(self) -> str:
+        """Where the step comes from."""
+        if self.is_sequential:
+            return "FlashAttention-1, algorithm 4, lines 10 to 22"
+        return "FlashAttention-2, algorithm 2, lines 11 to 16"
+
+    @property
     def and_the_rest(self) -> str:
-        return ", and what its scores add to dq" if self.chain.atomic_dq else ""
+        return ", and what its scores add to dq" if self.chain.adds_dq is not None else ""
 
     @property
     def q_lo(self) -> str:

@@ -12,6 +12,7 @@ from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Adjoint, Backward, Part
 from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_backward import BackwardText
+from attnc.target.triton_parameters import config_name
 from attnc.target.triton_prologue import PreprocessText
 
 
@@ -22,7 +23,10 @@ class BackwardHostText:
 
     def __init__(self, module: Module, backward: Backward, texts: list[BackwardText]) -> None:
         self.module, self._backward, self._texts = module, backward, texts
-        self.preprocess = PreprocessText(module, backward.preprocess) if backward.preprocess else None
+        self.configs = [config_name(planned) for planned in backward.kernels]
+        self.preprocess = (
+            PreprocessText(module, backward.preprocess, self.configs[0]) if backward.preprocess else None
+        )
         self.inputs = [arg.tensor for arg in module.args]
         self.arguments = ", ".join(tensor.name for tensor in self.inputs)
         self.results = ", ".join(arg.tensor.name for arg in module.outputs)
@@ -35,7 +39,7 @@ class BackwardHostText:
         name = module.variant.attention.name
         self.alias = "_function" if name in {tensor.name for tensor in self.inputs} else ""
         self.shortened = bool(module.variant.attention.lengths)
-        self._atomic_dq = any(planned.chain.atomic_dq for planned in backward.kernels)
+        self._adds_dq = any(planned.chain.adds_dq is not None for planned in backward.kernels)
 
     @property
     def differentiable(self) -> str:
@@ -87,7 +91,7 @@ class BackwardHostText:
         for name in matrices:
             x = name.removeprefix("d")
             yield f"{name} = torch.{made}({x}.shape, dtype={x}.dtype, device={x}.device)"
-        if self._atomic_dq:
+        if self._adds_dq:
             yield "dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)"
         if self.stores_rows:
             yield "lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)"
@@ -104,10 +108,10 @@ class BackwardHostText:
         """Each adjoint with the number of tiles of its kernel."""
         if self._backward.preprocess is not None:
             for adjoint in self._backward.preprocess.prologue.adjoints:
-                yield adjoint, "M_padded // config.BLOCK_M"
+                yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"
         for planned in self._backward.kernels:
-            over_q = planned.kernel.grid.over == "q"
-            tiles = "M_padded // config.BLOCK_N" if over_q else "triton.cdiv(N, config.BLOCK_N)"
+            over_q, config = planned.kernel.grid.over == "q", config_name(planned)
+            tiles = f"M_padded // {config}.BLOCK_M" if over_q else f"triton.cdiv(N, {config}.BLOCK_N)"
             for adjoint in (
                 *planned.chain.adjoints,
                 *(planned.prologue.adjoints if planned.prologue else ()),
@@ -148,7 +152,7 @@ class BackwardHostText:
     @property
     def sums(self) -> Iterator[str]:
         """What is left to do once the kernels are done."""
-        if self._atomic_dq:
+        if self._adds_dq:
             scale = self._backward.kernels[0].chain.scale
             yield f"dq = (dq * {scale!r}).to(q.dtype)" if scale != 1.0 else "dq = dq.to(q.dtype)"
         for gradient in self._backward.gradients:

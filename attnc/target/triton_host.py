@@ -49,7 +49,7 @@ class HostText:
         keywords += [f"{arg.tensor.name}: torch.Tensor | None = None" for arg in self.module.kept]
         keywords.append("config: Config | None = None")
         if self.module.backward is not None:
-            keywords.append("backward_config: Config | None = None")
+            keywords.append("backward_config: dict[str, Config] | None = None")
         return [*tensors, "*", *keywords]
 
     @property

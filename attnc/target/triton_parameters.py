@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attnc.expr.nodes import Load, Search, walk
-from attnc.plan.ir import Fetch, Let, Module, Row, Statement
+from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.target.triton_kernel import typed
 from attnc.target.triton_prologue import PrologueText
-from attnc.target.triton_tensors import BY_QUERY, Pair, Tensors
+from attnc.target.triton_tensors import Pair, Tensors
+
+#: Heads of a section where a program visits few tiles of each: more than fit the cache as a whole.
+_MANY_HEADS = 16
+
+
+def config_name(planned: BackwardKernel) -> str:
+    """The host's variable that holds the kernel's config."""
+    return f"{planned.name}_config"
+
+
+def dp_order(planned: BackwardKernel) -> Literal["early", "late", "both"]:
+    """When a step over a q tile computes dP; "both": as the config says."""
+    if planned.kernel.grid.over == "q" or planned.name == "dv":
+        return "early"
+    orders = {config["dp"] for config in planned.kernel.configs}
+    return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
+
+
+def limits_registers(kernel: Kernel) -> bool:
+    """Whether a config of a backward kernel limits the registers of a thread."""
+    return any(config["maxnreg"] != "none" for config in kernel.configs)
 
 
 class Parameters:
@@ -18,6 +41,8 @@ class Parameters:
     ) -> None:
         self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
         self.makes, self.prologue = planned.makes, planned.prologue
+        self.config = config_name(planned)
+        self.dp_order = dp_order(planned)
         self.tensors, self.first = tensors, first
         self.over_q = self.kernel.grid.over == "q"
         self.needs_dp = self.makes != ("dv",)
@@ -33,18 +58,19 @@ class Parameters:
     def lines(self) -> list[list[Pair]]:
         """Parameters and arguments, line by line: matrices, pointers, strides tensor by tensor, sizes."""
         matrices = self.matrices
-        own = [self.tensors.rows(name, self._tile_name(name), self.kernel.tma) for name in matrices]
+        own = [self.tensors.rows(name, self.config, self.kernel.tma) for name in matrices]
         pointers: list[Pair] = []
         strided = [*matrices]
         if self.first is not None:
             pointers += self.first.pointers
         vectors = ["lse2", *(["delta"] if self.needs_dp else [])]
         if self.prologue is None:
-            passed = "_vectors({}, config.BLOCK_M, tma)" if self.kernel.tma else "{}"
-            own += [(name.upper(), passed.format(name)) for name in vectors]
+            tma = self.kernel.tma
+            passed = (f"_vectors({x}, {self.config}.BLOCK_M, tma)" if tma else x for x in vectors)
+            own += zip((name.upper() for name in vectors), passed, strict=True)
         elif self.prologue.stored:
             pointers += [(f"{name}_ptr", name) for name in vectors]
-        if self.chain.atomic_dq:
+        if self.chain.adds_dq is not None:
             pointers.append(("dq_ptr", "dq"))
             strided.append("dq")
         extras = [arg.tensor.name for arg in self.module.args if arg.tensor.name in self._loaded]
@@ -62,21 +88,24 @@ class Parameters:
         ]
         return [*([pair] for pair in own), *(line for line in (pointers, *strides) if line), self._sizes]
 
-    def _tile_name(self, name: str) -> str:
-        """Which tile size of a config a matrix comes in: the pass over q tiles mirrors the one over kv
-        tiles.
-        """
-        return "BLOCK_M" if (name in BY_QUERY) != self.over_q else "BLOCK_N"
-
     @property
     def _sizes(self) -> list[Pair]:
+        sizes = [*((name, name) for name in self.kernel.dims), ("M_padded", "M_padded")]
+        if self.kernel.grid.over == "head":
+            return sizes
         shared = ("k, v", "H", "N") if self.over_q else ("q, do", self.kv_heads, "M")
         section = f"_heads_per_section({shared[0]}, B * {shared[1]}, {shared[2]})"
-        return [*((name, name) for name in self.kernel.dims), ("M_padded", "M_padded"), ("SECTION", section)]
+        if self.kernel.regions.are_short:
+            section = f"min(B * {shared[1]}, {_MANY_HEADS})"
+        return [*sizes, ("SECTION", section)]
 
     @property
     def _tma(self) -> list[str]:
         return ["TMA"] if self.kernel.tma else []
+
+    @property
+    def _early_dp(self) -> list[str]:
+        return ["EARLY_DP"] if self.dp_order == "both" else []
 
     @property
     def sizes(self) -> list[str]:
@@ -86,20 +115,30 @@ class Parameters:
     def signature(self) -> list[str]:
         matrices = [name for line in self.lines for name, _ in line if name.isupper() and len(line) == 1]
         rest = [[name for name, _ in line] for line in self.lines[len(matrices) :]]
-        return [", ".join(typed(line)) for line in (matrices, *rest, ["BLOCK_M", "BLOCK_N", *self._tma])]
+        constants = ["BLOCK_M", "BLOCK_N", *self._early_dp, *self._tma]
+        return [", ".join(typed(line)) for line in (matrices, *rest, constants)]
 
     @property
     def arguments(self) -> list[str]:
         """The lines of the launch."""
-        q, kv = self._tile_name("q"), self._tile_name("k")
-        constants = f"BLOCK_M=config.{q}, BLOCK_N=config.{kv}" + (", TMA=tma" if self.kernel.tma else "")
-        options = "num_warps=config.num_warps, num_stages=config.num_stages"
+        config = self.config
+        constants = f"BLOCK_M={config}.BLOCK_M, BLOCK_N={config}.BLOCK_N"
+        constants += f", EARLY_DP={config}.early_dp" if self._early_dp else ""
+        constants += ", TMA=tma" if self.kernel.tma else ""
+        options = f"num_warps={config}.num_warps, num_stages={config}.num_stages"
+        if limits_registers(self.kernel):
+            options += f", maxnreg={config}.maxnreg"
         return [*(", ".join(value for _, value in line) for line in self.lines), constants, options]
 
     @property
     def grid(self) -> str:
-        tiles = "M_padded // config.BLOCK_N * B * H"
-        return tiles if self.over_q else f"triton.cdiv(N, config.BLOCK_N) * B * {self.kv_heads}"
+        match self.kernel.grid.over:
+            case "q":
+                return f"M_padded // {self.config}.BLOCK_M * B * H"
+            case "kv":
+                return f"triton.cdiv(N, {self.config}.BLOCK_N) * B * {self.kv_heads}"
+            case "head":
+                return f"B * {self.kv_heads}"
 
     @property
     def _loaded(self) -> frozenset[str]:

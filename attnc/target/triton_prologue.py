@@ -71,12 +71,14 @@ class PrologueText:
 
 
 class PreprocessText:
-    """Text of a kernel of its own for the rows: what `templates/triton/backward_preprocess.py.jinja`
-    prints.
+    """Text of a kernel of its own for the rows: what `templates/triton/backward_preprocess.py.jinja` prints.
+
+    config: the host's variable with the tiles of the kernel that reads the rows.
     """
 
-    def __init__(self, module: Module, planned: Preprocess) -> None:
+    def __init__(self, module: Module, planned: Preprocess, config: str) -> None:
         self.module, self.planned = module, planned
+        self.config = config
         self.tma = module.kernels[0].tma  # what the module's functions take
         self.tensors = Tensors(module)
         self.prologue = PrologueText(module=module, prologue=planned.prologue, tensors=self.tensors)
@@ -134,8 +136,11 @@ class PreprocessText:
 
     @property
     def arguments(self) -> list[str]:
-        return [*(", ".join(value for _, value in line) for line in self.lines), "BLOCK_M=config.BLOCK_M"]
+        return [
+            *(", ".join(value for _, value in line) for line in self.lines),
+            f"BLOCK_M={self.config}.BLOCK_M",
+        ]
 
     @property
     def grid(self) -> str:
-        return "M_padded // config.BLOCK_M * B * H"
+        return f"M_padded // {self.config}.BLOCK_M * B * H"

@@ -43,14 +43,15 @@ class Tensors:
         names = ((stride_name(tensor, axis), axis) for axis in range(len(tensor.shape)))
         return [(stride, f"{name}.stride({axis})") for stride, axis in names if stride]
 
-    def rows(self, name: str, tile: str, tma: bool) -> Pair:
-        """The matrix parameter of a tensor, loaded or stored in tiles of this many rows."""
+    def rows(self, name: str, config: str, tma: bool) -> Pair:
+        """The matrix parameter of a tensor, loaded or stored in tiles of the config of this name."""
         tensor = self.by_name[name]
         roles = (Role.BATCH, Role.HEAD, Role.QUERY if name in BY_QUERY else Role.KEY)
         axes = ", ".join(str(tensor.axis(role)) for role in roles)
         if not tma:
             return name.upper(), name
-        return name.upper(), f"_rows({name}, {axes}, config.{tile}, {block(self.size(name))}, tma)"
+        tile = "BLOCK_M" if name in BY_QUERY else "BLOCK_N"
+        return name.upper(), f"_rows({name}, {axes}, {config}.{tile}, {block(self.size(name))}, tma)"
 
     def offset(self, name: str, head: str) -> str:
         """From the first element to the rows of one head."""

@@ -49,10 +49,10 @@ def run_backward(
             value = torch.tensor(value, dtype=torch.float32, device=_device(problem)).requires_grad_()
             leaves[name] = value
         inputs.append(value)
-    configs = module.BACKWARD_CONFIGS
+    kernels = module.BACKWARD_CONFIGS.items()
     options = {
         "config": module.CONFIGS[case.config],
-        "backward_config": configs[case.config % len(configs)],
+        "backward_config": {name: configs[case.config % len(configs)] for name, configs in kernels},
     }
     function: Callable[..., Any] = getattr(module, attention.name)
     with guarding(*(x for x in inputs if isinstance(x, torch.Tensor))), poisoned():

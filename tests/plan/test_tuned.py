@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from attnc.build import compile_program, front, plan_program
 from attnc.diagnostics import DiagnosticError
 from attnc.plan import ir
-from attnc.plan.tuned import Choice, as_knobs, dump_tuned, load_tuned, tuned_choices
+from attnc.plan.ir_backward import KernelName, kernels_of
+from attnc.plan.tuned import Choice, as_knobs, dump_tuned, knobs_of_kernel, load_tuned, tuned_choices
 from attnc.source import Source
+from attnc.target.render import render
 
 SPEC = Path(__file__).parent.parent.parent / "specs" / "causal_gqa.attn"
 H200 = "NVIDIA H200"
@@ -61,11 +63,11 @@ def test_the_file_does_not_depend_on_the_order(module: ir.Module) -> None:
 
 def test_what_a_module_embeds(module: ir.Module) -> None:
     choices = [choice(module, 3, 4096), choice(module, 2, 1024), choice(module, 1, None)]
-    assert tuned_choices(module, choices) == {H200: ((1024, 2), (4096, 3), (None, 1))}
+    assert tuned_choices(module, choices)["forward"] == {H200: ((1024, 2), (4096, 3), (None, 1))}
 
 
 def test_lengths_beyond_what_was_measured_take_the_longest(module: ir.Module) -> None:
-    assert tuned_choices(module, [choice(module, 2, 1024)]) == {H200: ((None, 2),)}
+    assert tuned_choices(module, [choice(module, 2, 1024)])["forward"] == {H200: ((None, 2),)}
 
 
 def test_the_newest_toolchain_speaks(module: ir.Module) -> None:
@@ -73,13 +75,31 @@ def test_the_newest_toolchain_speaks(module: ir.Module) -> None:
         choice(module, 0, None, toolchain="triton 3.9.1"),
         choice(module, 1, None, toolchain="triton 3.10.0"),
     )
-    assert tuned_choices(module, [new, old]) == {H200: ((None, 1),)}
+    assert tuned_choices(module, [new, old])["forward"] == {H200: ((None, 1),)}
 
 
 def test_a_choice_that_the_spec_no_longer_offers_is_dropped(module: ir.Module) -> None:
     gone = replace(choice(module, 0, None), config={"tile.q": "1024"})
     other = replace(choice(module, 0, None), variant="another")
-    assert tuned_choices(module, [gone, other]) == {}
+    assert not any(tuned_choices(module, [gone, other]).values())
+
+
+def backward_choice(module: ir.Module, kernel: KernelName, position: int, kv_len: int | None) -> Choice:
+    knobs = knobs_of_kernel(kernel, kernels_of(module)[kernel].kernel.configs[position])
+    return replace(choice(module, 0, kv_len), kernel=kernel, config=knobs)
+
+
+def test_each_kernel_of_the_backward_has_its_own_choices(module: ir.Module) -> None:
+    choices = [backward_choice(module, "dq", 2, 1024), backward_choice(module, "dkdv", 1, None)]
+    loaded = load_tuned(source(choice(module, 3, None), *choices))
+    assert [c.key for c in loaded] == sorted(c.key for c in [choice(module, 3, None), *choices])
+    assert tuned_choices(module, loaded) == {
+        "forward": {H200: ((None, 3),)},
+        "dq": {H200: ((None, 2),)},
+        "dkdv": {H200: ((None, 1),)},
+    }
+    text = render(module, path="x", sha256="y", tuned=tuned_choices(module, loaded))
+    assert '"dkdv": {"NVIDIA H200": ((None, 1),)},' in text
 
 
 def test_the_generated_text_holds_the_choices(module: ir.Module) -> None:

@@ -101,7 +101,7 @@ def run(
     tensors = draw(attention, dims, given)
     function = getattr(loaded, attention.name)
     config = loaded.Config(16, 32, 4, 1)
-    found = function(*tensors.values(), backward_config=config)
+    found = function(*tensors.values(), backward_config=dict.fromkeys(loaded.BACKWARD_CONFIGS, config))
     values = found if isinstance(found, tuple) else (found,)
     outputs = {tensor.name: value for tensor, value in zip(attention.outputs, values, strict=True)}
     make = torch.Generator().manual_seed(1)
@@ -147,6 +147,7 @@ def agree(module: ir.Module, dims: Mapping[str, int], *, lse: bool = True, **giv
         ("dropout", {**LENGTHS, "H": 1}, {"p": 0.3}),
         ("dropout", {**LENGTHS, "H": 1}, {"p": 1.0}),
         ("document", {"B": 2, "Hkv": 1, "G": 2, "M": 30, "N": 40}, {}),
+        ("fa1", {**TALL, "B": 1}, {}),
         ("prefix_document", {"B": 2, "H": 1, "M": 40, "N": 40}, {"prefix": [3, 21]}),
         ("padding", {**LENGTHS, "H": 1}, {"kv_len": [0, 33]}),
         ("single", LENGTHS, {}),
@@ -171,6 +172,8 @@ PAIRED = (
     [
         ("q, k, v, slope", SLOPE, ALIBI, "causal", ()),
         ("q, k, v, slope", SLOPE, ALIBI, "causal", ("accumulate.dq = atomic",)),
+        ("q, k, v, slope", SLOPE, ALIBI, "causal", ("accumulate.dq = sequential", "dkdv { dp = late }")),
+        ("q, k, v, slope", SLOPE, ALIBI, "causal", ("dkdv { dp in {late, early}, maxnreg = 168 }",)),
         ("slope", SLOPE, ALIBI, "causal", ("accumulate.dslope = atomic",)),
         ("k, slope", SLOPE, ALIBI, "window(5, 3)", ()),
         ("v", SLOPE, ALIBI, "causal", ()),
@@ -184,6 +187,7 @@ PAIRED = (
         ),
         ("q, row", ROWS, "dot(q, k) * row[q_pos, b] + column[kv_idx]", "true", ("accumulate.dq = atomic",)),
         ("q, k, v, pair, turned, shared", PAIRS, PAIRED, "causal or kv_idx < 3", ()),
+        ("q, k, v, pair", PAIRS, PAIRED, "window(9, 0)", ("accumulate.dq = sequential",)),
         ("k, pair, shared", PAIRS, PAIRED, "true", ("accumulate.dshared = atomic",)),
         ("q, k, v, rel", ("rel: f32[H, R]",), "dot(q, k) / 6 + rel[h, q_pos - kv_idx + 7]", "true", ()),
         (
@@ -194,7 +198,7 @@ PAIRED = (
             (),
         ),
     ],
-    ids=lambda module: f"{module[0].replace(', ', '_')}-{module[3][:6]}-{len(module[4])}",
+    ids=lambda module: f"{module[0].replace(', ', '_')}-{module[3][:6]}-{'-'.join(module[4])[14:30]}",
 )
 def test_gradients_of_what_the_score_loads(
     module: tuple[str, tuple[str, ...], str, str, tuple[str, ...]], dims: dict[str, int]
@@ -229,6 +233,37 @@ def test_wide_heads_have_a_kernel_for_each_gradient() -> None:
     assert module.variant.name == "bf16_d256"
     assert [planned.makes for planned in module.backward.kernels] == [("dq",), ("dv",), ("dk",)]
     agree(module, {"B": 1, "Hkv": 1, "G": 2, "M": 20, "N": 40})
+
+
+@pytest.mark.parametrize("tiles", [(16, 64), (64, 16), (128, 32)], ids=str)
+@pytest.mark.parametrize("early", [True, False])
+def test_kernels_differ_in_their_tiles(tiles: tuple[int, int], early: bool) -> None:
+    """The rows' workspace is padded to whole tiles of both kernels, whichever has the larger ones."""
+    planned = written(ALIBI, "q, k, v, slope", SLOPE, "causal", schedule=("dkdv { dp in {late, early} }",))
+    loaded = load_module(planned)
+    tensors = draw(planned.variant.attention, TALL, {})
+    config = {
+        "dq": loaded.Config(tiles[0], 16, 4, 1),
+        "dkdv": loaded.Config(tiles[1], 16, 4, 1, early_dp=early),
+    }
+    found = vars(loaded)["under_test"](*tensors.values(), backward_config=config)
+    do = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    got = torch.autograd.grad(found, list(tensors.values()), do)
+    plain = {name: value.detach() for name, value in tensors.items()}
+    want = gradients(planned.variant.attention, plain, {"o": do})
+    for name, value in zip(tensors, got, strict=True):
+        np.testing.assert_allclose(value.numpy(), want[name], rtol=0, atol=1e-4 * np.abs(want[name]).max())
+
+
+def test_flash_attention_1_has_a_program_for_each_head() -> None:
+    module = spec("fa1")
+    assert module.backward is not None
+    assert [planned.kernel.grid.over for planned in module.backward.kernels] == ["head"]
+    grouped = written("dot(q, k) / 6", "q, k, v", mask="causal", schedule=("accumulate.dq = sequential",))
+    agree(grouped, LENGTHS)
+    first, second = (run(grouped, LENGTHS)[0] for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name])
 
 
 def test_two_passes_are_deterministic() -> None:

@@ -61,12 +61,23 @@ CONFIGS = (
     Config(128, 32, 8, 2, 32768),
     Config(128, 32, 8, 3, 40960),
 )
-#: The same for the backward; BLOCK_N is the tile that stays, of keys for dk and dv and of queries for dq.
-BACKWARD_CONFIGS = (
-    Config(64, 64, 4, 2, 49152),
-)
-#: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 0), (4096, 8), (None, 8))}
+#: The same for each kernel of the backward, in the order of execution.
+BACKWARD_CONFIGS = {
+    "dq": (
+        Config(64, 64, 4, 2, 49152),
+    ),
+    "dkdv": (
+        Config(64, 64, 4, 2, 49152),
+    ),
+}
+
+Tuned = dict[str, tuple[tuple[int | None, int], ...]]
+#: Measured choices: device -> (largest N, index into the configs), the last without a limit.
+TUNED: Tuned = {"NVIDIA H200": ((1024, 0), (4096, 8), (None, 8))}
+BACKWARD_TUNED: dict[str, Tuned] = {
+    "dq": {},
+    "dkdv": {},
+}
 
 
 @triton.jit
@@ -367,7 +378,6 @@ def bias_backward_dkdv(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     b = (first_head + rank % heads) // H
     h = (first_head + rank % heads) % H
     if not TMA:
@@ -375,6 +385,7 @@ def bias_backward_dkdv(
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
         DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
+    kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
@@ -416,7 +427,7 @@ def bias(
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     config: Config | None = None,
-    backward_config: Config | None = None,
+    backward_config: dict[str, Config] | None = None,
 ) -> torch.Tensor:
     """Attention of the spec's score: o = softmax(score) v.
 
@@ -431,14 +442,14 @@ def bias(
     out: a tensor to write to.
     lse: f32[B, H, M] to write the rows' log-sum-exp to, if wanted.
     config: one of CONFIGS (default: the measured choice for the device, or the first).
-    backward_config: one of BACKWARD_CONFIGS, for the gradients of q, k, v, pair, key_bias.
+    backward_config: by kernel, one of its BACKWARD_CONFIGS; for the gradients of q, k, v, pair, key_bias.
 
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     if torch.compiler.is_compiling() and out is None and lse is None and config is None:
         _register()
-        o, lse = torch.ops.attnc.bias_d64_000335b2(q, k, v, pair, key_bias)
+        o, lse = torch.ops.attnc.bias_d64_5d1a1074(q, k, v, pair, key_bias)
         return o
     if _wants_gradient(q, k, v, pair, key_bias):
         if out is not None:
@@ -520,20 +531,26 @@ def _contiguous_rows(**tensors: torch.Tensor) -> None:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
-def _choose(config: Config | None, device: torch.device, longest: int) -> Config:
+def _choose(
+    config: Config | None,
+    device: torch.device,
+    longest: int,
+    configs: tuple[Config, ...] = CONFIGS,
+    tuned: Tuned = TUNED,
+) -> Config:
     """The caller's config, the measured one for this device and key length, or the first that fits the device."""
     if config is not None:
         if not isinstance(config, Config):
             raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
         return config
     if device.type != "cuda":
-        return CONFIGS[0]
+        return configs[0]
     properties = torch.cuda.get_device_properties(device)
-    for limit, index in TUNED.get(properties.name, ()):
+    for limit, index in tuned.get(properties.name, ()):
         if limit is None or longest <= limit:
-            return CONFIGS[index]
+            return configs[index]
     room = properties.shared_memory_per_block_optin
-    return next((config for config in CONFIGS if config.shared <= room), CONFIGS[-1])
+    return next((config for config in configs if config.shared <= room), configs[-1])
 
 
 def _heads_per_section(k: torch.Tensor, v: torch.Tensor, heads: int, N: int) -> int:
@@ -601,7 +618,7 @@ def _gradients(
     key_bias: torch.Tensor,
     o: torch.Tensor,
     lse: torch.Tensor,
-    config: Config | None,
+    configs: dict[str, Config] | None,
 ) -> tuple[torch.Tensor, ...]:
     """dq, dk, dv, dpair, dkey_bias, from the gradient of o (None: 0) and what the forward took and gave."""
     if do is None:
@@ -614,9 +631,8 @@ def _gradients(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(pair), torch.zeros_like(
             key_bias,
         ),
-    config = config or _choose_backward(q.device)
-    tile = max(config.BLOCK_M, config.BLOCK_N)
-    M_padded = triton.cdiv(M, tile) * tile
+    dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
+    M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -625,13 +641,13 @@ def _gradients(
     dkey_bias = torch.empty((B, H, N), dtype=torch.float32, device=q.device)
     tma = _tma(q, k, v, o, do, dq, dk, dv)
     with _on(q.device):
-        bias_backward_dq[(M_padded // config.BLOCK_N * B * H,)](
-            _rows(q, 0, 2, 1, config.BLOCK_N, 64, tma),
-            _rows(k, 0, 2, 1, config.BLOCK_M, 64, tma),
-            _rows(v, 0, 2, 1, config.BLOCK_M, 64, tma),
-            _rows(o, 0, 2, 1, config.BLOCK_N, 64, tma),
-            _rows(do, 0, 2, 1, config.BLOCK_N, 64, tma),
-            _rows(dq, 0, 2, 1, config.BLOCK_N, 64, tma),
+        bias_backward_dq[(M_padded // dq_config.BLOCK_M * B * H,)](
+            _rows(q, 0, 2, 1, dq_config.BLOCK_M, 64, tma),
+            _rows(k, 0, 2, 1, dq_config.BLOCK_N, 64, tma),
+            _rows(v, 0, 2, 1, dq_config.BLOCK_N, 64, tma),
+            _rows(o, 0, 2, 1, dq_config.BLOCK_M, 64, tma),
+            _rows(do, 0, 2, 1, dq_config.BLOCK_M, 64, tma),
+            _rows(dq, 0, 2, 1, dq_config.BLOCK_M, 64, tma),
             lse, lse2, delta, pair, key_bias, dpair,
             q.stride(0), q.stride(1), q.stride(2),
             k.stride(0), k.stride(1), k.stride(2),
@@ -643,18 +659,18 @@ def _gradients(
             pair.stride(0), pair.stride(1), pair.stride(2),
             key_bias.stride(0), key_bias.stride(1),
             B, H, M, N, M_padded, _heads_per_section(k, v, B * H, N),
-            BLOCK_M=config.BLOCK_N, BLOCK_N=config.BLOCK_M, TMA=tma,
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            BLOCK_M=dq_config.BLOCK_M, BLOCK_N=dq_config.BLOCK_N, TMA=tma,
+            num_warps=dq_config.num_warps, num_stages=dq_config.num_stages,
         )
-        bias_backward_dkdv[(triton.cdiv(N, config.BLOCK_N) * B * H,)](
-            _rows(q, 0, 2, 1, config.BLOCK_M, 64, tma),
-            _rows(k, 0, 2, 1, config.BLOCK_N, 64, tma),
-            _rows(v, 0, 2, 1, config.BLOCK_N, 64, tma),
-            _rows(do, 0, 2, 1, config.BLOCK_M, 64, tma),
-            _rows(dk, 0, 2, 1, config.BLOCK_N, 64, tma),
-            _rows(dv, 0, 2, 1, config.BLOCK_N, 64, tma),
-            _vectors(lse2, config.BLOCK_M, tma),
-            _vectors(delta, config.BLOCK_M, tma),
+        bias_backward_dkdv[(triton.cdiv(N, dkdv_config.BLOCK_N) * B * H,)](
+            _rows(q, 0, 2, 1, dkdv_config.BLOCK_M, 64, tma),
+            _rows(k, 0, 2, 1, dkdv_config.BLOCK_N, 64, tma),
+            _rows(v, 0, 2, 1, dkdv_config.BLOCK_N, 64, tma),
+            _rows(do, 0, 2, 1, dkdv_config.BLOCK_M, 64, tma),
+            _rows(dk, 0, 2, 1, dkdv_config.BLOCK_N, 64, tma),
+            _rows(dv, 0, 2, 1, dkdv_config.BLOCK_N, 64, tma),
+            _vectors(lse2, dkdv_config.BLOCK_M, tma),
+            _vectors(delta, dkdv_config.BLOCK_M, tma),
             pair, key_bias, dkey_bias,
             q.stride(0), q.stride(1), q.stride(2),
             k.stride(0), k.stride(1), k.stride(2),
@@ -665,20 +681,28 @@ def _gradients(
             pair.stride(0), pair.stride(1), pair.stride(2),
             key_bias.stride(0), key_bias.stride(1),
             B, H, M, N, M_padded, _heads_per_section(q, do, B * H, M),
-            BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, TMA=tma,
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            BLOCK_M=dkdv_config.BLOCK_M, BLOCK_N=dkdv_config.BLOCK_N, TMA=tma,
+            num_warps=dkdv_config.num_warps, num_stages=dkdv_config.num_stages,
         )
     dpair = dpair[:, :, :M].sum(0).to(pair.dtype)
     dkey_bias = dkey_bias.sum(1).to(key_bias.dtype)
     return dq, dk, dv, dpair, dkey_bias
 
 
-def _choose_backward(device: torch.device) -> Config:
-    """The first that fits the device."""
-    if device.type != "cuda":
-        return BACKWARD_CONFIGS[0]
-    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return next((config for config in BACKWARD_CONFIGS if config.shared <= room), BACKWARD_CONFIGS[-1])
+def _choose_backward(given: dict[str, Config], device: torch.device, longest: int) -> list[Config]:
+    """A config for each kernel: the given one, the measured one, or the first that fits the device."""
+    if not given.keys() <= BACKWARD_CONFIGS.keys():
+        raise ValueError(f"backward_config: the kernels are {', '.join(BACKWARD_CONFIGS)}, not {', '.join(given)}")
+    return [
+        _choose(given.get(kernel), device, longest, configs, BACKWARD_TUNED[kernel])
+        for kernel, configs in BACKWARD_CONFIGS.items()
+    ]
+
+
+def _whole_tiles(M: int, *configs: Config) -> int:
+    """M rounded up to whole q tiles of every kernel, all powers of two."""
+    most = max(config.BLOCK_M for config in configs)
+    return triton.cdiv(M, most) * most
 
 
 def _wants_gradient(*inputs: object) -> bool:
@@ -738,18 +762,18 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dpair, dkey_bias = torch.ops.attnc.bias_d64_000335b2_backward(do, *ctx.saved_tensors)
+    dq, dk, dv, dpair, dkey_bias = torch.ops.attnc.bias_d64_5d1a1074_backward(do, *ctx.saved_tensors)
     return dq, dk, dv, dpair, dkey_bias
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.bias_d64_000335b2, the first time that torch.compile meets bias."""
-    if hasattr(torch.ops.attnc, "bias_d64_000335b2"):
+    """Makes torch.ops.attnc.bias_d64_5d1a1074, the first time that torch.compile meets bias."""
+    if hasattr(torch.ops.attnc, "bias_d64_5d1a1074"):
         return True
-    forward = torch.library.custom_op("attnc::bias_d64_000335b2", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::bias_d64_5d1a1074", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     backward = torch.library.custom_op(
-        "attnc::bias_d64_000335b2_backward", _operate_backward, mutates_args=(),
+        "attnc::bias_d64_5d1a1074_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)
