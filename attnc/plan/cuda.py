@@ -12,7 +12,7 @@ from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule
-from attnc.model.tensors import Dense, DType
+from attnc.model.tensors import DType, Prefix
 from attnc.plan.cuda_layout import CHUNK, MMA, CudaLayout, Swizzle
 from attnc.plan.device import DEVICES
 from attnc.plan.resources import Buffer, Estimate, features
@@ -54,20 +54,6 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "rows are copied in pieces of 16 bytes",
                 "pad the last axis",
             )
-    for tensor in attention.inputs:
-        if not isinstance(tensor.storage, Dense):
-            yield _unsupported(
-                "only ordinary tensors are lowered to CUDA yet",
-                tensor.storage.span,
-                f"storage of '{tensor.name}'",
-                "use the target 'triton' here",
-            )
-    if "M" in attention.lengths:
-        yield _unsupported(
-            "'length M' is not lowered to CUDA yet",
-            attention.lengths["M"].span,
-            "use the target 'triton' here",
-        )
     knobs = schedule.knobs.get("forward", {})
     for key in ("loops", "warp_split", "softmax", "persistent", "order"):
         if key in knobs and len(knobs[key].choices) > 1:
@@ -128,6 +114,7 @@ def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLay
         warp_split=split,  # type: ignore[arg-type]  # one of the two
         streamed="q" if config["loops"] == ("kv", "q") else "kv",
         exchange=gcd(_EXCHANGE, v.width) if split == "kv" else 0,
+        v_in_k=isinstance(variant.attention.v.storage, Prefix),
     )
 
 

@@ -51,7 +51,8 @@ class CudaLayout:
     warp_split: "q", a warp has rows of the query tile and walks over all keys (FlashAttention-2); "kv", a
     warp has keys of every tile and all query rows, and the partial products are summed through shared
     memory (FlashAttention-1). exchange: columns of o that one such exchange sums. streamed: what the inner
-    loop copies, through `stages` buffers: "kv" tiles, or "q" tiles past one that stays."""
+    loop copies, through `stages` buffers: "kv" tiles, or "q" tiles past one that stays. v_in_k: the values
+    are the first columns of the keys, and have no tile of their own."""
 
     arch: str
     element: DType
@@ -62,6 +63,7 @@ class CudaLayout:
     warp_split: Literal["q", "kv"]
     streamed: Literal["q", "kv"]
     exchange: int = 0
+    v_in_k: bool = False
 
     def threads(self, config: Config) -> int:
         return 32 * integer(config, "warps")
@@ -83,6 +85,8 @@ class CudaLayout:
                 "k": tile_kv * self.qk.width * size,
                 "v": tile_kv * self.v.width * size,
             }
+        if self.v_in_k:
+            del buffers["v"]
         if self.warp_split == "kv":
             buffers["partial"] = warps * tile_q * (self.exchange + PADDING) * 4
             buffers["statistics"] = (2 * warps + 1) * tile_q * 4

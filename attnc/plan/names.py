@@ -76,9 +76,11 @@ CUDA_KERNEL = frozenset((
     "min_", "multiply_add", "multiply_pv", "multiply_qk", "otherwise", "OWN", "own_column", "own_row",
     "pack", "pair", "PITCH", "place", "product", "product0", "product1", "q_next", "q_tile", "quotient",
     "r", "row_max", "row_sum", "scale", "scores", "second", "shared", "size", "source", "stage",
-    "STAGES", "store_chunk", "store_o", "stride", "sum", "sums", "swizzle", "t", "T", "tanh_", "then",
+    "STAGES", "store_chunk", "store_o", "stride", "sum", "sums", "swizzle", "t", "tanh_", "then",
     "THREADS", "to", "to_float", "u32", "upper_bound", "v_at", "v_first", "v_next", "v_tile", "v_tiles",
-    "value", "w", "wait_copies", "warp", "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
+    "find_sequence", "cu_seqlens", "keys", "number", "outputs", "PAGE", "page_stride", "Pages", "Place",
+    "q_end", "queries", "Rows", "sequence", "table", "table_stride", "values",
+    "Value", "value", "w", "wait_copies", "warp", "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
 ))  # fmt: skip
 _KERNELS = ("forward", "backward", "combine", "preprocess")
 

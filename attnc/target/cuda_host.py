@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from attnc.expr.show import show
 from attnc.model.tensors import Tensor
 from attnc.plan.ir import Arg, Kernel, Module
 from attnc.target.cuda_kernel import CudaText
@@ -108,14 +109,18 @@ class CudaHostText:
             if names := self._text.strides(arg):
                 yield ", ".join(names)
         row = (self._text.layout.d + self._text.layout.dv) * self._text.layout.element.bytes
-        section = f"_heads_per_section(gpu, B * H, N * {row})"
+        sequences, longest = self._kernel.grid.sequences, self.call.longest
+        length = "N" if longest == "N" else f"{longest} // B"
+        section = f"_heads_per_section(gpu, {'B * H' if sequences is None else 'H'}, {length} * {row})"
         yield ", ".join(section if name == "SECTION" else name for name in self._text.size_names)
 
     @property
     def blocks(self) -> str:
         if self._kernel.grid.over == "head":
             return "B * H"
-        tiles = "-(-M // config.BLOCK_M) * B * H"
+        tiles, sequences = "-(-M // config.BLOCK_M) * B * H", self._kernel.grid.sequences
+        if sequences is not None:
+            tiles = f"({show(sequences.rows)} // config.BLOCK_M + B + 1) * H"
         return f"min({tiles}, gpu.multiprocessors)" if self._kernel.grid.persistent else tiles
 
 

@@ -13,23 +13,20 @@ from attnc.model.tensors import DType, Role
 from attnc.plan.cuda_layout import CudaLayout, Swizzle
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
 from attnc.target.cuda import STORED, at_row, load, scalar, statement, value_type
+from attnc.target.cuda_places import PlaceText
 
-MATRICES = ("q", "k", "v")
 
-
-class CudaText:
+class CudaText(PlaceText):
     """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
+        super().__init__(module, kernel, layout)
         attention = module.variant.attention
-        self.module, self.kernel, self.layout = module, kernel, layout
-        self.dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs)}
         self.default = kernel.configs[0]
         self.element = STORED[layout.element]
         self.ptx = self.element
         self.split = layout.warp_split
         self.padded = (layout.d, layout.dv) != (layout.qk.width, layout.v.width)
-        self.h_kv = scalar(kernel.kv_head)
         self.has_lse = attention.lse is not None
         self.scalar, self.expression = scalar, at_row
         self._score_text = _Uses(self)
@@ -93,11 +90,6 @@ class CudaText:
             if names:
                 yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
 
-    def head_offset(self, name: str) -> str:
-        kv_name = "h" if self.h_kv == "h" else "h_kv"
-        head = "" if self.kernel.kv_head == Const(0) else f" + {kv_name} * args.stride_{name}h"
-        return f"b * args.stride_{name}b{head}"
-
     # -- tiles in shared memory ----------------------------------------------------------------------------
 
     @property
@@ -150,19 +142,36 @@ class CudaText:
         """(function, offset function, columns, columns of the tile, what) of each copy function."""
         if self.same_tiles:
             return [("copy_rows", "at", "D", self.d_tile, "q, k or v")]
-        return [
-            ("copy_qk_rows", "at_qk", "D", self.d_tile, "q or k"),
-            ("copy_v_rows", "at_v", "DV", self.dv_tile, "v"),
-        ]
+        v = [] if self.v_in_k else [("copy_v_rows", "at_v", "DV", self.dv_tile, "v")]
+        return [("copy_qk_rows", "at_qk", "D", self.d_tile, "q or k"), *v]
 
     @property
-    def v_tiles(self) -> str:
-        """How many tiles of V there are, as a factor."""
-        return "STAGES * " if self.kernel.grid.over == "q" else ""
+    def after_tiles(self) -> str:
+        """What follows the tiles in shared memory."""
+        if self.v_in_k:
+            return f"k_tiles + STAGES * BLOCK_N * {self.d_tile}"
+        return f"v_tiles + {'STAGES * ' if self.kernel.grid.over == 'q' else ''}BLOCK_N * {self.dv_tile}"
+
+    @property
+    def at_value(self) -> str:
+        """Where a chunk of a value lies in its tile."""
+        return self.at_qk if self.v_in_k else self.at_v
+
+    @property
+    def after_value(self) -> str:
+        return self.after_qk if self.v_in_k else self.after_v
+
+    @property
+    def value_tile(self) -> str:
+        return self.d_tile if self.v_in_k else self.dv_tile
+
+    @property
+    def copy_q(self) -> str:
+        return "rows" if self.same_tiles else "qk_rows"
 
     @property
     def copy_k(self) -> str:
-        return "rows" if self.same_tiles else "qk_rows"
+        return self.copy_q
 
     @property
     def copy_v(self) -> str:
@@ -311,11 +320,6 @@ class CudaText:
     def guard(self) -> str:
         guards = [loop.guard for loop in self.kernel.regions.loops if loop.guard is not None]
         return scalar(disj(*guards)) if guards else ""
-
-    @property
-    def q_lo(self) -> str:
-        tile = "(q_tiles - 1 - rank / heads)" if self.kernel.grid.longest_first else "rank / heads"
-        return f"{tile} * BLOCK_M"
 
     @property
     def bounds_comment(self) -> str:

@@ -174,7 +174,8 @@ def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
     for tensor in (*attention.inputs, *attention.outputs):
         if tensor.shape and draw(st.integers(0, 2)) == 2:
             layouts[tensor.name] = draw(_layouts(attention, tensor))
-    spread = draw(st.sampled_from((None,) * 9 + (attention.q, attention.k, attention.v)))
+    apart = tuple(t for t in (attention.q, attention.k, attention.v) if isinstance(t.storage, Dense | Paged))
+    spread = draw(st.sampled_from((None,) * 2 * len(apart) + apart)) if apart else None
     if spread is not None and (layout := far(attention, spread, dims)) is not None:
         layouts[spread.name] = layout
     return Case(
@@ -261,14 +262,22 @@ def fixed_cases(variant: Variant, limits: Limits, count: int) -> Iterator[Case]:
 
 
 def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout | None:
-    """Rows so far apart that the last one starts beyond element 2^31; None for fewer than three rows."""
-    if not isinstance(tensor.storage, Dense):
-        return None
+    """Rows so far apart that the last one starts beyond element 2^31, or pages so that the second does; None
+    for fewer than three rows, and for packed ones.
+    """
     known = all_dims(attention, dims)
-    shape = [size(expr, known) for expr in tensor.shape]
-    rows = tensor.axis(Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY)
+    match tensor.storage:
+        case Dense():
+            shape = [size(expr, known) for expr in tensor.shape]
+            rows = tensor.axis(Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY)
+        case Paged(page=page):
+            pairs = zip(tensor.roles, tensor.shape, strict=True)
+            shape = [{Role.KEY: page, Role.BATCH: 2}.get(role) or size(expr, known) for role, expr in pairs]
+            rows = tensor.axis(Role.BATCH)
+        case _:
+            return None
     others = [axis for axis in range(len(shape) - 1) if axis != rows]
-    if rows is None or not others or shape[rows] < 3 or 0 in shape:
+    if rows is None or not others or (shape[rows] < 3 and isinstance(tensor.storage, Dense)) or 0 in shape:
         return None
     inner = prod(shape[axis] for axis in (*others[1:], len(shape) - 1))
     gaps = [0] * len(shape)

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <csetjmp>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +16,7 @@
 #include <ucontext.h>
 
 #define __global__ __attribute__((visibility("default")))
-#define __device__ static inline
+#define __device__ inline
 #define __shared__
 #define __align__(n)
 #define __grid_constant__
@@ -190,6 +191,9 @@ static void run_block(int threads, uint64_t seed)
     }
 }
 
+// An access to memory that the process has not is a fault of the kernel's. The signal may come again: nothing returns from here.
+static void stray(int) { fail("an access outside of all memory", 0); }
+
 // Returns what went wrong, or null.
 static const char* launch(void (*kernel)(), int blocks, int threads, int shared_bytes, uint64_t seed)
 {
@@ -198,6 +202,11 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
     body = kernel;
     gridDim = {unsigned(blocks), 1, 1};
     const char* problem = nullptr;
+    struct sigaction faults = {}, before[2];
+    faults.sa_handler = stray;
+    faults.sa_flags = SA_NODEFER;
+    sigaction(SIGSEGV, &faults, &before[0]);
+    sigaction(SIGBUS, &faults, &before[1]);
     if (_setjmp(escape))
         problem = message;
     else
@@ -208,6 +217,8 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
                 if (((unsigned char*)shared)[i] != 0xff)
                     fail("a write past the end of shared memory", 0);
         }
+    sigaction(SIGSEGV, &before[0], nullptr);
+    sigaction(SIGBUS, &before[1], nullptr);
     free(fibers);
     free(stacks);
     return problem;

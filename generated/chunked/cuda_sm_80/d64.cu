@@ -133,6 +133,14 @@ __device__ u32 after(u32 first, int chunks)
     return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
 }
 
+// Rows of one head: row i lies i strides behind the first.
+template <class Value>
+struct Rows {
+    Value* first;
+    long long stride;
+    __device__ Value* at(int row, bool) const { return first + row * stride; }
+};
+
 // Starts copying 8 elements to shared memory; zeros if not `inside`.
 __device__ void copy_chunk(element* to, const element* from, bool inside)
 {
@@ -155,18 +163,30 @@ __device__ void store_chunk(element* to, const element* from)
 }
 
 // Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
-template <int COUNT>
-__device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
+template <int COUNT, class Place>
+__device__ void copy_rows(element* to, const Place& rows, int first, int stop)
 {
     constexpr int CHUNKS = D / 8, AT_ONCE = THREADS / CHUNKS;  // rows
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    const element* source = from + (first + row) * stride + chunk * 8;
     if (THREADS % CHUNKS == 0 || row < AT_ONCE)
         #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at(row + i, chunk), source,
-                           first + row + i < stop);
+        for (int i = 0; i < COUNT; i += AT_ONCE)
+            if (COUNT % AT_ONCE == 0 || row + i < COUNT) {
+                const bool inside = first + row + i < stop;
+                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i, inside) + chunk * 8,
+                           inside);
+            }
+}
+
+// Rows first .. first + BLOCK_M - 1 of o, below row `stop`, from a tile in shared memory.
+__device__ void store_o(const Rows<element>& o, const element* tile, int first, int stop)
+{
+    constexpr int CHUNKS = DV / 8;
+    for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        if (first + row < stop)
+            store_chunk(o.at(first + row, true) + chunk * 8, tile + at(row, chunk));
+    }
 }
 
 // s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
@@ -254,17 +274,6 @@ __device__ auto floor_div(A x, B size) -> decltype(x / size)
 template <class A, class B>
 __device__ auto floor_mod(A x, B size) -> decltype(x / size) { return size == 0 ? 0 : x - floor_div(x, size) * size; }
 
-// Rows first .. first + BLOCK_M - 1 of o, below row `stop`, from a tile in shared memory.
-__device__ void store_o(element* o, long long stride, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = DV / 8;
-    for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(o + (first + row) * stride + chunk * 8, tile + at(row, chunk));
-    }
-}
-
 // o of one q tile of one head: FlashAttention-2, algorithm 1.
 extern "C" __global__ void __launch_bounds__(THREADS) chunked_forward(const __grid_constant__ Args args)
 {
@@ -281,12 +290,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_forward(const __gr
     const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
     const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
     const int q_lo = rank / heads * BLOCK_M;
-    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const int h_kv = h / G;
-    const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
-    const element* const K = args.k_ptr + b * args.stride_kb + h_kv * args.stride_kh;
-    const element* const V = args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh;
+    const Rows<const element> queries = {args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm};
+    const Rows<const element> keys = {args.k_ptr + b * args.stride_kb + h_kv * args.stride_kh, args.stride_kn};
+    const Rows<const element> values = {args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh, args.stride_vn};
 
     // Row r of a thread is row warp * WARP_M + 8 * r + g of the tile.
     int q_idx[ROWS], q_pos[ROWS];
@@ -312,22 +321,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_forward(const __gr
         }
         return kv_lo;
     };
+    copy_rows<BLOCK_M>(q_tile, queries, q_lo, M);
     int kv_lo = next(lo - BLOCK_N), k_next = kv_lo, v_next = kv_lo;
 
     // Copies run ahead of the loop: K by STAGES tiles, V by one less, each a group.
     auto copy_k = [&](int stage) {
         if (k_next < hi)
-            copy_rows<BLOCK_N>(k_tiles + stage * BLOCK_N * D, K, args.stride_kn, k_next, N);
+            copy_rows<BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_next, N);
         commit_copies();
         k_next = next(k_next);
     };
     auto copy_v = [&](int stage) {
         if (v_next < hi)
-            copy_rows<BLOCK_N>(v_tiles + stage * BLOCK_N * DV, V, args.stride_vn, v_next, N);
+            copy_rows<BLOCK_N>(v_tiles + stage * BLOCK_N * DV, values, v_next, N);
         commit_copies();
         v_next = next(v_next);
     };
-    copy_rows<BLOCK_M>(q_tile, Q, args.stride_qm, q_lo, args.M);
     copy_k(0);
     for (int stage = 1; stage < STAGES; ++stage) {
         copy_v(stage - 1);
@@ -405,5 +414,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_forward(const __gr
                 pack(acc[r / 2][j][r % 2 * 2] * scale, acc[r / 2][j][r % 2 * 2 + 1] * scale);
     }
     __syncthreads();
-    store_o(args.o_ptr + b * args.stride_ob + h * args.stride_oh, args.stride_om, q_tile, q_lo, args.M);
+    const Rows<element> outputs = {args.o_ptr + b * args.stride_ob + h * args.stride_oh, args.stride_om};
+    store_o(outputs, q_tile, q_lo, M);
 }

@@ -137,6 +137,14 @@ __device__ u32 after(u32 first, int chunks)
     return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
 }
 
+// Rows of one head: row i lies i strides behind the first.
+template <class Value>
+struct Rows {
+    Value* first;
+    long long stride;
+    __device__ Value* at(int row, bool) const { return first + row * stride; }
+};
+
 // Starts copying 8 elements to shared memory; zeros if not `inside`.
 __device__ void copy_chunk(element* to, const element* from, bool inside)
 {
@@ -159,18 +167,30 @@ __device__ void store_chunk(element* to, const element* from)
 }
 
 // Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
-template <int COUNT>
-__device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
+template <int COUNT, class Place>
+__device__ void copy_rows(element* to, const Place& rows, int first, int stop)
 {
     constexpr int CHUNKS = D / 8, AT_ONCE = THREADS / CHUNKS;  // rows
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    const element* source = from + (first + row) * stride + chunk * 8;
     if (THREADS % CHUNKS == 0 || row < AT_ONCE)
         #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at(row + i, chunk), source,
-                           first + row + i < stop);
+        for (int i = 0; i < COUNT; i += AT_ONCE)
+            if (COUNT % AT_ONCE == 0 || row + i < COUNT) {
+                const bool inside = first + row + i < stop;
+                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i, inside) + chunk * 8,
+                           inside);
+            }
+}
+
+// Rows first .. first + BLOCK_M - 1 of o, below row `stop`, from a tile in shared memory.
+__device__ void store_o(const Rows<element>& o, const element* tile, int first, int stop)
+{
+    constexpr int CHUNKS = DV / 8;
+    for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        if (first + row < stop)
+            store_chunk(o.at(first + row, true) + chunk * 8, tile + at(row, chunk));
+    }
 }
 
 // s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
@@ -250,19 +270,8 @@ __device__ float row_sum(float x)
     return x + from_lane(x, 2);
 }
 
-template <class T>
-__device__ T where(bool condition, T then, T otherwise) { return condition ? then : otherwise; }
-
-// Rows first .. first + BLOCK_M - 1 of o, below row `stop`, from a tile in shared memory.
-__device__ void store_o(element* o, long long stride, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = DV / 8;
-    for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(o + (first + row) * stride + chunk * 8, tile + at(row, chunk));
-    }
-}
+template <class Value>
+__device__ Value where(bool condition, Value then, Value otherwise) { return condition ? then : otherwise; }
 
 // o and lse of one head: FlashAttention-1, algorithm 1.
 // acc_ptr, l_ptr and m_ptr hold o, l and m between visits of a query tile: [B, H, M, DV] and [B, H, M].
@@ -276,13 +285,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int H = args.H, M = args.M, N = args.N;
     const int b = blockIdx.x / H, h = blockIdx.x % H;
-    const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
-    const element* const K = args.k_ptr + b * args.stride_kb + h * args.stride_kh;
-    const element* const V = args.v_ptr + b * args.stride_vb + h * args.stride_vh;
     const long long first_row = (long long)blockIdx.x * M;
     float* const o_rows = args.acc_ptr + first_row * DV;
     float* const l_rows = args.l_ptr + first_row;
     float* const m_rows = args.m_ptr + first_row;
+    const Rows<const element> queries = {args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm};
+    const Rows<const element> keys = {args.k_ptr + b * args.stride_kb + h * args.stride_kh, args.stride_kn};
+    const Rows<const element> values = {args.v_ptr + b * args.stride_vb + h * args.stride_vh, args.stride_vn};
 
     // line 2: o = 0, l = 0, m = -inf
     for (long long i = threadIdx.x; i < (long long)M * DV; i += THREADS)
@@ -300,15 +309,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
         int q_lo = 0, q_next = q_lo;
         auto copy_q = [&](int stage) {
             if (q_next < hi)
-                copy_rows<BLOCK_M>(q_tiles + stage * (BLOCK_M * D), Q, args.stride_qm, q_next, M);
+                copy_rows<BLOCK_M>(q_tiles + stage * (BLOCK_M * D), queries, q_next, M);
             commit_copies();
             q_next = next(q_next);
         };
         if (q_lo >= hi)
             continue;  // no copy may be under way that nobody waits for
         __syncthreads();  // nobody reads the tiles before any more
-        copy_rows<BLOCK_N>(k_tile, K, args.stride_kn, kv_lo, N);
-        copy_rows<BLOCK_N>(v_tile, V, args.stride_vn, kv_lo, N);
+        copy_rows<BLOCK_N>(k_tile, keys, kv_lo, N);
+        copy_rows<BLOCK_N>(v_tile, values, kv_lo, N);
         for (int stage = 0; stage < STAGES - 1; ++stage)
             copy_q(stage);
         for (int stage = 0; q_lo < hi; q_lo = next(q_lo), stage = (stage + 1) % STAGES) {
@@ -418,14 +427,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
     wait_copies<0>();
     __syncthreads();
 
+    const Rows<element> outputs = {args.o_ptr + b * args.stride_ob + h * args.stride_oh, args.stride_om};
     for (long long i = threadIdx.x; i < (long long)M * DV / 2; i += THREADS) {
-        const long long row = 2 * i / DV, column = 2 * i % DV;
+        const int row = 2 * i / DV, column = 2 * i % DV;
         const u32 pair = pack(o_rows[2 * i], o_rows[2 * i + 1]);
-        element* const o = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om + column;
+        element* const o = outputs.at(row, true) + column;
         o[0] = element{(unsigned short)pair};
         o[1] = element{(unsigned short)(pair >> 16)};
     }
-    for (int i = threadIdx.x; i < M; i += THREADS)
-        args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + i * args.stride_lsem] =
-            (m_rows[i] + log2f(l_rows[i])) * LN2;
+    for (int row = threadIdx.x; row < M; row += THREADS)
+        args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
+            (m_rows[row] + log2f(l_rows[row])) * LN2;
 }

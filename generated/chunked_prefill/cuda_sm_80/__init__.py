@@ -1,0 +1,18 @@
+"""chunked_prefill for cuda.sm_80: calls the module made for D.
+
+Made from specs/chunked_prefill.attn; `attnc compile specs/chunked_prefill.attn` makes it again.
+"""
+
+from .d128 import chunked_prefill as d128
+
+VARIANTS = {
+    (128,): d128,
+}
+
+
+def chunked_prefill(q, k, v, cu_q, block_table, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[2],)
+    if key not in VARIANTS:
+        raise ValueError(f"chunked_prefill was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, cu_q, block_table, kv_len, **options)

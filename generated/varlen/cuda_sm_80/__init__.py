@@ -1,0 +1,18 @@
+"""varlen for cuda.sm_80: calls the module made for D.
+
+Made from specs/varlen.attn; `attnc compile specs/varlen.attn` makes it again.
+"""
+
+from .d128 import varlen as d128
+
+VARIANTS = {
+    (128,): d128,
+}
+
+
+def varlen(q, k, v, cu_q, cu_k, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[2],)
+    if key not in VARIANTS:
+        raise ValueError(f"varlen was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, cu_q, cu_k, **options)
