@@ -16,7 +16,7 @@ from attnc.diagnostics import did_you_mean
 if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.verify.check import Report, Subject
-    from attnc.verify.record import Record
+    from attnc.verify.record import Record, Records
     from attnc.verify.strategies import Case
 
 GENERATED = Path("generated")
@@ -36,6 +36,10 @@ def verify(
     record: Annotated[
         bool, typer.Option("--record", help="Verify the files of generated/ and note it there; needs a GPU.")
     ] = False,
+    is_sanitized: Annotated[
+        bool,
+        typer.Option("--sanitize", help="Run the files of generated/ under compute-sanitizer instead."),
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Run kernels on chosen inputs and judge every element against the float64 reference.
@@ -49,11 +53,16 @@ def verify(
     from attnc.verify.check import verify as run
 
     modules = chosen_modules(find_specs(specs or []), attention, variant, target)
+    if is_sanitized:
+        from attnc.cli.sanitize import sanitize_modules
+
+        sanitize_modules(modules, is_recorded=record, as_json=as_json)
+        return
     reports: list[dict[str, Any]] = []
     failed = False
     new: dict[str, Record] = {}
     for module in modules:
-        text = _committed(module) if record else None
+        text = committed(module) if record else None
         subject = _subject(module, text)
         if case is not None:
             failed |= not _one_case(subject, case)
@@ -73,7 +82,8 @@ def verify(
         if not as_json:
             show_report(subject, report)
     if record:
-        _write_records(new)
+        path = update_records(lambda known: known.with_verified(new))
+        say(f"wrote {path}: {len(new)} verified")
     if as_json:
         say(json.dumps(reports, indent=2))
     if failed:
@@ -167,7 +177,7 @@ def path_of(module: ir.Module) -> str:
     return f"{folder_of(module)}/{module.variant.name}.py"
 
 
-def _committed(module: ir.Module) -> str:
+def committed(module: ir.Module) -> str:
     """The text of the module's file. Raises Mistake where a record would say nothing."""
     from attnc.verify.subjects import has_gpu
 
@@ -193,7 +203,8 @@ def _record(text: str, target: str, report: Report) -> Record:
     )
 
 
-def _write_records(new: dict[str, Record]) -> None:
+def update_records(change: Callable[[Records], Records]) -> Path:
+    """Rewrites the file of records, without what it says of modules that are gone; returns its path."""
     from attnc.build import write_text
     from attnc.verify.record import NAME, dump, read
 
@@ -202,8 +213,8 @@ def _write_records(new: dict[str, Record]) -> None:
     except ValueError as error:
         raise Mistake(str(error), "restore it from version control") from None
     there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
-    write_text(GENERATED / NAME, dump(known.with_verified(new).only(there)))
-    say(f"wrote {GENERATED / NAME}: {len(new)} verified")
+    write_text(GENERATED / NAME, dump(change(known).only(there)))
+    return GENERATED / NAME
 
 
 def _name(module: ir.Module) -> str:

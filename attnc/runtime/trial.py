@@ -52,6 +52,9 @@ def problem_for(module: ir.Module, length: int, *, device: str = "cuda", tokens:
     tokens *= 16 if decodes and device != "cpu" else 1
     dims = {**_DIMS, "B": max(1, tokens // length), "M": 1 if decodes else length, "N": length}
     dims |= _memory_dims(module, dims)
+    heads = module.variant.attention.q.size(Role.HEAD)
+    if all(node.name in dims for node in walk(heads) if isinstance(node, Dim)):
+        dims["H"] = _value(heads, dims)  # of a group of fixed size, say
     for arg in module.args:
         for bind in arg.axes:
             if bind.name is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 NAME = "verified.json"
@@ -28,16 +28,33 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sanitized:
+    """A module in which no tool of compute-sanitizer found anything: how many launches each has watched."""
+
+    sha256: str
+    device: str
+    tool: str
+    launches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """The file: path below generated/ -> record, and path -> why there is none."""
+    """The file: path below generated/ -> record, path -> why there is none, and path -> what the sanitizer
+    has watched.
+    """
 
     verified: Mapping[str, Record] = field(default_factory=dict)
     unverified: Mapping[str, str] = field(default_factory=dict)
+    sanitized: Mapping[str, Sanitized] = field(default_factory=dict)
 
     def with_verified(self, new: Mapping[str, Record]) -> Records:
         """The same with these records added or replaced; a module that has one is no longer unverified."""
         left = {path: why for path, why in self.unverified.items() if path not in new}
-        return Records(verified={**self.verified, **new}, unverified=left)
+        return replace(self, verified={**self.verified, **new}, unverified=left)
+
+    def with_sanitized(self, new: Mapping[str, Sanitized]) -> Records:
+        """The same with these added or replaced."""
+        return replace(self, sanitized={**self.sanitized, **new})
 
     def only(self, paths: Iterable[str]) -> Records:
         """Without what is said of modules that are gone."""
@@ -45,6 +62,7 @@ class Records:
         return Records(
             verified={path: record for path, record in self.verified.items() if path in kept},
             unverified={path: why for path, why in self.unverified.items() if path in kept},
+            sanitized={path: record for path, record in self.sanitized.items() if path in kept},
         )
 
 
@@ -61,21 +79,21 @@ def read(folder: Path) -> Records:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         verified = {name: Record(**fields) for name, fields in data["verified"].items()}
-        return Records(verified=verified, unverified=dict(data["unverified"]))
+        sanitized = {name: Sanitized(**fields) for name, fields in data.get("sanitized", {}).items()}
+        return Records(verified=verified, unverified=dict(data["unverified"]), sanitized=sanitized)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: not a file of verification records: {error}") from None
 
 
 def dump(records: Records) -> str:
     """The file's text: sorted, a line for each module, so that a change shows as one line."""
-    verified = (
-        f"{json.dumps(name)}: {json.dumps(asdict(records.verified[name]))}"
-        for name in sorted(records.verified)
-    )
-    unverified = (
-        f"{json.dumps(name)}: {json.dumps(records.unverified[name])}" for name in sorted(records.unverified)
-    )
-    return f'{{\n"verified": {_object(verified)},\n"unverified": {_object(unverified)}\n}}\n'
+    sections = {
+        "verified": {path: asdict(record) for path, record in records.verified.items()},
+        "unverified": records.unverified,
+        "sanitized": {path: asdict(record) for path, record in records.sanitized.items()},
+    }
+    texts = (f"{json.dumps(name)}: {_object(section)}" for name, section in sections.items())
+    return "{\n" + ",\n".join(texts) + "\n}\n"
 
 
 def lapsed(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
@@ -89,6 +107,6 @@ def lapsed(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
     return missing
 
 
-def _object(lines: Iterable[str]) -> str:
-    body = ",\n".join(f"  {line}" for line in lines)
+def _object(section: Mapping[str, object]) -> str:
+    body = ",\n".join(f"  {json.dumps(path)}: {json.dumps(section[path])}" for path in sorted(section))
     return f"{{\n{body}\n}}" if body else "{}"

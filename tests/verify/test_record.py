@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnc.verify.record import Record, Records, dump, hash_of, lapsed, read
+from attnc.verify.record import Record, Records, Sanitized, dump, hash_of, lapsed, read
 
 GENERATED = Path(__file__).parents[2] / "generated"
 
@@ -22,9 +22,24 @@ def test_every_module_has_a_record_of_its_text_or_says_that_it_is_unverified() -
     )
 
 
+def test_every_verified_cuda_module_was_sanitized_too() -> None:
+    records = read(GENERATED)
+    missing = [
+        name
+        for name in modules()
+        if (GENERATED / name).with_suffix(".cu").is_file()
+        and name not in records.unverified
+        and (
+            name not in records.sanitized
+            or records.sanitized[name].sha256 != hash_of((GENERATED / name).read_text(encoding="utf-8"))
+        )
+    ]
+    assert missing == [], "run `attnc verify --target cuda.sm_80 --sanitize --record` on a machine with a GPU"
+
+
 def test_nothing_is_recorded_of_modules_that_are_gone() -> None:
     records = read(GENERATED)
-    assert set(records.verified) | set(records.unverified) <= set(modules())
+    assert set(records.verified) | set(records.unverified) | set(records.sanitized) <= set(modules())
 
 
 def test_no_recorded_error_is_beyond_the_bound() -> None:
@@ -43,6 +58,9 @@ def test_a_record_lapses_with_the_text(tmp_path: Path) -> None:
 
 def test_records_survive_the_file(tmp_path: Path) -> None:
     record = Record(sha256="0", device="d", toolchain="t", cases=3, worst=0.25, where="o[b=0]")
-    records = Records(verified={"b.py": record, "a.py": record}, unverified={"c.py": "why"})
+    seen = Sanitized(sha256="0", device="d", tool="t", launches=5)
+    records = Records(
+        verified={"b.py": record, "a.py": record}, unverified={"c.py": "why"}, sanitized={"b.py": seen}
+    )
     (tmp_path / "verified.json").write_text(dump(records), encoding="utf-8")
     assert read(tmp_path) == records

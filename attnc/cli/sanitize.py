@@ -1,0 +1,70 @@
+"""`attnc verify --sanitize`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnc.cli.console import Mistake, paint, progress, say
+from attnc.cli.verify import committed, path_of, update_records
+
+if TYPE_CHECKING:
+    from attnc.plan import ir
+
+
+def sanitize_modules(modules: Sequence[ir.Module], *, is_recorded: bool, as_json: bool) -> None:
+    """Runs the files of generated/ under every tool, says what was found, and notes those without a finding.
+
+    Raises Mistake without CUDA modules, a GPU or compute-sanitizer; Exit(1) if anything was found."""
+    from attnc.verify.sanitize import TOOLS, Job, find_sanitizer, sanitize, version
+    from attnc.verify.subjects import has_gpu
+
+    if any(module.target == "triton" for module in modules):
+        raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
+    if not has_gpu():
+        raise Mistake("compute-sanitizer needs a GPU", "'attnc verify' without --sanitize runs anywhere")
+    texts = {path_of(module): committed(module) for module in modules}
+    sanitizer = find_sanitizer()
+    if sanitizer is None:
+        raise Mistake("compute-sanitizer was not found", "it is part of the CUDA toolkit; set CUDA_HOME")
+    jobs = tuple(
+        Job(
+            name=path_of(module),
+            spec=module.variant.source.path,
+            attention=module.variant.attention.name,
+            variant=module.variant.name,
+            target=module.target,
+        )
+        for module in modules
+    )
+    with progress("sanitize", len(TOOLS) * len(jobs)) as bar:
+        outcome = sanitize(sanitizer, jobs, processes=os.cpu_count() or 2, progress=bar.advance)
+    if as_json:
+        found = [{"module": f.name, "tool": f.tool, "message": f.message} for f in outcome.findings]
+        say(json.dumps({"tools": TOOLS, "launches": dict(outcome.launches), "findings": found}, indent=2))
+    else:
+        for finding in outcome.findings:
+            say(f"{paint('FOUND', '1;31')} {finding.name}: {finding.tool}: {finding.message}")
+        launches = sum(outcome.launches.values())
+        tools = ", ".join(TOOLS)
+        say(f"{len(outcome.clean)} of {len(jobs)} modules are clean under {tools}; {launches} launches each")
+    if is_recorded:
+        _record(texts, outcome.clean, outcome.launches, version(sanitizer))
+    if outcome.findings:
+        raise typer.Exit(1)
+
+
+def _record(texts: dict[str, str], clean: Sequence[str], launches: Mapping[str, int], tool: str) -> None:
+    from attnc.runtime.trial import device_name
+    from attnc.verify.record import Sanitized, hash_of
+
+    new = {
+        path: Sanitized(sha256=hash_of(texts[path]), device=device_name(), tool=tool, launches=launches[path])
+        for path in clean
+    }
+    written = update_records(lambda known: known.with_sanitized(new))
+    say(f"wrote {written}: {len(new)} sanitized")
