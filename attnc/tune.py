@@ -1,26 +1,41 @@
 """Which config of a schedule is fastest here: measured once, written beside the spec, embedded by the
 compiler.
 
-All configs that fit the device are compiled in parallel processes, then timed taking turns. Each trial writes
-outputs of its own, so that no trial can spoil a result; a config that fails to compile or run is left out.
+All configs that fit the device are compiled in parallel processes, then timed taking turns: those of the
+forward kernel, and those of each backward kernel, whose time is that of the whole backward while the other
+kernels keep their own choice. Each trial writes outputs of its own, so that no trial can spoil a result; a
+config that fails to compile or run is left out.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from attnc.build import front, plan_program, tuned_path, write_text
 from attnc.plan import ir
-from attnc.plan.tuned import BUCKETS, Choice, as_knobs, dump_tuned, load_tuned
+from attnc.plan.ir_backward import KernelName, kernels_of
+from attnc.plan.tuned import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned
 from attnc.runtime.timing import Launch, interleave
-from attnc.runtime.trial import Problem, device_name, problem_for, synchronize, toolchain, trial
+from attnc.runtime.trial import (
+    Problem,
+    backward_trial,
+    device_name,
+    problem_for,
+    synchronize,
+    toolchain,
+    trial,
+)
 from attnc.source import Source
 
+#: A kernel whose configs are measured.
+Tunable: TypeAlias = Literal["forward"] | KernelName
+TUNABLE: tuple[Tunable, ...] = ("forward", "dq", "dkdv", "dk", "dv")
 #: The key length that stands for each bucket.
 _LENGTHS = {1024: 1024, 4096: 4096, None: 16384}
 _WORKERS = 8
@@ -28,35 +43,50 @@ _WORKERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
-    """The result for one variant and bucket: the choice, and how much slower the default config was."""
+    """The result for one kernel and bucket: the choice, and how much slower the default config was."""
 
     choice: Choice
     position: int
     gain: float
 
 
-def tune(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[Winner, ...]:
-    """Measures every Triton variant of a spec in every bucket and merges the choices into its tuned file.
+def tune(
+    path: Path, rounds: int, report: Callable[[str], None], kernels: Collection[str] = TUNABLE
+) -> tuple[Winner, ...]:
+    """Measures these kernels of every Triton variant of a spec in every bucket and merges the choices into
+    its tuned file.
 
     Raises DiagnosticError for a wrong spec or tuned file, RuntimeError where no config runs. Needs a CUDA
     device.
     """
     planned = [module for module in plan_program(front(path)).modules if module.target == "triton"]
-    _compile_all(path, len(planned))
-    winners = []
+    _compile_all(path, planned, kernels)
+    winners: list[Winner] = []
     for module in planned:
         for bucket in BUCKETS:
-            report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'}")
-            winners.append(_tune_bucket(module, bucket, rounds))
+            problem = problem_for(module, _LENGTHS[bucket])
+            for kernel in _configs_of(module, kernels):
+                report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'} {kernel}")
+                winners.append(_tune_kernel(module, kernel, problem, bucket, rounds))
     target = tuned_path(path)
     known = load_tuned(Source(str(target), target.read_text(encoding="utf-8"))) if target.exists() else ()
     write_text(target, dump_tuned([*known, *(winner.choice for winner in winners)]))
     return tuple(winners)
 
 
-def _tune_bucket(module: ir.Module, bucket: int | None, rounds: int) -> Winner:
-    problem = problem_for(module, _LENGTHS[bucket])
-    launches = _launches(module, problem)
+def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Tunable, ir.Kernel]:
+    """The kernels of a module that are to be measured."""
+    found: dict[Tunable, ir.Kernel] = {"forward": module.kernels[0]}
+    for name, planned in kernels_of(module).items():
+        found[name] = planned.kernel
+    return {name: kernel for name, kernel in found.items() if name in kernels}
+
+
+def _tune_kernel(
+    module: ir.Module, kernel: Tunable, problem: Problem, bucket: int | None, rounds: int
+) -> Winner:
+    configs = _configs_of(module, (kernel,))[kernel].configs
+    launches = _launches(module, kernel, problem, len(configs))
     if not launches:
         raise RuntimeError(
             f"no config of {module.variant.attention.name} {module.variant.name} runs on this device"
@@ -68,20 +98,21 @@ def _tune_bucket(module: ir.Module, bucket: int | None, rounds: int) -> Winner:
         target=module.target,
         attention=module.variant.attention.name,
         variant=module.variant.name,
+        kernel=kernel,
         device=device_name(),
         toolchain=toolchain(module.target),
         kv_len=bucket,
-        config=as_knobs(module.kernels[0].configs[int(best)]),
+        config=knobs_of_kernel(kernel, configs[int(best)]),
         microseconds=timings[best].median * 1e3,
     )
     return Winner(choice=choice, position=int(best), gain=default.median / timings[best].median)
 
 
-def _launches(module: ir.Module, problem: Problem) -> dict[str, Launch]:
+def _launches(module: ir.Module, kernel: Tunable, problem: Problem, count: int) -> dict[str, Launch]:
     launches: dict[str, Launch] = {}
-    for position in range(len(module.kernels[0].configs)):
-        launch = trial(module, problem, position)
+    for position in range(count):
         try:
+            launch = _trial(module, kernel, problem, position)
             launch()
             synchronize()
         except Exception:  # too large for this device, or the compiler gave up: not a candidate
@@ -90,20 +121,29 @@ def _launches(module: ir.Module, problem: Problem) -> dict[str, Launch]:
     return launches
 
 
-def _compile_all(path: Path, variants: int) -> None:
-    """Fills Triton's cache, which outlives the processes, with every config of every variant."""
-    workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2))
+def _trial(module: ir.Module, kernel: Tunable, problem: Problem, position: int) -> Launch:
+    if kernel == "forward":
+        return trial(module, problem, position)
+    return backward_trial(module, problem, kernel, position)
+
+
+def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[str]) -> None:
+    """Fills Triton's cache, which outlives the processes, with every config of every kernel."""
+    jobs = [
+        (path, variant, kernel, position)
+        for variant, module in enumerate(planned)
+        for kernel, made in _configs_of(module, kernels).items()
+        for position in range(len(made.configs))
+    ]
+    workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs: Sequence[tuple[int, int]] = [(i, worker) for i in range(variants) for worker in range(workers)]
-        list(pool.map(_compile_share, [path] * len(jobs), [workers] * len(jobs), *zip(*jobs, strict=True)))
+        list(pool.map(_compile_one, *zip(*jobs, strict=True)))
 
 
-def _compile_share(path: Path, shares: int, variant: int, share: int) -> None:
+def _compile_one(path: Path, variant: int, kernel: Tunable, position: int) -> None:
     module = [module for module in plan_program(front(path)).modules if module.target == "triton"][variant]
-    problem = problem_for(module, min(_LENGTHS.values()))
-    for position in range(share, len(module.kernels[0].configs), shares):
-        try:
-            trial(module, problem, position)()
-            synchronize()
-        except Exception:  # the measurement meets the same failure
-            continue
+    try:
+        _trial(module, kernel, problem_for(module, min(_LENGTHS.values())), position)()
+        synchronize()
+    except Exception:  # the measurement meets the same failure
+        return

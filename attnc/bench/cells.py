@@ -2,7 +2,7 @@
 
 FLOPs are those of the two matrix products over the elements that the mask keeps, 4 D each; a causal mask
 counts as half of the square, as in the papers. So a library that does not skip what it masks shows as a slow
-one.
+one. A backward has five such products, and counts as two and a half forwards whatever it computes twice.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Literal, TypeAlias
 import torch
 
 Mask: TypeAlias = Literal["full", "causal", "window512", "documents", "prefix", "alibi", "softcap30"]
+
+#: What of an attention is timed: computing o, or the gradients of q, k and v from that of o.
+Phase: TypeAlias = Literal["forward", "backward"]
 
 TOKENS = 16384
 HIDDEN = 2048
@@ -56,7 +59,11 @@ class Cell:
 
     @property
     def flops(self) -> float:
+        """Of the forward."""
         return 4.0 * self.batch * self.heads * self.kept * self.width
+
+    def flops_of(self, phase: Phase) -> float:
+        return self.flops * (1.0 if phase == "forward" else 2.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

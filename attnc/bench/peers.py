@@ -1,5 +1,7 @@
-"""Who is measured beside the generated kernels. Each peer makes a launch for a cell, or says why it
-cannot.
+"""Who is measured beside the generated kernels. Each peer makes a launch of its forward for a cell, or says
+why it cannot; the launch returns o, or a tuple that starts with it.
+
+Its backward is what `torch.autograd.grad` runs for one forward that is kept, the same way for everybody.
 """
 
 from __future__ import annotations
@@ -18,6 +20,15 @@ from attnc.runtime.timing import Launch
 Make: TypeAlias = Callable[[Cell, Inputs], Launch]
 
 _EAGER_BYTES = 16 * 2**30
+
+
+def backward_of(forward: Launch, x: Inputs) -> Launch:
+    """A launch of the backward: gradients of q, k and v, which from here on require one, for a random do."""
+    leaves = [tensor.requires_grad_() for tensor in (x.q, x.k, x.v)]
+    found: Any = forward()
+    o: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    do = torch.randn(o.shape, dtype=torch.float32, device=o.device).to(o.dtype)
+    return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
 
 
 class Unavailable(Exception):

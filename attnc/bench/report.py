@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import attnc
+from attnc.bench.cells import Phase
 from attnc.bench.peers import Peer
 from attnc.bench.run import Result
 
@@ -40,14 +41,20 @@ def write_report(results: Sequence[Result], peers: Sequence[Peer], folder: Path)
     return (table, data, plot) if _plot(results, peers, plot) else (table, data)
 
 
+def phase_of(results: Sequence[Result]) -> Phase:
+    """What a run timed."""
+    return results[0].phase if results else "forward"
+
+
 def markdown(results: Sequence[Result], peers: Sequence[Peer], machine: dict[str, str]) -> str:
     """TFLOP/s of every candidate with its spread, attnc's ratio to the best peer and share of the matmul
     ceiling.
     """
     ours, others = peers[0], peers[1:]
     software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
+    phase = phase_of(results)
     head = [
-        "forward, bf16",
+        f"{phase}, bf16",
         ours.title,
         "spread",
         *(peer.title for peer in others),
@@ -85,7 +92,7 @@ def as_json(results: Sequence[Result], machine: dict[str, str]) -> str:
     cells = [
         {
             "name": result.cell.name,
-            "flops": result.cell.flops,
+            "flops": result.cell.flops_of(result.phase),
             "matmul_tflops": round(result.ceiling, 1),
             "results": {
                 name: {
@@ -100,7 +107,8 @@ def as_json(results: Sequence[Result], machine: dict[str, str]) -> str:
         }
         for result in results
     ]
-    return json.dumps({"format": 1, "machine": machine, "cells": cells}, indent=2) + "\n"
+    data = {"format": 1, "phase": phase_of(results), "machine": machine, "cells": cells}
+    return json.dumps(data, indent=2) + "\n"
 
 
 def _figure(tflops: float | None) -> str:
@@ -125,7 +133,7 @@ def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path) -> bool:
     axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("TFLOP/s (longer is faster)")
-    axes.set_title(f"Attention forward, bf16, {torch.cuda.get_device_name()}")
+    axes.set_title(f"Attention {phase_of(results)}, bf16, {torch.cuda.get_device_name()}")
     axes.legend(loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

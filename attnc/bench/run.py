@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from attnc.bench.cells import Cell, draw
+from attnc.bench.cells import Cell, Inputs, Phase, draw
 from attnc.bench.ours import OURS
-from attnc.bench.peers import PEERS, Peer, Unavailable
+from attnc.bench.peers import PEERS, Peer, Unavailable, backward_of
 from attnc.runtime.timing import Launch, Timing, interleave
 
 _MATMUL = 8192
@@ -28,18 +28,19 @@ _WORKERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The timings of one cell by candidate name, why others are missing, and the matmul ceiling in
-    TFLOP/s.
+    """The timings of one phase of a cell by candidate name, why others are missing, and the matmul ceiling
+    in TFLOP/s.
     """
 
     cell: Cell
     timings: Mapping[str, Timing]
     missing: Mapping[str, str]
     ceiling: float
+    phase: Phase = "forward"
 
     def tflops(self, name: str) -> float | None:
         timing = self.timings.get(name)
-        return None if timing is None else self.cell.flops / timing.median * 1e-9
+        return None if timing is None else self.cell.flops_of(self.phase) / timing.median * 1e-9
 
     def best_peer(self) -> str | None:
         """The fastest candidate besides attnc."""
@@ -52,9 +53,9 @@ def candidates(names: Iterable[str]) -> tuple[Peer, ...]:
     return (OURS, *(PEERS[name] for name in names if name != OURS.name))
 
 
-def warm_up(cells: Sequence[Cell], peers: Sequence[Peer]) -> None:
+def warm_up(cells: Sequence[Cell], peers: Sequence[Peer], phase: Phase = "forward") -> None:
     """Fills the compile caches of Triton and Inductor, which outlive the processes that fill them."""
-    jobs = [(cell, peer.name) for peer in peers if peer.compiles for cell in cells]
+    jobs = [(cell, peer.name, phase) for peer in peers if peer.compiles for cell in cells]
     workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -62,24 +63,28 @@ def warm_up(cells: Sequence[Cell], peers: Sequence[Peer]) -> None:
 
 
 def measure(
-    cells: Sequence[Cell], peers: Sequence[Peer], rounds: int, report: Callable[[str], None]
+    cells: Sequence[Cell],
+    peers: Sequence[Peer],
+    rounds: int,
+    report: Callable[[str], None],
+    phase: Phase = "forward",
 ) -> tuple[Result, ...]:
     """Times every cell. `report` is called with the name of each before it starts."""
     results = []
     for cell in cells:
         report(cell.name)
-        results.append(_measure(cell, peers, rounds))
+        results.append(_measure(cell, peers, rounds, phase))
         torch.cuda.empty_cache()
     return tuple(results)
 
 
-def _measure(cell: Cell, peers: Sequence[Peer], rounds: int) -> Result:
+def _measure(cell: Cell, peers: Sequence[Peer], rounds: int, phase: Phase) -> Result:
     inputs = draw(cell)
     launches: dict[str, Launch] = {}
     missing: dict[str, str] = {}
     for peer in peers:
         try:
-            launch = peer.make(cell, inputs)
+            launch = _launch(peer, cell, inputs, phase)
             launch()
             torch.cuda.synchronize()
             launches[peer.name] = launch
@@ -90,7 +95,12 @@ def _measure(cell: Cell, peers: Sequence[Peer], rounds: int) -> Result:
     launches[_CEILING] = _matmul()
     timings = interleave(launches, rounds)
     ceiling = _MATMUL_FLOPS / timings.pop(_CEILING).median * 1e-9
-    return Result(cell=cell, timings=timings, missing=missing, ceiling=ceiling)
+    return Result(cell=cell, timings=timings, missing=missing, ceiling=ceiling, phase=phase)
+
+
+def _launch(peer: Peer, cell: Cell, inputs: Inputs, phase: Phase) -> Launch:
+    forward = peer.make(cell, inputs)
+    return forward if phase == "forward" else backward_of(forward, inputs)
 
 
 def _matmul() -> Launch:
@@ -98,10 +108,10 @@ def _matmul() -> Launch:
     return lambda: a @ b
 
 
-def _launch_once(cell: Cell, name: str) -> None:
+def _launch_once(cell: Cell, name: str, phase: Phase) -> None:
     peer = OURS if name == OURS.name else PEERS[name]
     try:
-        peer.make(cell, draw(cell))()
+        _launch(peer, cell, draw(cell), phase)()
         torch.cuda.synchronize()
     except Exception:  # the measurement meets the same failure and reports it
         return

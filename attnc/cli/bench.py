@@ -10,7 +10,7 @@ import typer
 from attnc.cli.console import Mistake, note, progress, say
 
 if TYPE_CHECKING:
-    from attnc.bench.cells import Cell
+    from attnc.bench.cells import Cell, Phase
     from attnc.bench.peers import Peer
 
 
@@ -26,6 +26,9 @@ def bench(
         str, typer.Option(help="Whom to compare with, comma separated.")
     ] = "cudnn,fa2,flex,eager",
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per cell.")] = 15,
+    is_backward: Annotated[
+        bool, typer.Option("--backward", help="Time the gradients of q, k and v in place of the forward.")
+    ] = False,
     is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
 ) -> None:
@@ -38,11 +41,12 @@ def bench(
     """
     from attnc.bench.cells import masks, quick, standard
 
+    phase: Phase = "backward" if is_backward else "forward"
     offered = quick() if is_quick else (*standard(), *masks())
     chosen = _matching(offered, cells)
     if is_list:
         for cell in chosen:
-            say(f"{cell.name:26} b{cell.batch:<3} {cell.flops * 1e-9:9.1f} GFLOP")
+            say(f"{cell.name:26} b{cell.batch:<3} {cell.flops_of(phase) * 1e-9:9.1f} GFLOP")
         return
     need_gpu()
     from attnc.bench.report import machine, markdown, write_report
@@ -54,9 +58,9 @@ def bench(
     except KeyError as unknown:
         raise Mistake(f"there is no peer {unknown}", "peers are cudnn, fa2, flex, eager") from None
     note(f"compiling for {len(chosen)} cells")
-    warm_up(chosen, rivals)
+    warm_up(chosen, rivals, phase)
     with progress("bench", len(chosen)) as bar:
-        results = measure(chosen, rivals, rounds, bar.advance)
+        results = measure(chosen, rivals, rounds, bar.advance, phase)
     say(markdown(results, rivals, machine()))
     for path in write_report(results, rivals, out):
         note(f"wrote {path}")

@@ -8,12 +8,15 @@ import typer
 
 from attnc.cli.bench import need_gpu
 from attnc.cli.compile import SPECS
-from attnc.cli.console import find_specs, note, progress, say
+from attnc.cli.console import Mistake, find_specs, note, progress, say
 
 
 def tune(
     specs: SPECS = None,
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per config.")] = 9,
+    kernels: Annotated[
+        str, typer.Option(help="Which kernels, comma separated; all but forward belong to the backward.")
+    ] = "forward,dq,dkdv,dk,dv",
 ) -> None:
     """Measure which config of a schedule is fastest on this GPU, and write it to specs/tuned/.
 
@@ -25,20 +28,24 @@ def tune(
     paths = find_specs(specs or [])
     need_gpu()
     from attnc.build import tuned_path
+    from attnc.tune import TUNABLE
     from attnc.tune import tune as measure
 
+    wanted = [kernel.strip() for kernel in kernels.split(",") if kernel.strip()]
+    if not wanted or not set(wanted) <= set(TUNABLE):
+        raise Mistake(f"there is no kernel '{kernels}'", f"kernels are {', '.join(TUNABLE)}")
     for path in paths:
         with progress(path.name, None) as bar:
-            winners = measure(path, rounds, bar.advance)
+            winners = measure(path, rounds, bar.advance, wanted)
         for winner in winners:
             choice = winner.choice
             knobs = ", ".join(f"{key} = {choice.config[key]}" for key in _SHOWN if key in choice.config)
             length = "any N" if choice.kv_len is None else f"N <= {choice.kv_len}"
             say(
-                f"{choice.attention} {choice.variant:14} {length:10} {knobs}"
+                f"{choice.attention} {choice.variant:14} {choice.kernel:7} {length:10} {knobs}"
                 f"  {choice.microseconds:.1f} us, {winner.gain:.2f}x the default"
             )
         note(f"wrote {tuned_path(path)}; 'attnc compile {path}' embeds it")
 
 
-_SHOWN = ("tile.q", "tile.kv", "warps", "stages")
+_SHOWN = ("tile.q", "tile.kv", "warps", "stages", "maxnreg", "dp")

@@ -13,6 +13,7 @@ from attnc.expr.nodes import Dim, Expr, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Paged, Ragged, Role
 from attnc.plan import ir
+from attnc.plan.ir_backward import KernelName
 from attnc.plan.storage import PAGES
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
@@ -109,6 +110,24 @@ def trial(module: ir.Module, problem: Problem, position: int | None = None) -> L
         return lambda: function(*problem.tensors)
     config = loaded.CONFIGS[position]
     return lambda: function(*problem.tensors, config=config)
+
+
+def backward_trial(
+    module: ir.Module, problem: Problem, kernel: KernelName | None = None, position: int = 0
+) -> Launch:
+    """A launch of all backward kernels, one of them with its config at this position and the others with the
+    module's own choice, as autograd does it for a forward that is kept.
+    """
+    loaded: Any = load_module(module)
+    attention = module.variant.attention
+    given = {} if kernel is None else {kernel: loaded.BACKWARD_CONFIGS[kernel][position]}
+    inputs = {arg.tensor.name: x.detach() for arg, x in zip(module.args, problem.tensors, strict=True)}
+    leaves = [inputs[name].requires_grad_() for name in attention.grads]
+    found: Any = getattr(loaded, attention.name)(*inputs.values(), backward_config=given)
+    o: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    generator = torch.Generator(o.device).manual_seed(1)
+    do = torch.randn(o.shape, generator=generator, device=o.device, dtype=torch.float32).to(o.dtype)
+    return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True, allow_unused=True)
 
 
 def device_name() -> str:

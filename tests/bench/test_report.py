@@ -1,6 +1,7 @@
 """The table, the JSON, and gaps in both."""
 
 import json
+from dataclasses import replace
 
 from attnc.bench.cells import Cell
 from attnc.bench.peers import PEERS
@@ -32,6 +33,16 @@ def test_the_table() -> None:
     assert lines[4] == f"| {' | '.join(head)} | to the best | of matmul |"
     assert lines[6] == "| d128 h16 n4096 full | 500 | 2.0 % | 600 | n/a | 400 | 0.83x cudnn | 67 % |"
     assert lines[-1] == "* n/a for fa2: only full and causal"
+
+
+def test_a_backward_counts_as_two_and_a_half_forwards() -> None:
+    result = replace(RESULT, phase="backward")
+    lines = markdown([result], candidates(["cudnn", "flex"]), MACHINE).splitlines()
+    assert lines[4].startswith("| backward, bf16 | attnc |")
+    assert lines[6].startswith("| d128 h16 n4096 full | 1250 |")
+    data = json.loads(as_json([result], MACHINE))
+    assert data["phase"] == "backward"
+    assert data["cells"][0]["flops"] == 2.5 * CELL.flops
 
 
 def test_a_table_without_our_kernel() -> None:

@@ -1,0 +1,27 @@
+"""Launches for tuning: every kernel of a backward runs with the config that is asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.plan.ir_backward import kernels_of
+from attnc.runtime.loader import load_module
+from attnc.runtime.trial import backward_trial, problem_for
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+@pytest.mark.parametrize("name", ["alibi", "fa1"])
+def test_a_backward_can_be_tried_with_every_config(name: str) -> None:
+    module = plan_program(front(SPECS / f"{name}.attn")).modules[0]
+    problem = problem_for(module, 16, device="cpu", tokens=16)
+    assert list(vars(load_module(module))["BACKWARD_CONFIGS"]) == list(kernels_of(module))
+    default: Any = backward_trial(module, problem)()
+    for kernel, planned in kernels_of(module).items():
+        last = len(planned.kernel.configs) - 1
+        found: Any = backward_trial(module, problem, kernel, last)()
+        for one, other in zip(default, found, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=2**-6 * float(one.abs().max()))
