@@ -185,7 +185,7 @@ def test_generated_modules_stand_alone() -> None:
 # Files that people write. Patterns below are spelled so that they do not match themselves.
 WRITTEN = sorted(
     path
-    for top in ("attnc", "tests", "templates", "grammar", "specs")
+    for top in ("attnc", "tests", "examples", "templates", "grammar", "specs")
     for path in ROOT.glob(f"{top}/**/*")
     if path.is_file() and "__pycache__" not in path.parts
 )
