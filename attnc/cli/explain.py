@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,19 +26,21 @@ def explain(
     variant: Annotated[
         str | None, typer.Option(help="Which variant, e.g. bf16_d128; the first if left out.")
     ] = None,
+    attention: Annotated[str | None, typer.Option(help="Which attention; the first if left out.")] = None,
+    target: Annotated[str | None, typer.Option(help="For which target; the first if left out.")] = None,
     config: Annotated[int, typer.Option(min=0, help="Which config, by its position; 0 is the default.")] = 0,
     arch: Annotated[
         str, typer.Option(help="For which GPU: sm_80, sm_86, sm_89, sm_90, sm_100, sm_120.")
     ] = "sm_90",
     is_compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Ask Triton and ptxas for registers and spills.")
+        bool, typer.Option("--compile/--no-compile", help="Ask the compiler for registers and spills.")
     ] = True,
     as_json: JSON = False,
 ) -> None:
     """Show what a kernel does and why, without a GPU.
 
-    Tiles that the mask skips, the loops, shared memory by buffer, registers and spills, the roofline, the
-    error bound, and the spec line that each decision follows from.
+    Tiles that the mask skips, the loops, shared memory by buffer, registers and spills, the roofline, for
+    CUDA the bytes through each memory, the error bound, and the spec line that each decision follows from.
 
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
@@ -54,7 +57,7 @@ def explain(
     modules = plan_program(program).modules
     if not modules:
         raise Mistake(f"'{spec}' has no schedule", "add one: schedule NAME for triton { ... }")
-    module = _variant(modules, variant)
+    module = _chosen(modules, variant=variant, attention=attention, target=target)
     count = len(module.kernels[0].configs)
     if config >= count:
         raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
@@ -63,13 +66,23 @@ def explain(
     say(json.dumps(as_dict(explanation), indent=2) if as_json else as_text(explanation).rstrip())
 
 
-def _variant(modules: tuple[ir.Module, ...], name: str | None) -> ir.Module:
-    for module in modules:
-        if name is None or module.variant.name == name:
-            return module
-    names = list(dict.fromkeys(module.variant.name for module in modules))
-    hint = "".join(did_you_mean(name or "", names)) or f"variants are {', '.join(names)}"
-    raise Mistake(f"there is no variant '{name}'", hint)
+def _chosen(modules: tuple[ir.Module, ...], **wanted: str | None) -> ir.Module:
+    """The first with these names. Raises Mistake for a name that none of those left has."""
+    names: dict[str, Callable[[ir.Module], str]] = {
+        "target": lambda module: module.target,
+        "attention": lambda module: module.variant.attention.name,
+        "variant": lambda module: module.variant.name,
+    }
+    left = modules
+    for what, name_of in names.items():
+        name = wanted[what]
+        found = tuple(module for module in left if name is None or name_of(module) == name)
+        if not found:
+            known = list(dict.fromkeys(map(name_of, left)))
+            hint = "".join(did_you_mean(name or "", known)) or f"{what}s are {', '.join(known)}"
+            raise Mistake(f"there is no {what} '{name}'", hint)
+        left = found
+    return left[0]
 
 
 def _schedule(program: Program, module: ir.Module) -> Schedule:

@@ -18,9 +18,9 @@ from types import MappingProxyType
 class Device:
     """One compute capability.
 
-    shared_per_block, shared_per_sm: bytes; registers: 32-bit registers; tensor_tflops: dense bf16, TFLOP/s;
-    bandwidth_gbs: GB/s of device memory; clock_ghz: boost clock; exp2_per_clock: exponentials of one SM per
-    clock.
+    shared_per_block, shared_per_sm, l2 (cache): bytes; registers: 32-bit registers; tensor_tflops: dense
+    bf16, TFLOP/s; bandwidth_gbs: GB/s of device memory; clock_ghz: boost clock; exp2_per_clock: exponentials
+    of one SM per clock.
     """
 
     arch: str
@@ -30,6 +30,7 @@ class Device:
     registers_per_thread: int
     registers_per_sm: int
     sms: int
+    l2: int
     tensor_tflops: float
     bandwidth_gbs: float
     clock_ghz: float
@@ -47,7 +48,7 @@ class Device:
         return self.sms * self.exp2_per_clock * self.clock_ghz * 1e9
 
 
-_KIB = 1024
+_KIB, _MIB = 1024, 1 << 20
 
 _DEVICES = (
     # NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM.
@@ -59,6 +60,7 @@ _DEVICES = (
         registers_per_thread=255,
         registers_per_sm=65536,
         sms=108,
+        l2=40 * _MIB,
         tensor_tflops=312.0,
         bandwidth_gbs=2039.0,
         clock_ghz=1.41,
@@ -72,6 +74,7 @@ _DEVICES = (
         registers_per_thread=255,
         registers_per_sm=65536,
         sms=72,
+        l2=6 * _MIB,
         tensor_tflops=125.0,
         bandwidth_gbs=600.0,
         clock_ghz=1.695,
@@ -85,6 +88,7 @@ _DEVICES = (
         registers_per_thread=255,
         registers_per_sm=65536,
         sms=142,
+        l2=96 * _MIB,
         tensor_tflops=362.0,
         bandwidth_gbs=864.0,
         clock_ghz=2.52,
@@ -98,6 +102,7 @@ _DEVICES = (
         registers_per_thread=255,
         registers_per_sm=65536,
         sms=132,
+        l2=50 * _MIB,
         tensor_tflops=989.0,
         bandwidth_gbs=3350.0,
         clock_ghz=1.83,
@@ -113,6 +118,7 @@ _DEVICES = (
         registers_per_thread=255,
         registers_per_sm=65536,
         sms=148,
+        l2=126 * _MIB,
         tensor_tflops=2250.0,
         bandwidth_gbs=8000.0,
         clock_ghz=1.85,
@@ -127,6 +133,7 @@ _DEVICES = (
         registers_per_thread=255,
         registers_per_sm=65536,
         sms=170,
+        l2=96 * _MIB,
         tensor_tflops=209.5,
         bandwidth_gbs=1792.0,
         clock_ghz=2.41,

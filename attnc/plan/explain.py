@@ -22,7 +22,7 @@ from attnc.plan.device import Device
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
 from attnc.plan.resources import Estimate, estimate, features
-from attnc.plan.traffic import Traffic, traffic
+from attnc.plan.traffic import DeviceMemory, Traffic, device_memory, traffic
 from attnc.plan.tuned import as_knobs
 from attnc.source import Span
 
@@ -154,7 +154,9 @@ def as_dict(e: Explanation) -> dict[str, Any]:
             "exp2_us": round(e.roofline.exp2_us, 2),
             "bound": e.roofline.bound,
         },
-        "traffic": None if (moved := _traffic(e)) is None else asdict(moved),
+        "traffic": None
+        if (moved := _traffic(e)) is None
+        else asdict(moved[0]) | {"device_memory": asdict(moved[1])},
         "error_bound": {
             "p_roundoff": bound.p_dtype.unit_roundoff,
             "o_roundoff": bound.o_dtype.unit_roundoff,
@@ -240,9 +242,16 @@ def _speed(e: Explanation) -> Iterator[str]:
     yield f"  bound by {r.bound}: no launch takes less than {r.us:.1f} us"
     moved = _traffic(e)
     if moved is not None:
-        asked, written = moved.global_read * 1e-6, moved.global_written * 1e-6
-        yield f"  asked of global memory: {asked:.0f} MB, written to it: {written:.0f} MB"
-        yield f"  through shared memory: {moved.shared * 1e-9:.2f} GB"
+        asked, memory = moved
+        yield f"bytes at {r.shape}"
+        yield _bytes("asked of global memory", asked.global_read, asked.global_written)
+        why = "o, l and m outgrow the L2 cache" if memory.spills else "each tensor once, at least"
+        yield f"{_bytes('of those in device memory', memory.read, memory.written)} ({why})"
+        yield _bytes("through shared memory", asked.shared_read, asked.shared_written)
+
+
+def _bytes(what: str, read: int, written: int) -> str:
+    return f"  {what:25} {read * 1e-6:9.1f} MB read {written * 1e-6:9.1f} MB written"
 
 
 def _accuracy(e: Explanation) -> Iterator[str]:
@@ -360,11 +369,13 @@ def _needs(e: Explanation) -> Estimate:
     return estimate(config, e.module.variant, e.device) if layout is None else cuda_estimate(layout, config)
 
 
-def _traffic(e: Explanation) -> Traffic | None:
-    """Of all heads of the roofline's shape."""
-    if e.kernel.cuda is None:
+def _traffic(e: Explanation) -> tuple[Traffic, DeviceMemory] | None:
+    """Of all heads of the roofline's shape; None where the plan does not lay out shared memory."""
+    layout, tiles, heads = e.kernel.cuda, e.roofline.picture, e.roofline.heads
+    if layout is None or e.kernel.structure not in ("forward_q_kv", "forward_kv_q"):
         return None
-    return traffic(e.kernel, e.kernel.cuda, _config(e), e.roofline.picture).times(e.roofline.heads)
+    one = traffic(e.kernel, layout, _config(e), tiles)
+    return one.times(heads), device_memory(e.kernel, layout, _config(e), tiles, heads, e.device)
 
 
 def _config(e: Explanation) -> Any:

@@ -148,10 +148,27 @@ def test_split_k_and_the_outer_kv_loop_cost_what_the_papers_say() -> None:
     tiles = 4096 // 64
     # FlashAttention-1 moves o, l and m at every step, FlashAttention-2 writes o once.
     state = tiles * 4096 * (64 + 2) * 4
-    assert moved["fa2_split_q"].global_written == 4096 * 64 * 2
+    assert moved["fa2_split_q"].global_written == 4096 * (64 * 2 + 4)
     assert moved["fa1_split_q"].global_written - moved["fa2_split_q"].global_written == state + 4096 * 66 * 4
     assert moved["fa1_split_q"].moved > 2.5 * moved["fa2_split_q"].moved
     # The split does not change what goes to global memory, and split-K multiplies what is shared.
     for order in ("fa1", "fa2"):
-        assert moved[f"{order}_split_k"].moved == moved[f"{order}_split_q"].moved
+        assert moved[f"{order}_split_k"].moved < 1.05 * moved[f"{order}_split_q"].moved
         assert moved[f"{order}_split_k"].shared_written > 3 * moved[f"{order}_split_q"].shared_written
+
+
+def test_predicted_bytes_are_those_that_a_gpu_counted() -> None:
+    """smsp__sass_data_bytes_mem_* of Nsight Compute on an NVIDIA H200, 128 heads of 1024 queries and keys:
+    all global, shared op_ld + op_ldsm, shared op_st, which leaves out what cp.async writes.
+    """
+    counted = {
+        "fa2_split_q": (570_949_632, 2_432_696_320, 16_777_216),
+        "fa2_split_k": (570_949_632, 3_930_062_848, 2_208_825_344),
+        "fa1_split_q": (1_495_793_664, 2_415_919_104, 0),
+        "fa1_split_k": (1_546_125_312, 4_043_309_056, 2_222_981_120),
+    }
+    for name, moved in four_orders(1024).items():
+        total = moved.times(128)
+        copied = 1024 * 64 * 2 * (33 if name.startswith("fa2") else 18) * 128
+        found = (total.moved, total.shared_read, total.shared_written - copied)
+        assert found == pytest.approx(counted[name], rel=2e-3)
