@@ -1,7 +1,7 @@
 """Decodes with a random Llama over pages, compares every token with a dense run, and measures the memory.
 
     python -m examples.llama_serving             # small, on the CPU in Triton's interpreter or on a GPU
-    python -m examples.llama_serving --size 1b   # a GPU: 0.9 billion parameters and lengths as in the paper
+    python -m examples.llama_serving --size 1b   # a GPU: 1.0 billion parameters and lengths as in the paper
 
 The measures are those of PagedAttention (Kwon et al. 2023, arXiv 2309.06180): waste is the share of the held
 memory without a token in it; saved is the share of pages that sharing saves (section 6.3), the mean over

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnc.adapters.specs import Wanted, dtype_of, kernel, refuse
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
 
 Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 DType: TypeAlias = str | torch.dtype
@@ -42,7 +42,8 @@ def dense_tables(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    wanted: Wanted
+    kernel: Kernel
+    dtype: torch.dtype
     block_table: torch.Tensor
     kv_len: torch.Tensor
     heads: tuple[int, int]
@@ -123,8 +124,8 @@ class _PagedWrapper:
                 raise ValueError(f"run: {name}: expected None or 1.0 (no quantised caches), got {scale!r}")
         if window_left not in (None, plan.window_left):
             raise ValueError(f"run: window_left: expected {plan.window_left}, as planned, got {window_left}")
-        if dtype_of("q", q) != plan.wanted.dtype:
-            raise TypeError(f"q: expected dtype {plan.wanted.dtype}, as planned, got {q.dtype}")
+        if dtype_of("q", q) != plan.dtype:
+            raise TypeError(f"q: expected dtype {plan.dtype}, as planned, got {q.dtype}")
         k, v = (cache[:, 0], cache[:, 1]) if isinstance(cache, torch.Tensor) else cache
         found = q.shape[1], k.shape[2 if self._layout == "NHD" else 1]
         if found != plan.heads:
@@ -226,7 +227,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             decode=True,
             split=not disable_split_kv,
         )
-        self._planned = _Plan(wanted, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left)
+        self._planned = _Plan(
+            kernel(wanted), wanted.dtype, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left
+        )
 
     def run(
         self,
@@ -253,8 +256,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         plan, k, v = self._check_run(q, paged_kv_cache, scales, window_left, **unsupported)
         o = torch.empty_like(q) if out is None else out
         found = torch.empty((len(q), 1, q.shape[1]), dtype=torch.float32, device=q.device)
-        made = kernel(plan.wanted)
-        made(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=(o.unsqueeze(1), found))
+        plan.kernel(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=(o.unsqueeze(1), found))
         return (o, _base_2(found[:, 0], lse)) if return_lse else o
 
 
@@ -338,7 +340,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             softcap=float(logits_soft_cap or 0.0),
         )
         self._qo_indptr = qo_indptr.to(self._device, torch.int32)
-        self._planned = _Plan(wanted, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left)
+        self._planned = _Plan(
+            kernel(wanted), wanted.dtype, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left
+        )
 
     def run(
         self,
@@ -360,5 +364,5 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         plan, k, v = self._check_run(q, paged_kv_cache, scales, window_left, **unsupported)
         o = torch.empty_like(q) if out is None else out
         found = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        kernel(plan.wanted)(q, k, v, self._qo_indptr, plan.block_table, plan.kv_len, out=(o, found))
+        plan.kernel(q, k, v, self._qo_indptr, plan.block_table, plan.kv_len, out=(o, found))
         return (o, _base_2(found, lse)) if return_lse else o

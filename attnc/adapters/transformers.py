@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.specs import Wanted, dtype_of, kernel, refuse
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
 
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
 
@@ -120,27 +121,49 @@ def attention(
     refuse("attention", dropout=dropout, output_attentions=rest.get("output_attentions"))
     if rest.get("is_causal") is False:
         raise ValueError("attention: is_causal: expected True, got False")
-    refuse("attention", **{name: rest[name] for name in rest.keys() - _WITHOUT_EFFECT})
-    seen = "first[b] <= kv_idx < last[b] and kv_idx <= q_pos"
-    decode = query.shape[2] == 1
-    wanted = Wanted(
-        name="transformers_attention",
-        dtype=dtype_of("query", query),
-        head_dim=query.shape[-1],
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        q="[B, Hkv * G, M, D]",
-        kv="[B, Hkv, N, D]",
-        o="[B, M, Hkv * G, D]",
-        inputs=("first, last, stop: i32[B]",),
-        length="stop",
-        mask=seen if band.window is None else f"{seen} and q_pos - {band.window} <= kv_idx",
-        softcap=float(softcap or 0.0),
-        sink="" if s_aux is None else "s_aux",
-        decode=decode,
+    refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT})
+    made = _kernel(
+        dtype_of("query", query),
+        query.shape[-1],
+        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        band.window,
+        float(softcap or 0.0),
+        s_aux is not None,
+        query.shape[2] == 1,
     )
     sinks = () if s_aux is None else (s_aux.float(),)
-    o: torch.Tensor = kernel(wanted)(query, key, value, band.first, band.last, band.stop, *sinks)
+    o: torch.Tensor = made(query, key, value, band.first, band.last, band.stop, *sinks)
     return o, None
+
+
+@lru_cache(maxsize=256)
+def _kernel(
+    dtype: torch.dtype,
+    head_dim: int,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    sinks: bool,
+    decode: bool,
+) -> Kernel:
+    seen = "first[b] <= kv_idx < last[b] and kv_idx <= q_pos"
+    return kernel(
+        Wanted(
+            name="transformers_attention",
+            dtype=dtype,
+            head_dim=head_dim,
+            scale=scale,
+            q="[B, Hkv * G, M, D]",
+            kv="[B, Hkv, N, D]",
+            o="[B, M, Hkv * G, D]",
+            inputs=("first, last, stop: i32[B]",),
+            length="stop",
+            mask=seen if window is None else f"{seen} and q_pos - {window} <= kv_idx",
+            softcap=softcap,
+            sink="s_aux" if sinks else "",
+            decode=decode,
+        )
+    )
 
 
 def _run_of_ones(kept: torch.Tensor, stop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

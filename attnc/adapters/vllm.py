@@ -6,9 +6,11 @@ mixture of both against a paged cache, with its argument list. vLLM itself is no
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
-from attnc.adapters.specs import Wanted, dtype_of, kernel, refuse
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
 
 
 def unified_attention(
@@ -83,29 +85,57 @@ def unified_attention(
     if right > 0:
         raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
     decode = max_seqlen_q == 1 and len(q) == len(seqused_k)
-    queries = "[B, M, Hkv * G, D]" if decode else "[T, Hkv * G, D]"
-    wanted = Wanted(
-        name="unified_attention",
-        dtype=dtype,
-        head_dim=q.shape[-1],
-        scale=float(softmax_scale),
-        q=queries if decode else f"{queries} via ragged(cu_seqlens_q)",
-        kv=f"[B, N, Hkv, D] via paged(block_table, page = {k.shape[1]})",
-        o=queries,
-        inputs=(
-            *(() if decode else ("cu_seqlens_q: i32[B + 1]",)),
-            "block_table: i32[B, P]",
-            "seqused_k: i32[B]",
-        ),
-        length="seqused_k",
-        mask="causal" if left < 0 else f"window({left}, 0)",
-        softcap=float(softcap or 0.0),
-        slopes="" if alibi_slopes is None else "alibi_slopes",
-        sink="" if sinks is None else "sinks",
-        decode=decode,
+    made = _kernel(
+        dtype,
+        q.shape[-1],
+        k.shape[1],
+        float(softmax_scale),
+        left,
+        float(softcap or 0.0),
+        alibi_slopes is not None,
+        sinks is not None,
+        decode,
     )
     vectors = [x.float() for x in (alibi_slopes, sinks) if x is not None]
     if decode:
-        kernel(wanted)(q.unsqueeze(1), k, v, block_table, seqused_k, *vectors, out=out.unsqueeze(1))
+        made(q.unsqueeze(1), k, v, block_table, seqused_k, *vectors, out=out.unsqueeze(1))
     else:
-        kernel(wanted)(q, k, v, cu_seqlens_q, block_table, seqused_k, *vectors, out=out)
+        made(q, k, v, cu_seqlens_q, block_table, seqused_k, *vectors, out=out)
+
+
+@lru_cache(maxsize=256)
+def _kernel(
+    dtype: torch.dtype,
+    head_dim: int,
+    page: int,
+    scale: float,
+    left: int,
+    softcap: float,
+    slopes: bool,
+    sinks: bool,
+    decode: bool,
+) -> Kernel:
+    """Inputs are named like the arguments: what a kernel refuses, the caller knows by that name."""
+    queries = "[B, M, Hkv * G, D]" if decode else "[T, Hkv * G, D]"
+    return kernel(
+        Wanted(
+            name="unified_attention",
+            dtype=dtype,
+            head_dim=head_dim,
+            scale=scale,
+            q=queries if decode else f"{queries} via ragged(cu_seqlens_q)",
+            kv=f"[B, N, Hkv, D] via paged(block_table, page = {page})",
+            o=queries,
+            inputs=(
+                *(() if decode else ("cu_seqlens_q: i32[B + 1]",)),
+                "block_table: i32[B, P]",
+                "seqused_k: i32[B]",
+            ),
+            length="seqused_k",
+            mask="causal" if left < 0 else f"window({left}, 0)",
+            softcap=softcap,
+            slopes="alibi_slopes" if slopes else "",
+            sink="sinks" if sinks else "",
+            decode=decode,
+        )
+    )
