@@ -81,8 +81,14 @@ def _registers(tree: ast.Expr) -> Value | None:
 
 
 def _split(tree: ast.Expr) -> Value | None:
-    if isinstance(tree, ast.Name):
-        return "auto" if tree.id == "auto" else None
+    """How many programs share the keys of a sequence; fixed(size): as many as have `size` keys each."""
+    match tree:
+        case ast.Name(id="auto"):
+            return "auto"
+        case ast.Call(function=ast.Name(id="fixed"), args=(size,), kwargs=()):
+            keys = _integer(size)
+            ok = keys is not None and 16 <= keys <= 1 << 20 and keys % 16 == 0
+            return Choice(name="fixed", args={"size": keys}) if keys is not None and ok else None
     count = _integer(tree)
     return count if count is not None and 1 <= count <= 1024 else None
 
@@ -162,7 +168,12 @@ KEYS: Mapping[str, Key] = {
     "warp_split": Key(read=_word("q", "kv"), allowed="q or kv", default="q", words=("q", "kv")),
     "stages": Key(read=_among(*range(1, 9)), allowed="1 to 8", default=2, kind="number", phases=PHASES),
     "split.kv": Key(
-        read=_split, allowed="auto or 1 to 1024", default=1, kind="any", words=("auto",), phases=("forward",)
+        read=_split,
+        allowed="auto, 1 to 1024 or fixed(keys), a multiple of 16",
+        default=1,
+        kind="any",
+        words=("auto", "fixed"),
+        phases=("forward",),
     ),
     "pack": Key(read=_word("gqa", "none"), allowed="gqa or none", default="none", words=("gqa", "none")),
     "softmax": Key(

@@ -2,8 +2,10 @@
 
 The query heads that share a KV head fill the rows of a tile (`pack = gqa`), so that K and V are read once for
 all of them, and programs share the keys of a sequence (`split.kv`, Flash-Decoding); the template `combine`
-joins what they found. A fixed number of splits cuts a sequence in the same places whatever else is in the
-batch: the bits of its result do not depend on the batch.
+joins what they found. A fixed number of shares, or shares of a fixed size, cut a sequence in the same
+places whatever else is in the batch: the bits of its result do not depend on the batch. With a fixed size
+they do not change either when a cache is given more room, and a prefix is cut like the sequences that
+continue it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Schedule
+from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.forward import plan_softmax
 from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions
@@ -36,7 +38,7 @@ from attnc.plan.steps import (
     named_bounds,
 )
 from attnc.plan.storage import parts
-from attnc.plan.unified_max import unified_max
+from attnc.plan.unified_max import LONGEST, unified_max
 
 #: The query head of each row of a tile.
 ROW_HEAD = Ref("h", "int", ("q",), natural=True)
@@ -132,10 +134,28 @@ def _per_row(attention: Attention) -> Attention:
     )
 
 
+def share_of(config: Config) -> int:
+    """Keys of a share, if the config fixes them; 0 if shares are counted instead."""
+    match config["split.kv"]:
+        case Choice(args={"size": int() as size}):
+            return size
+        case _:
+            return 0
+
+
 def _splits(choices: tuple[Config, ...]) -> int:
-    """The most shares of a sequence that any config makes."""
-    counts = [config["split.kv"] for config in choices]
-    return max(count if isinstance(count, int) else MOST_SPLITS for count in counts)
+    """The most shares that any config makes of a sequence of LONGEST keys."""
+    return max(map(_shares, choices))
+
+
+def _shares(config: Config) -> int:
+    match config["split.kv"]:
+        case int() as count:
+            return count
+        case Choice(args={"size": int() as size}):
+            return int(LONGEST) // size
+        case _:
+            return MOST_SPLITS
 
 
 def _shared(loops: Regions) -> Regions:

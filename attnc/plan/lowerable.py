@@ -101,6 +101,7 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
             case "softmax", Choice(name="two_pass") | Choice(args={"rescale": "every_step"}):
                 label = "with split.kv or pack"
                 yield _unsupported("the decode kernel rescales deferred or lazily", knob.span, label)
+    yield from _whole_shares(knobs)
     if isinstance(attention.q.storage, Ragged):
         span = attention.q.storage.span
         yield _unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
@@ -108,6 +109,23 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
         yield _unsupported(
             "the decode kernel has no dropout", attention.softmax.span, "a probability is drawn to be dropped"
         )
+
+
+def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Shares of a fixed number of keys are made of whole tiles."""
+    tiles = knobs["tile.kv"].choices if "tile.kv" in knobs else (64,)
+    split = knobs.get("split.kv")
+    for choice in split.choices if split else ():
+        match choice:
+            case Choice(name="fixed", args={"size": int() as size}):
+                cut = [tile for tile in tiles if isinstance(tile, int) and size % tile]
+                if cut and split:
+                    yield _unsupported(
+                        f"shares of {size} keys are not made of whole tiles of {cut[0]}",
+                        split.span,
+                        "a share begins and ends with a tile",
+                        f"write a multiple of {max(tile for tile in tiles if isinstance(tile, int))}",
+                    )
 
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:

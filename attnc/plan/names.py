@@ -11,29 +11,29 @@ from keyword import iskeyword
 
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.
 KERNEL = frozenset((
-    "acc", "alpha", "at", "B", "b", "BLOCK_D", "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "D", "d",
-    "DELTA", "delta", "delta_head", "delta_rows", "DK", "dk", "dlse_head", "DO", "do", "do_head", "dp",
-    "DQ", "dq", "dq_at", "dq_head", "ds", "dsink_row", "DV", "Dv", "dv", "EARLY_DP", "exists", "first",
-    "first_head", "first_pos", "first_row", "float", "full_hi", "full_lo", "G", "group", "H", "h", "h_kv",
-    "head", "heads", "hi", "Hkv", "i", "j", "K", "k", "k_2", "k_end", "k_first", "keep", "keep_scale", "kept",
-    "kv_hi", "kv_idx", "kv_lo", "kv_tiles", "l", "l_new", "l_rows", "last", "last_pos", "LAZY",
-    "length", "LN2", "lo", "LOG2E", "lse", "LSE2", "lse2", "lse2_head", "lse2_rows", "lse_at",
-    "lse_head", "lse_rows", "M", "m", "m_new", "M_padded", "m_rows", "m_tile", "MASKED", "N", "n",
-    "next", "O", "o", "o_at", "o_rows", "out", "p", "PAGE", "page", "part", "partial", "Q", "q", "q_2",
-    "q_at", "q_first", "q_head", "q_hi", "q_idx", "q_lo", "q_pos", "q_rows", "q_tiles", "range", "rank",
+    "acc", "alpha", "at", "B", "b", "BLOCK_D", "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "D", "d", "DELTA",
+    "delta", "delta_head", "delta_rows", "DK", "dk", "dlse_head", "DO", "do", "do_head", "dp", "DQ", "dq",
+    "dq_at", "dq_head", "ds", "dsink_row", "DV", "Dv", "dv", "EARLY_DP", "exists", "first", "first_head",
+    "first_pos", "first_row", "float", "full_hi", "full_lo", "G", "group", "H", "h", "h_kv", "head", "heads",
+    "hi", "Hkv", "i", "j", "K", "k", "k_2", "k_end", "k_first", "keep", "keep_scale", "kept", "kv_hi",
+    "kv_idx", "kv_lo", "kv_tiles", "l", "l_new", "l_rows", "last", "last_pos", "LAZY", "length", "LN2", "lo",
+    "LOG2E", "lse", "LSE2", "lse2", "lse2_head", "lse2_rows", "lse_at", "lse_head", "lse_rows", "M", "m",
+    "m_new", "M_padded", "m_rows", "m_tile", "MASKED", "N", "n", "next", "next_page", "O", "o", "o_at",
+    "o_rows", "out", "p", "PAGE", "page", "part", "partial", "PARTS", "parts_ptr", "Q", "q", "q_2", "q_at",
+    "q_first", "q_head", "q_hi", "q_idx", "q_lo", "q_pos", "q_rows", "q_tiles", "range", "rank", "rest_page",
     "row", "row_lo", "row_tiles", "ROWS", "rows", "run", "s", "SCALE", "score", "SECTION", "section",
-    "share", "shift", "SPLIT", "split", "split_hi", "split_lo", "SPLITS", "start", "stop", "tile",
+    "SHARE", "share", "shift", "SPLIT", "split", "split_hi", "split_lo", "SPLITS", "start", "stop", "tile",
     "tiles", "tl", "TMA", "torch", "triton", "TWO_LOG2E", "V", "v", "weight", "zero",
 ))  # fmt: skip
 #: Globals of a module, and variables of its callables.
 MODULE = frozenset((
-    "acc", "backward", "backward_config", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "Config", "config",
-    "CONFIGS", "configs", "ctx", "delta", "dk", "dk_config", "dkdv_config", "dlse", "do", "dq",
-    "dq_config", "dv", "dv_config", "enumerate", "float", "functools", "grid", "isinstance",
-    "key_tiles", "l", "LAZY", "len", "LN2", "LOG2E", "lse2", "lse_parts", "m", "M_padded", "NamedTuple",
-    "o_parts", "out", "pages", "range", "rows_config", "RuntimeError", "SCALE", "shares", "splits",
-    "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED", "Tuned", "tuple", "TWO_LOG2E",
-    "TypeError", "ValueError",
+    "acc", "backward", "backward_config", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "call", "combine", "Config",
+    "config", "CONFIGS", "configs", "ctx", "delta", "dk", "dk_config", "dkdv_config", "dlse", "do", "dq",
+    "dq_config", "dv", "dv_config", "enumerate", "fixed", "float", "forward", "functools", "grid",
+    "isinstance", "key_tiles", "l", "layout", "layouts", "LAZY", "len", "LN2", "LOG2E", "lse2", "m",
+    "M_padded", "NamedTuple", "out", "pages", "parts", "range", "rows", "rows_config", "RuntimeError",
+    "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",
+    "Tuned", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
 ))  # fmt: skip
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((

@@ -87,7 +87,7 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
     if kernel != "forward":
         tiles = (tile_q, tile_kv)
         return _estimate_backward(kernel, *tiles, max(1, stages), threads, d, dv, size)
-    depth = _depth(stages, tile_q, variant)
+    depth = _depth(stages, tile_q, config, variant)
     loaded_v = dv if len(columns) == 1 else 0  # else v is the first part of k
     q = Buffer(name="q", shape=f"{tile_q}x{d}", bytes=tile_q * d * size)
     buffers = [
@@ -108,13 +108,17 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
     return Estimate(buffers=tuple(buffers), registers=registers)
 
 
-def _depth(stages: int, tile_q: int, variant: Variant) -> int:
+def _depth(stages: int, tile_q: int, config: Config, variant: Variant) -> int:
     """Tiles of k, and of v, that lie in shared memory at a time.
 
     A tile whose address comes from a block table waits for two loads, one after the other, and so takes two
-    stages. Tiles of fewer than 64 rows are not wgmma's: their operands leave shared memory at once.
+    stages; the decode kernel looks pages up itself, a tile ahead. Tiles of fewer than 64 rows are not
+    wgmma's: their operands leave shared memory at once.
     """
-    turns = (stages + 1) // 2 if isinstance(variant.attention.k.storage, Paged) else stages
+    knobs = config.values
+    decodes = knobs.get("loops") == ("kv",) or knobs.get("pack") == "gqa" or knobs.get("split.kv", 1) != 1
+    waits = isinstance(variant.attention.k.storage, Paged) and not decodes
+    turns = (stages + 1) // 2 if waits else stages
     return max(1, turns if tile_q >= 64 else turns - 1)
 
 

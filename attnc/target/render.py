@@ -12,6 +12,7 @@ import jinja2
 
 from attnc import __version__
 from attnc.model.attention import Attention
+from attnc.plan.decode import share_of
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.scores import LOG2E
@@ -23,7 +24,8 @@ from attnc.target.layout import tidy
 from attnc.target.triton import load, scalar, score, statement, tiled
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_backward_host import BackwardHostText
-from attnc.target.triton_decode import DecodeHost, DecodeText
+from attnc.target.triton_decode import DecodeText, has_fixed_shares
+from attnc.target.triton_decode_host import DecodeHost
 from attnc.target.triton_host import HostText, signature
 from attnc.target.triton_kernel import KernelText
 from attnc.target.triton_operator import OperatorText
@@ -82,6 +84,7 @@ def render(
             "splits": kernel.split is not None,
             "maxnreg": any(limits_registers(planned.kernel) for planned in kernels_of(module).values()),
             "early_dp": any(dp_order(planned) == "both" for planned in kernels_of(module).values()),
+            "shares": has_fixed_shares(kernel),
         },
         uses=frozenset(re.findall(r"\b_\w+", kernels)),
     )
@@ -243,7 +246,9 @@ def config_text(kernel: Kernel, position: int) -> str:
     values = [*(str(config[name]) for name in names), str(shared)]
     if kernel.split is not None:
         count = config["split.kv"]
-        values.append(str(0 if count == "auto" else count))
+        values.append(str(count if isinstance(count, int) else 0))
+        if has_fixed_shares(kernel):
+            values.append(str(share_of(config)))
     return ", ".join(values)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
-from attnc.plan.decode import MOST_SPLITS
+from attnc.plan.decode import share_of
 from attnc.plan.ir import Kernel, Loop, Module
 from attnc.plan.regions import ZERO
 from attnc.target.triton import TL_DTYPES, scalar
-from attnc.target.triton_host import HostText
 from attnc.target.triton_kernel import MATRICES, KernelText, PartText, block
 
 
@@ -111,6 +108,21 @@ class DecodeText(KernelText):
             load_k=self._load_kv("k", part.width, part.first),
         )
 
+    def _load_kv(self, name: str, width: int, first: int = 0) -> str:
+        rows = self.rows(name)
+        of = rows.tensor
+        x = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
+        tile = f"{self._cut}, BLOCK_N"
+        if not rows.page:
+            return f"_load_tile({x}, kv_lo, N, stride_{of}n, {tile}, {self._width(width)})"
+        where = f"page, kv_lo, N, stride_{of}p, stride_{of}n"
+        return f"_load_paged({x}, {where}, {tile}, {rows.page}, {self._width(width)})"
+
+    @property
+    def _cut(self) -> str:
+        """Whether a tile may reach past the last key, as far as the step knows when it is compiled."""
+        return "True" if self.branches or self.kernel.step.keep is None else "MASKED"
+
     @property
     def load_k(self) -> str:
         return self.parts[0].load_k
@@ -125,6 +137,59 @@ class DecodeText(KernelText):
         names = super().step_names
         at = names.index("q") + 1
         return [*names[:at], *(part.q for part in self.more_parts), *names[at:]]
+
+    # -- the walk over the keys ----------------------------------------------------------------------------
+
+    @property
+    def paged(self) -> bool:
+        return bool(self.rows("k").page)
+
+    @property
+    def find_pages(self) -> str:
+        """Nothing: a step gets the pages of its tile, found one tile ahead."""
+        return ""
+
+    @property
+    def first_pages(self) -> str:
+        """The pages of the first tile: looked up while q is on its way."""
+        return self._pages_of(scalar(self.kernel.regions.loops[0].start))
+
+    @property
+    def next_pages(self) -> str:
+        return self._pages_of("kv_lo + BLOCK_N")
+
+    @property
+    def own_pages(self) -> str:
+        return self._pages_of("kv_lo")
+
+    def _pages_of(self, start: str) -> str:
+        """The pages of the tile that begins with this key, if there is one."""
+        k = self.rows("k")
+        stop = scalar(self.kernel.regions.loops[-1].stop)
+        return f"_pages_of({k.table}, {k.table_stride}, {start}, {stop}, BLOCK_N, {k.page})"
+
+    def keys_of(self, loop: Loop) -> str:
+        """What a loop runs over; the few partial tiles after full ones are not worth filling a pipeline."""
+        bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
+        return f"tl.range({bounds}, num_stages=1)" if self.is_rest(loop) else f"range({bounds})"
+
+    def is_rest(self, loop: Loop) -> bool:
+        return loop is not self.kernel.regions.loops[0] and loop.masked is True
+
+    def step_arguments(self, loop: Loop) -> str:
+        return self._arguments(self.step_names, loop)
+
+    def _arguments(self, names: list[str], loop: Loop) -> str:
+        """Pages of the rest are looked up as they come: were those of the first loop used after it, the
+        compiler would wait for them at the end of every step.
+        """
+        page = "rest_page" if self.is_rest(loop) else "page"
+        return ", ".join((*(page if name == "page" else name for name in names), *self._step_values(loop)))
+
+    def _key_names(self, names: str) -> list[str]:
+        table, stride = self.rows("k").table, self.rows("k").table_stride
+        own = super()._key_names(names)
+        return [("page" if name == table else name) for name in own if name != stride] if table else own
 
     # -- a unified maximum ---------------------------------------------------------------------------------
 
@@ -147,7 +212,7 @@ class DecodeText(KernelText):
         return ", ".join([*self._unified_names, *constants])
 
     def unified_arguments(self, loop: Loop) -> str:
-        return ", ".join((*self._unified_names, *self._step_values(loop)))
+        return self._arguments(self._unified_names, loop)
 
     def in_first_share(self, value: str, otherwise: str) -> str:
         return value if self.kernel.split is None else f"tl.where(split == 0, {value}, {otherwise})"
@@ -191,15 +256,20 @@ class DecodeText(KernelText):
     @property
     def _parts_pointers(self) -> list[str]:
         counter = ["fallbacks_ptr"] if self._finds_top else []
-        return [*([] if self.kernel.split is None else ["o_parts_ptr", "lse_parts_ptr"]), *counter]
+        return [*([] if self.kernel.split is None else ["parts_ptr"]), *counter]
 
     @property
     def sizes(self) -> list[str]:
-        return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS"])]
+        return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS", "PARTS"])]
 
     @property
     def tiles(self) -> list[str]:
-        return ["BLOCK_M", "BLOCK_N", *([] if self.kernel.split is None else ["SPLIT"])]
+        return ["BLOCK_M", "BLOCK_N", *([] if self.kernel.split is None else ["SPLIT"]), *self.shares]
+
+    @property
+    def shares(self) -> list[str]:
+        """The constant of configs that give a share a fixed number of keys."""
+        return ["SHARE"] if has_fixed_shares(self.kernel) else []
 
     # -- the kernel that joins them ------------------------------------------------------------------------
 
@@ -211,7 +281,7 @@ class DecodeText(KernelText):
     def combine_lines(self) -> list[list[str]]:
         lse = ["lse_ptr"] if self.has_lse else []
         strides = [list(self.strides(arg)) for arg in self.module.outputs]
-        return [["o_parts_ptr", "lse_parts_ptr", "O", *lse], *strides, self.combine_sizes, ["BLOCK_S"]]
+        return [["parts_ptr", "O", *lse], *strides, self.combine_sizes, ["BLOCK_S"]]
 
     @property
     def combine_parameters(self) -> list[str]:
@@ -222,7 +292,7 @@ class DecodeText(KernelText):
 
     @property
     def combine_sizes(self) -> list[str]:
-        return ["H", "M", "SPLITS"]
+        return ["H", "M", "SPLITS", "PARTS"]
 
     @property
     def part_mask(self) -> str:
@@ -235,81 +305,6 @@ class DecodeText(KernelText):
         return self.offset("o")
 
 
-class DecodeHost(HostText):
-    """The callable: a launch over tiles and shares, and one that joins the shares."""
-
-    _text: DecodeText
-
-    def __init__(self, module: Module, kernel: Kernel, text: DecodeText) -> None:
-        super().__init__(module, kernel, text)
-        self.sections = False
-        self.most_splits = MOST_SPLITS
-
-    @property
-    def parameters(self) -> list[str]:
-        counter = ["fallbacks: torch.Tensor | None = None"] if self.counts_fallbacks else []
-        return [*super().parameters, *counter]
-
-    @property
-    def counts_fallbacks(self) -> bool:
-        return self._kernel.unified is not None and self._kernel.unified.fallback
-
-    @property
-    def checks(self) -> Iterator[str]:
-        yield from super().checks
-        if self.counts_fallbacks:
-            yield "if fallbacks is not None:"
-            yield '    _sizes("fallbacks", fallbacks, torch.int32, (1,), q)'
-
-    @property
-    def is_split(self) -> bool:
-        return self._kernel.split is not None
-
-    @property
-    def workspace(self) -> Iterator[str]:
-        if not self.is_split:
-            return
-        shape = "B, H, M, splits"
-        yield f"tiles = {self._tiles}"
-        yield f"key_tiles = triton.cdiv({self.longest}, config.BLOCK_N)"
-        yield "splits = config.splits or _splits(tiles, key_tiles, config.shared, q.device)"
-        yield "o_parts = lse_parts = None"
-        yield "if splits > 1:"
-        yield f"    o_parts = torch.empty(({shape}, {self._text.dv}), dtype=torch.float32, device=q.device)"
-        yield f"    lse_parts = torch.empty(({shape}), dtype=torch.float32, device=q.device)"
-
-    @property
-    def _tiles(self) -> str:
-        text = self._text
-        heads = {"1": ""}.get(text.kv_heads, f" * {text.kv_heads}") if text.group is not None else " * H"
-        rows = "M" if text.group is None else f"M * {text.group}"
-        return f"triton.cdiv({rows}, config.BLOCK_M) * B{heads}"
-
-    @property
-    def grid(self) -> str:
-        return "tiles, splits" if self.is_split else f"{self._tiles},"
-
-    @property
-    def combine_kernel(self) -> str:
-        return self._text.combine_name
-
-    @property
-    def _sizes_line(self) -> str:
-        return ", ".join("splits" if name == "SPLITS" else name for name in self._text.sizes)
-
-    @property
-    def _constants(self) -> str:
-        return "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N" + (
-            ", SPLIT=splits > 1" if self.is_split else ""
-        )
-
-    @property
-    def combine(self) -> list[str]:
-        """Arguments of the second launch."""
-        tensors, *strides, _, _ = self._text.combine_lines
-        lines = [", ".join(name.removesuffix("_ptr").replace("O", "o") for name in tensors)]
-        for arg, names in zip(self.module.outputs, strides, strict=True):
-            at = dict(zip(arg.strides, range(len(arg.strides)), strict=True))
-            lines.append(", ".join(f"{arg.tensor.name}.stride({at[name]})" for name in names))
-        lines.append("H, M, splits")
-        return [*lines, "BLOCK_S=triton.next_power_of_2(splits)"]
+def has_fixed_shares(kernel: Kernel) -> bool:
+    """Whether any config cuts sequences into shares of a fixed number of keys."""
+    return kernel.split is not None and any(share_of(config) for config in kernel.configs)

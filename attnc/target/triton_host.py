@@ -24,6 +24,7 @@ class HostText:
         self.function = attention.name
         self.kernel = kernel.name
         self.sections = kernel.grid.over == "q"
+        self.is_prepared = False
         self.inputs = [arg.tensor for arg in module.args]
         self.results = [arg.tensor for arg in module.outputs]
         self.has_scalars = any(not tensor.shape for tensor in self.inputs)

@@ -26,7 +26,7 @@ def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("splits", ["1", "5", "auto"])
+@pytest.mark.parametrize("splits", ["1", "5", "auto", "fixed(32)"])
 def test_every_mask_and_split(mask: str, splits: str) -> None:
     made = decode(splits, mask)
     for dims in ({}, {"M": 1}, {"M": 9, "G": 2}, {"N": 1}):
@@ -133,3 +133,45 @@ def test_bits_do_not_depend_on_the_batch() -> None:
         alone = made.a(q[b : b + 1], *pool, table[b : b + 1], length[b : b + 1])
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[b])
+
+
+def test_bits_of_shares_of_a_fixed_size_depend_on_the_sequence_alone() -> None:
+    """Neither on what is beside it nor on how much room the cache has."""
+    torch.manual_seed(0)
+    made = decode("fixed(32)").module
+    q, pool = torch.randn(3, 1, 4, 16).half(), torch.randn(2, 40, 16, 2, 16).half()
+    table = torch.randperm(40)[:30].reshape(3, 10).to(torch.int32)
+    length = torch.tensor([150, 3, 77], dtype=torch.int32)
+    together = made.a(q, *pool, table, length)
+    roomier = made.a(q, *pool, table.repeat(1, 3), length)
+    for one, other in zip(together, roomier, strict=True):
+        assert torch.equal(one, other)
+    for b in range(3):
+        alone = made.a(q[b : b + 1], *pool, table[b : b + 1], length[b : b + 1])
+        for one, other in zip(alone, together, strict=True):
+            assert torch.equal(one[0], other[b])
+
+
+def test_a_prepared_call_serves_other_values_and_only_alike_arguments() -> None:
+    torch.manual_seed(0)
+    made = decode("2").module
+    q, pool = torch.randn(1, 1, 4, 16).half(), torch.randn(2, 8, 16, 2, 16).half()
+    table, length = torch.arange(4, dtype=torch.int32)[None], torch.tensor([50], dtype=torch.int32)
+    first = made.a(q, *pool, table, length)
+    assert len(made._CALLS) == 1
+    shorter = made.a(q, *pool, table, torch.tensor([20], dtype=torch.int32))
+    assert len(made._CALLS) == 1
+    assert not torch.equal(first[0], shorter[0])
+    apart = torch.zeros(1, 1, 4, 32).half()
+    apart[..., :16] = q
+    out = (torch.empty(1, 1, 4, 32).half()[..., :16], torch.empty(1, 1, 4))
+    again = made.a(apart[..., :16], *pool, table, length, out=out)
+    assert len(made._CALLS) == 2
+    assert again[0].data_ptr() == out[0].data_ptr()
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    with pytest.raises(TypeError, match="expected dtype"):
+        made.a(q, *pool, table, length.long())
+    with pytest.raises(TypeError, match="expected a tensor"):
+        made.a(q, *pool, table, 50)
+    assert len(made._CALLS) == 2

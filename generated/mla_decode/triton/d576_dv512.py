@@ -30,6 +30,11 @@ import torch
 import triton
 import triton.language as tl
 
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda
+except ImportError:
+    _empty_strided_cuda = None
+
 SCALE = tl.constexpr(0.10411754627697266)  # factor of the raw score in base-2 units
 LN2 = tl.constexpr(0.6931471805599453)  # log(2): lse leaves in natural units
 
@@ -47,71 +52,86 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 32, 8, 5, 184320, 0),
-    Config(64, 32, 8, 3, 147456, 0),
-    Config(64, 64, 8, 5, 294912, 0),
-    Config(64, 64, 8, 3, 221184, 0),
-    Config(32, 32, 4, 5, 110592, 0),
-    Config(32, 32, 4, 3, 73728, 0),
-    Config(32, 64, 4, 5, 184320, 0),
-    Config(32, 64, 4, 3, 110592, 0),
-    Config(16, 32, 4, 5, 92160, 0),
-    Config(16, 32, 4, 3, 55296, 0),
-    Config(16, 64, 4, 5, 165888, 0),
-    Config(16, 64, 4, 3, 92160, 0),
+    Config(64, 32, 8, 5, 258048, 0),
+    Config(64, 32, 8, 3, 184320, 0),
+    Config(64, 64, 8, 3, 294912, 0),
+    Config(32, 32, 4, 5, 184320, 0),
+    Config(32, 32, 4, 3, 110592, 0),
+    Config(32, 64, 4, 3, 184320, 0),
+    Config(16, 32, 4, 5, 165888, 0),
+    Config(16, 32, 4, 3, 92160, 0),
+    Config(16, 64, 4, 3, 165888, 0),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 
 @triton.jit
-def _load_rows(x, start, stop, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile, zeros past row `stop`; x points to row 0."""
+def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile; x points to row 0.
+
+    MASKED: rows from `stop` on are not read but 0; otherwise there are none.
+    """
     row = start + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK_D)
-    return tl.load(x + row.to(tl.int64)[:, None] * stride + col[None, :], mask=row[:, None] < stop, other=0.0)
+    at = tl.arange(0, ROWS).to(tl.int64)[:, None] * stride + col[None, :]
+    x += tl.cast(start, tl.int64) * stride
+    if MASKED:
+        tile = tl.load(x + at, mask=row[:, None] < stop, other=0.0)
+    else:
+        tile = tl.load(x + at)
+    return tile
 
 
 @triton.jit
-def _find_pages(table, stride, start, stop, ROWS: tl.constexpr, PAGE: tl.constexpr):
+def _pages_of(table, stride, start, stop, ROWS: tl.constexpr, PAGE: tl.constexpr):
     """Pages of rows start .. start + ROWS - 1: one for each row, or a single one if tiles never cross pages.
 
-    Entries of pages past row `stop` are not read.
+    start is a multiple of ROWS. Entries of pages past row `stop` are not read.
     """
     if PAGE % ROWS == 0:
         page = tl.load(table + start // PAGE * stride, mask=start < stop, other=0)
+    elif ROWS % PAGE == 0:
+        entry = start // PAGE + tl.arange(0, ROWS) // PAGE
+        page = tl.load(table + entry * stride, mask=entry * PAGE < stop, other=0)
     else:
         row = start + tl.arange(0, ROWS)
         page = tl.load(table + row // PAGE * stride, mask=row < stop, other=0)
-    return page.to(tl.int64)
+    return page
 
 
 @triton.jit
-def _load_pages(
-    x, page, start, stop, stride_page, stride, ROWS: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr
+def _load_paged(
+    x, page, start, stop, stride_page, stride, MASKED: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
-    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_rows` gives them."""
+    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them."""
+    base = page.to(tl.int64) * stride_page
     if PAGE % ROWS == 0:
-        tile = _load_rows(
-            x + page * stride_page, start % PAGE, stop - start // PAGE * PAGE, stride, ROWS, BLOCK_D
-        )
+        tile = _load_tile(x + base, start % PAGE, stop - start // PAGE * PAGE, stride, MASKED, ROWS, BLOCK_D)
     else:
         row = start + tl.arange(0, ROWS)
         col = tl.arange(0, BLOCK_D)
-        at = page * stride_page + (row % PAGE).to(tl.int64) * stride
-        tile = tl.load(x + at[:, None] + col[None, :], mask=row[:, None] < stop, other=0.0)
+        if ROWS % PAGE == 0:
+            in_page = tl.arange(0, ROWS) % PAGE
+        else:
+            in_page = row % PAGE
+        at = base[:, None] + (in_page.to(tl.int64)[:, None] * stride + col[None, :])
+        if MASKED:
+            tile = tl.load(x + at, mask=row[:, None] < stop, other=0.0)
+        else:
+            tile = tl.load(x + at)
     return tile
 
 
 @triton.jit
 def _decode_step(
-    acc, l, m, q, q_2, K, block_table_row, stride_block_table_1, kv_lo, N, stride_kp, stride_kn, q_pos,
-    MASKED: tl.constexpr, BLOCK_N: tl.constexpr,
+    acc, l, m, q, q_2, K, page, kv_lo, N, stride_kp, stride_kn, q_pos, MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     """One kv tile: FlashAttention-2, algorithm 1, lines 8 to 10."""
-    page = _find_pages(block_table_row, stride_block_table_1, kv_lo, N, BLOCK_N, 64)
-    k = _load_pages(K, page, kv_lo, N, stride_kp, stride_kn, BLOCK_N, 64, 512)
-    k_2 = _load_pages(K + 512, page, kv_lo, N, stride_kp, stride_kn, BLOCK_N, 64, 64)
+    k = _load_paged(K, page, kv_lo, N, stride_kp, stride_kn, MASKED, BLOCK_N, 64, 512)
+    k_2 = _load_paged(K + 512, page, kv_lo, N, stride_kp, stride_kn, MASKED, BLOCK_N, 64, 64)
     s = tl.dot(q, k.T)
     s = tl.dot(q_2, k_2.T, s)
     if MASKED:
@@ -131,16 +151,16 @@ def _decode_step(
     return acc, l_new, m_new
 
 
-@triton.jit(do_not_specialize=["B", "H", "M", "N", "SPLITS"])
+@triton.jit(do_not_specialize=["B", "H", "M", "N", "SPLITS", "PARTS"])
 def mla_decode_forward(
-    Q, K, O, lse_ptr, block_table_ptr, kv_len_ptr, o_parts_ptr, lse_parts_ptr,
+    Q, K, O, lse_ptr, block_table_ptr, kv_len_ptr, parts_ptr,
     stride_qb, stride_qm, stride_qh,
     stride_kp, stride_kn,
     stride_block_table_0, stride_block_table_1,
     stride_kv_len_0,
     stride_ob, stride_om, stride_oh,
     stride_lseb, stride_lseh, stride_lsem,
-    B, H, M, N, SPLITS,
+    B, H, M, N, SPLITS, PARTS,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
 ):
     """o and lse of one tile of (q row, head) rows of one KV head, from a share of its keys."""
@@ -156,15 +176,6 @@ def mla_decode_forward(
     N = tl.minimum(kv_len, N)
     Q += b.to(tl.int64) * stride_qb
 
-    row = row_lo + tl.arange(0, BLOCK_M)
-    q_idx = row // H
-    h = row % H
-    exists = row < M * H
-    q_pos = q_idx + N - M
-    q_at = Q + q_idx.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
-    q = tl.load(q_at[:, None] + tl.arange(0, 512)[None, :], mask=exists[:, None], other=0.0)
-    q_2 = tl.load(q_at[:, None] + (512 + tl.arange(0, 64))[None, :], mask=exists[:, None], other=0.0)
-
     # causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -174,19 +185,31 @@ def mla_decode_forward(
     share = tl.cdiv(tl.cdiv(hi, BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
+    page = _pages_of(block_table_row, stride_block_table_1, split_lo, split_hi, BLOCK_N, 64)
+
+    row = row_lo + tl.arange(0, BLOCK_M)
+    q_idx = row // H
+    h = row % H
+    exists = row < M * H
+    q_pos = q_idx + N - M
+    q_at = Q + q_idx.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
+    q = tl.load(q_at[:, None] + tl.arange(0, 512)[None, :], mask=exists[:, None], other=0.0)
+    q_2 = tl.load(q_at[:, None] + (512 + tl.arange(0, 64))[None, :], mask=exists[:, None], other=0.0)
 
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 512], tl.float32)
     for kv_lo in range(split_lo, tl.minimum(full_hi, split_hi), BLOCK_N):
+        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, split_hi, BLOCK_N, 64)
         acc, l, m = _decode_step(
-            acc, l, m, q, q_2, K, block_table_row, stride_block_table_1, kv_lo, N, stride_kp, stride_kn,
-            q_pos, MASKED=False, BLOCK_N=BLOCK_N,
+            acc, l, m, q, q_2, K, page, kv_lo, N, stride_kp, stride_kn, q_pos, MASKED=False, BLOCK_N=BLOCK_N,
         )
-    for kv_lo in range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N):
+        page = next_page
+    for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
+        rest_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, split_hi, BLOCK_N, 64)
         acc, l, m = _decode_step(
-            acc, l, m, q, q_2, K, block_table_row, stride_block_table_1, kv_lo, N, stride_kp, stride_kn,
-            q_pos, MASKED=True, BLOCK_N=BLOCK_N,
+            acc, l, m, q, q_2, K, rest_page, kv_lo, N, stride_kp, stride_kn, q_pos, MASKED=True,
+            BLOCK_N=BLOCK_N,
         )
 
     # A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
@@ -195,7 +218,8 @@ def mla_decode_forward(
     if SPLIT:
         # for the combine kernel, in float32 and base 2; it does not read the o of a row that saw nothing
         part = ((b * H + h) * M + q_idx).to(tl.int64) * SPLITS + split
-        tl.store(o_parts_ptr + part[:, None] * 512 + d[None, :], o, mask=(exists & (l > 0.0))[:, None])
+        lse_parts_ptr = parts_ptr + tl.cast(PARTS, tl.int64) * 512
+        tl.store(parts_ptr + part[:, None] * 512 + d[None, :], o, mask=(exists & (l > 0.0))[:, None])
         tl.store(lse_parts_ptr + part, m + tl.log2(l), mask=exists)
     else:
         O += b.to(tl.int64) * stride_ob
@@ -206,12 +230,12 @@ def mla_decode_forward(
         tl.store(lse_at, (m + tl.log2(l)) * LN2, mask=exists)
 
 
-@triton.jit(do_not_specialize=["H", "M", "SPLITS"])
+@triton.jit(do_not_specialize=["H", "M", "SPLITS", "PARTS"])
 def mla_decode_combine(
-    o_parts_ptr, lse_parts_ptr, O, lse_ptr,
+    parts_ptr, O, lse_ptr,
     stride_ob, stride_om, stride_oh,
     stride_lseb, stride_lseh, stride_lsem,
-    H, M, SPLITS,
+    H, M, SPLITS, PARTS,
     BLOCK_S: tl.constexpr,
 ):
     """o and lse of one row of one head from those of every share of its keys: o = sum 2**(lse_i - lse) o_i."""
@@ -219,8 +243,8 @@ def mla_decode_combine(
     q_idx = row % M
     h = row // M % H
     b = row // M // H
-    lse_parts_ptr += row.to(tl.int64) * SPLITS
-    o_parts_ptr += row.to(tl.int64) * SPLITS * 512
+    lse_parts_ptr = parts_ptr + tl.cast(PARTS, tl.int64) * 512 + row.to(tl.int64) * SPLITS
+    o_parts_ptr = parts_ptr + row.to(tl.int64) * SPLITS * 512
     shares = tl.arange(0, BLOCK_S)
     m = tl.max(tl.load(lse_parts_ptr + shares, mask=shares < SPLITS, other=-float("inf")), 0)
     shift = tl.where(m == -float("inf"), 0.0, m)  # nothing seen: -inf - -inf is NaN
@@ -271,6 +295,100 @@ def mla_decode(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    layout = _layout((q, k, block_table, kv_len), out, config)
+    call = _CALLS.get(layout)
+    if call is None:
+        call = _prepare(q, k, block_table, kv_len, out, config)
+        if layout is not None:
+            _CALLS[layout] = call
+    _refuse_gradients(q, k)
+    if out is None:
+        o = _empty(call.layouts[0], torch.bfloat16, q)
+        lse = _empty(call.layouts[1], torch.float32, q)
+    else:
+        o, lse = out
+    if call.forward is None:
+        return o, lse
+    parts = None if call.combine is None else _empty(call.parts, torch.float32, q)
+    call.forward(q, k, o, lse, block_table, kv_len, parts)
+    if call.combine is not None:
+        call.combine(parts, o, lse)
+    return o, lse
+
+
+class _Launch:
+    """kernel[grid](*tensors, *numbers, **constants), from the second time on without Triton's search for the binary.
+
+    Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
+    takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
+    """
+
+    def __init__(self, kernel, grid, numbers, constants, device, **options):
+        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
+        self.device, self.options = device, options
+        self.trailing = (*numbers, *constants.values())
+        self.run = None
+
+    def __call__(self, *tensors: torch.Tensor | None) -> None:
+        addresses = [0 if x is None else x.data_ptr() for x in tensors]
+        bits = 0
+        for address in addresses:
+            bits |= address
+        aligned = bits % 16 == 0
+        if self.run is not None and aligned and torch.cuda.current_device() == self.device.index:
+            stream = triton.runtime.driver.active.get_current_stream(self.device.index)
+            self.run(stream, *self.binary, *addresses, *self.trailing)
+            return
+        with torch.cuda.device(self.device if self.device.type == "cuda" else -1):  # -1: Triton's interpreter
+            binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
+        if _DIRECT and aligned and binary is not None:
+            self.binary = (binary.function, binary.packed_metadata, None, None, None)  # metadata and hooks: none
+            self.run = functools.partial(binary.run, *self.grid)
+
+
+class _Call(NamedTuple):
+    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
+
+    layouts: tuple[tuple[torch.Size, tuple[int, ...]], ...]  # shapes and strides of the results
+    forward: _Launch | None  # None: there is nothing to compute
+    combine: _Launch | None  # None: no sequence is shared
+    parts: tuple[tuple[int], tuple[int]]  # shape and strides of what the shares leave for it
+
+
+_CALLS: dict[object, _Call] = {}
+#: Whether this Triton's binaries take their arguments as `_Launch` passes them.
+_DIRECT = triton.__version__.split(".")[:2] == ["3", "6"]
+
+
+def _empty(
+    layout: tuple[torch.Size, tuple[int, ...]], dtype: torch.dtype, like: torch.Tensor,
+) -> torch.Tensor:
+    """Memory of these shapes and strides, by the function that Inductor's code calls: half the time of torch.empty."""
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+        return _empty_strided_cuda(*layout, dtype)
+    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
+
+
+def _layout(tensors: tuple[torch.Tensor, ...], out: object, *options: object) -> object:
+    """What a call is prepared for, or None if the arguments are not what they should be."""
+    try:
+        hash(options)
+        return (options, *[(x.shape, x.stride(), x.dtype, x.device) for x in (*tensors, *(out or ()))])
+    except (AttributeError, TypeError):
+        return None
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_len: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> _Call:
+    """Checks the arguments, and decides all that does not depend on their contents."""
+    if len(_CALLS) >= 1024:
+        _CALLS.clear()
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 576), q)
     _sizes("k", k, torch.bfloat16, (None, 64, 1, 576), q)
     _, P = _sizes("block_table", block_table, torch.int32, (B, None), q)
@@ -278,48 +396,56 @@ def mla_decode(
     N = P * 64
     _contiguous_rows(q=q, k=k)
     if out is None:
-        o = torch.empty((B, M, H, 512), dtype=torch.bfloat16, device=q.device)
-        lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+        o = torch.empty((B, M, H, 512), dtype=torch.bfloat16, device="meta")
+        lse = torch.empty((B, H, M), dtype=torch.float32, device="meta")
     else:
         o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.bfloat16, (B, M, H, 512), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
         _apart(o=o, lse=lse)
         _contiguous_rows(o=o)
-    _refuse_gradients(q, k)
+    layouts = ((o.shape, o.stride()), (lse.shape, lse.stride()))
     if B * H * M == 0:
-        return o, lse
+        return _Call(layouts, None, None, ((0,), (1,)))
     config = _choose(config, q.device, N)
     tiles = triton.cdiv(M * H, config.BLOCK_M) * B
     key_tiles = triton.cdiv(N, config.BLOCK_N)
-    splits = config.splits or _splits(tiles, key_tiles, config.shared, q.device)
-    o_parts = lse_parts = None
-    if splits > 1:
-        o_parts = torch.empty((B, H, M, splits, 512), dtype=torch.float32, device=q.device)
-        lse_parts = torch.empty((B, H, M, splits), dtype=torch.float32, device=q.device)
-    grid = (tiles, splits)
-    with _on(q.device):
-        mla_decode_forward[grid](
-            q, k, o, lse, block_table, kv_len, o_parts, lse_parts,
+    rows = B * H * M
+    splits = (
+        config.splits
+        or _splits(tiles, key_tiles, config.BLOCK_N * 1152, rows * 2052, config.shared, q.device)
+    )
+    forward = _Launch(
+        mla_decode_forward,
+        (tiles, splits, 1),
+        (
             q.stride(0), q.stride(1), q.stride(2),
             k.stride(0), k.stride(1),
             block_table.stride(0), block_table.stride(1),
             kv_len.stride(0),
             o.stride(0), o.stride(1), o.stride(2),
             lse.stride(0), lse.stride(1), lse.stride(2),
-            B, H, M, N, splits,
-            BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, SPLIT=splits > 1,
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )
-        if splits > 1:
-            mla_decode_combine[(B * H * M,)](
-                o_parts, lse_parts, o, lse,
-                o.stride(0), o.stride(1), o.stride(2),
-                lse.stride(0), lse.stride(1), lse.stride(2),
-                H, M, splits,
-                BLOCK_S=triton.next_power_of_2(splits),
-            )
-    return o, lse
+            B, H, M, N, splits, rows * splits,
+        ),
+        {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "SPLIT": splits > 1},
+        q.device,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    if splits == 1:
+        return _Call(layouts, forward, None, ((0,), (1,)))
+    combine = _Launch(
+        mla_decode_combine,
+        (rows, 1, 1),
+        (
+            o.stride(0), o.stride(1), o.stride(2),
+            lse.stride(0), lse.stride(1), lse.stride(2),
+            H, M, splits, rows * splits,
+        ),
+        {"BLOCK_S": triton.next_power_of_2(splits)},
+        q.device,
+    )
+    return _Call(layouts, forward, combine, ((rows * splits * 513,), (1,)))
 
 
 def _sizes(
@@ -387,23 +513,29 @@ def _choose(config: Config | None, device: torch.device, longest: int) -> Config
 
 
 @functools.lru_cache(maxsize=1024)
-def _splits(tiles: int, key_tiles: int, shared: int, device: torch.device) -> int:
-    """Shares of a sequence: the number with the shortest time, in steps of a program, waves and combination counted.
+def _splits(
+    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, shared: int, device: torch.device,
+) -> int:
+    """Shares of a sequence: the number with the shortest time, by a model of a kernel bound by memory.
 
-    Follows from shapes and the device alone, so that a captured CUDA graph serves sequences of any length.
+    A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as a hundred
+    kB more to start and to end; where it leaves multiprocessors idle, the others run at most 1.2 times faster.
+    Joining the shares costs a launch and a second trip to memory. Follows from shapes and the device alone, so that
+    a captured CUDA graph serves sequences of any length.
     """
-    blocks = 8
+    processors, resident = 4, 2
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        room = properties.shared_memory_per_multiprocessor // shared
-        blocks = properties.multi_processor_count * max(1, min(room, 4))
+        processors = properties.multi_processor_count
+        resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
 
-    def steps(n: int) -> float:
-        return -(-tiles * n // blocks) * (-(-key_tiles // n) + 1) + n / 8
+    def cost(n: int) -> float:
+        share = -(-key_tiles // n) * tile_bytes
+        waves, rest = divmod(tiles * n, processors * resident)
+        time = waves * (resident * share + 98304)
+        if rest:
+            deepest = -(-rest // processors)
+            time += max(rest / processors, deepest / 1.2) * share + 98304
+        return time if n == 1 else time + 98304 + 2 * n * part_bytes / processors
 
-    return min(range(1, max(1, min(key_tiles, 128)) + 1), key=steps)
-
-
-def _on(device: torch.device) -> torch.cuda.device:
-    """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
-    return torch.cuda.device(device if device.type == "cuda" else -1)
+    return min(range(1, max(1, min(key_tiles, 128)) + 1), key=cost)

@@ -1,0 +1,164 @@
+"""The callable of a decode kernel: what is prepared once for all calls alike, and the launches themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.model.tensors import DType
+from attnc.plan.decode import MOST_SPLITS
+from attnc.plan.ir import Kernel, Module
+from attnc.target.triton import torch_dtype
+from attnc.target.triton_decode import DecodeText, has_fixed_shares
+from attnc.target.triton_host import HostText
+
+#: The model of time by which shares are counted. In bytes that a multiprocessor reads meanwhile: to start and
+#: end a wave of programs, and to launch the kernel that joins the shares. And how much faster a
+#: multiprocessor reads while others idle, rows in a tensor and rows in pages. Measured on an H200.
+WAVE_BYTES, COMBINE_BYTES, IDLE_GAIN, PAGED_IDLE_GAIN = 96 << 10, 96 << 10, 1.3, 1.2
+
+
+class DecodeHost(HostText):
+    """The callable: a launch over tiles and shares, and one that joins the shares."""
+
+    _text: DecodeText
+
+    def __init__(self, module: Module, kernel: Kernel, text: DecodeText) -> None:
+        super().__init__(module, kernel, text)
+        self.sections = False
+        self.is_prepared = True
+        self.most_splits = MOST_SPLITS
+        self.wave_bytes, self.combine_bytes = WAVE_BYTES, COMBINE_BYTES
+        self.idle_gain = PAGED_IDLE_GAIN if text.paged else IDLE_GAIN
+        self.part_width = text.dv + 1
+
+    @property
+    def parameters(self) -> list[str]:
+        counter = ["fallbacks: torch.Tensor | None = None"] if self.counts_fallbacks else []
+        return [*super().parameters, *counter]
+
+    @property
+    def prepare_parameters(self) -> list[str]:
+        """The callable's parameters without their defaults."""
+        return [line.split(" = ")[0] for line in self.parameters if line != "*"]
+
+    @property
+    def everything(self) -> str:
+        return ", ".join(line.split(":")[0] for line in self.prepare_parameters)
+
+    @property
+    def key(self) -> str:
+        """Arguments of `_layout`: the tensors, the outputs if they are given, and the options."""
+        tensors = [tensor.name for tensor in self.inputs]
+        out = "out" if len(self.results) > 1 else "None if out is None else (out,)"
+        options = ["config"]
+        if self.counts_fallbacks:
+            tensors.append("*(() if fallbacks is None else (fallbacks,))")
+            options.append("fallbacks is None")
+        return ", ".join([f"({', '.join(tensors)})", out, *options])
+
+    @property
+    def scalars(self) -> Iterator[str]:
+        """Numbers become tensors before anything else."""
+        if self.has_scalars:
+            query = next(arg for arg in self.module.args if arg.tensor.name == "q")
+            yield from self._checked(query)
+            for arg in self.module.args:
+                if not arg.tensor.shape:
+                    yield from self._checked(arg)
+
+    @property
+    def allocations(self) -> Iterator[str]:
+        for i, tensor in enumerate(self.results):
+            yield f"{tensor.name} = _empty(call.layouts[{i}], {torch_dtype(tensor)}, q)"
+
+    @property
+    def planned_outputs(self) -> Iterator[str]:
+        """The results' shapes and strides, without memory if the caller gives none."""
+        for line in self.outputs:
+            yield line.replace("device=q.device", 'device="meta"')
+
+    @property
+    def result_layouts(self) -> str:
+        layouts = ", ".join(f"({tensor.name}.shape, {tensor.name}.stride())" for tensor in self.results)
+        return f"{layouts}," if len(self.results) == 1 else layouts
+
+    @property
+    def counts_fallbacks(self) -> bool:
+        return self._kernel.unified is not None and self._kernel.unified.fallback
+
+    @property
+    def checks(self) -> Iterator[str]:
+        yield from super().checks
+        if self.counts_fallbacks:
+            yield "if fallbacks is not None:"
+            yield '    _sizes("fallbacks", fallbacks, torch.int32, (1,), q)'
+
+    @property
+    def is_split(self) -> bool:
+        return self._kernel.split is not None
+
+    @property
+    def workspace(self) -> Iterator[str]:
+        yield f"tiles = {self._tiles}"
+        if not self.is_split:
+            return
+        yield f"key_tiles = triton.cdiv({self.longest}, config.BLOCK_N)"
+        yield "rows = B * H * M"
+        size = DType(self.module.variant.attention.q.dtype).bytes
+        columns = self._text.d + (0 if self._text.rows("v").tensor == "k" else self._text.dv)
+        tile = f"config.BLOCK_N * {columns * size}"
+        part = f"rows * {4 * self.part_width}"
+        auto = f"_splits(tiles, key_tiles, {tile}, {part}, config.shared, q.device)"
+        if has_fixed_shares(self._kernel):
+            yield f"fixed = triton.cdiv({self.longest}, config.share) if config.share else 0"
+            yield f"splits = config.splits or fixed or {auto}"
+        else:
+            yield f"splits = config.splits or {auto}"
+
+    @property
+    def _tiles(self) -> str:
+        text = self._text
+        heads = {"1": ""}.get(text.kv_heads, f" * {text.kv_heads}") if text.group is not None else " * H"
+        rows = "M" if text.group is None else f"M * {text.group}"
+        return f"triton.cdiv({rows}, config.BLOCK_M) * B{heads}"
+
+    @property
+    def grid(self) -> str:
+        return "tiles, splits, 1" if self.is_split else "tiles, 1, 1"
+
+    @property
+    def combine_kernel(self) -> str:
+        return self._text.combine_name
+
+    @property
+    def tensors(self) -> str:
+        """Arguments of the first launch: tensors, and what the numbers after them are."""
+        return next(iter(self.launch))
+
+    @property
+    def numbers(self) -> list[str]:
+        return list(self.launch)[1:-2]
+
+    @property
+    def _sizes_line(self) -> str:
+        named = {"SPLITS": "splits", "PARTS": "rows * splits"}
+        return ", ".join(named.get(name, name) for name in self._text.sizes)
+
+    @property
+    def more_constants(self) -> str:
+        split = ', "SPLIT": splits > 1' if self.is_split else ""
+        return split + (', "SHARE": config.share' if has_fixed_shares(self._kernel) else "")
+
+    @property
+    def combine_tensors(self) -> str:
+        tensors, *_ = self._text.combine_lines
+        return ", ".join(name.removesuffix("_ptr").replace("O", "o") for name in tensors)
+
+    @property
+    def combine_numbers(self) -> list[str]:
+        _, *strides, _, _ = self._text.combine_lines
+        lines = []
+        for arg, names in zip(self.module.outputs, strides, strict=True):
+            at = dict(zip(arg.strides, range(len(arg.strides)), strict=True))
+            lines.append(", ".join(f"{arg.tensor.name}.stride({at[name]})" for name in names))
+        return [*lines, "H, M, splits, rows * splits"]

@@ -1,0 +1,82 @@
+"""What serving does with a decode kernel on a GPU: captured graphs, prepared calls, shares of fixed size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.runtime.loader import load_module
+
+SPECS = Path(__file__).parents[2] / "specs"
+B, HEADS, KV_HEADS, ROOM, PAGE = 4, 16, 4, 4096, 16
+LENGTHS = ((4096, 1, 777, 2048), (16, 0, 4000, 4096), (1, 1, 1, 1))
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    planned = plan_program(front(SPECS / "paged_decode.attn")).modules
+    return load_module(next(made for made in planned if made.variant.params["D"] == 128))
+
+
+def tensors(seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """q, k, v and a block table over pages in random order."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cuda").bfloat16()
+
+    pages = B * ROOM // PAGE
+    pool = (pages, PAGE, KV_HEADS, 128)
+    table = torch.randperm(pages, generator=generator, device="cuda").to(torch.int32).reshape(B, -1)
+    return normal(B, 1, HEADS, 128), normal(*pool), normal(*pool), table
+
+
+def lengths(values: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.parametrize("config", [0, 1])
+def test_one_captured_graph_serves_changing_lengths(module: Any, config: int) -> None:
+    """Counted shares and shares of a fixed size: the grid depends on shapes alone."""
+    inputs, kv_len = tensors(), lengths(LENGTHS[0])
+    chosen = module.CONFIGS[config]
+    module.paged_decode(*inputs, kv_len, config=chosen)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, lse = module.paged_decode(*inputs, kv_len, config=chosen)
+    for values in LENGTHS:
+        kv_len.copy_(lengths(values))
+        graph.replay()
+        expected = module.paged_decode(*inputs, lengths(values), config=chosen)
+        assert torch.equal(o, expected[0])
+        assert torch.equal(lse, expected[1])
+
+
+def test_a_prepared_launch_gives_the_bits_of_the_first(module: Any) -> None:
+    inputs, kv_len = tensors(), lengths(LENGTHS[0])
+    module._CALLS.clear()
+    first = module.paged_decode(*inputs, kv_len)
+    second = module.paged_decode(*inputs, kv_len)
+    q = inputs[0]
+    moved = torch.empty(q.numel() + 1, dtype=q.dtype, device="cuda")[1:].view_as(q)  # not aligned to 16 bytes
+    moved.copy_(q)
+    third = module.paged_decode(moved, *inputs[1:], kv_len)
+    for other in (second, third):
+        assert torch.equal(first[0], other[0])
+        assert torch.equal(first[1], other[1])
+
+
+def test_bits_of_fixed_shares_do_not_depend_on_the_batch(module: Any) -> None:
+    q, k, v, table = tensors()
+    fixed = next(config for config in module.CONFIGS if config.share)
+    together = module.paged_decode(q, k, v, table, lengths(LENGTHS[0]), config=fixed)
+    for b, length in enumerate(LENGTHS[0]):
+        one = slice(b, b + 1)
+        alone = module.paged_decode(q[one], k, v, table[one], lengths((length,)), config=fixed)
+        assert torch.equal(alone[0], together[0][one])
+        assert torch.equal(alone[1], together[1][one])
