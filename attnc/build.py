@@ -19,20 +19,25 @@ from typing import Literal
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
 from attnc.model.attention import Program
+from attnc.model.projection import projection_variants
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
 from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.plan.cuda import PORTABLE
+from attnc.plan.dispatch import load_tables, projection_rows
+from attnc.plan.ir_projection import ProjectionModule
 from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
 from attnc.plan.mask_findings import check_mask
+from attnc.plan.projection import plan_projection
 from attnc.plan.tuned import load_tuned, tuned_choices
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse
 from attnc.syntax.prelude import prelude
-from attnc.target.dispatch import render_dispatch
+from attnc.target.dispatch import render_dispatch, render_projection_dispatch
 from attnc.target.files import render_files
+from attnc.target.projection import render_projection
 
 #: What there are templates for.
 TARGETS = frozenset({"triton", *(f"cuda.{arch}" for arch in PORTABLE)})
@@ -55,6 +60,7 @@ class Planned:
 
     modules: tuple[ir.Module, ...]
     warnings: tuple[Diagnostic, ...]
+    projections: tuple[ProjectionModule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +104,27 @@ def plan_program(program: Program) -> Planned:
             except DiagnosticError as failure:
                 problems += failure.diagnostics
             warnings += [*check_differentiable(variant, schedule), *check_mask(variant)]
+    projections: list[ProjectionModule] = []
+    for dataflow in program.dataflows:
+        for layer in projection_variants(program, program.projection(dataflow.projection)):
+            try:
+                projections.append(plan_projection(layer, dataflow))
+            except DiagnosticError as failure:
+                problems += failure.diagnostics
     if problems:
         raise DiagnosticError(dict.fromkeys([*problems, *warnings]))
-    return Planned(modules=tuple(modules), warnings=tuple(dict.fromkeys(warnings)))
+    return Planned(
+        modules=tuple(modules), warnings=tuple(dict.fromkeys(warnings)), projections=tuple(projections)
+    )
 
 
-def compile_program(program: Program, name: str, tuned: Source | None = None) -> Compiled:
+def compile_program(
+    program: Program, name: str, tuned: Source | None = None, dispatch: Source | None = None
+) -> Compiled:
     """The text of every module, and for every schedule the `__init__.py` that picks among them.
 
-    name: what the text calls the spec; tuned: its file of tuned choices. Raises DiagnosticError.
+    name: what the text calls the spec; tuned: its file of tuned choices; dispatch: its tables of dispatch.
+    Raises DiagnosticError.
     """
     planned = plan_program(program)
     choices = () if tuned is None else load_tuned(tuned)
@@ -121,8 +139,29 @@ def compile_program(program: Program, name: str, tuned: Source | None = None) ->
     for folder, family in families.items():
         attention = program.attention(family[0].variant.attention.name)
         outputs.append(Output(path=f"{folder}/__init__.py", text=render_dispatch(attention, family, name)))
+    outputs += _projection_outputs(program, planned.projections, name, dispatch)
     ordered = tuple(sorted(outputs, key=lambda output: output.path))
     return Compiled(outputs=ordered, warnings=planned.warnings)
+
+
+def _projection_outputs(
+    program: Program, modules: Iterable[ProjectionModule], name: str, dispatch: Source | None
+) -> list[Output]:
+    tables = () if dispatch is None else load_tables(dispatch)
+    families: dict[str, list[ProjectionModule]] = {}
+    outputs: list[Output] = []
+    for module in modules:
+        families.setdefault(projection_folder(module), []).append(module)
+        rows = projection_rows(module, tables)
+        texts = render_projection(module, path=name, sha256=digest(program.source), tuned=rows)
+        outputs += (
+            Output(path=f"{projection_folder(module)}/{file}", text=text) for file, text in texts.items()
+        )
+    for folder, family in families.items():
+        projection = program.projection(family[0].name)
+        text = render_projection_dispatch(projection, family, name)
+        outputs.append(Output(path=f"{folder}/__init__.py", text=text))
+    return outputs
 
 
 def compile_spec(path: Path, root: Path | None = None) -> Compiled:
@@ -131,7 +170,7 @@ def compile_spec(path: Path, root: Path | None = None) -> Compiled:
     The text names the spec by its path below `root` (the folder that holds the output folder), or by its bare
     name elsewhere.
     """
-    return compile_program(front(path), display_name(path, root), tuned_source(path))
+    return compile_program(front(path), display_name(path, root), tuned_source(path), dispatch_source(path))
 
 
 def diagnose(path: Path) -> tuple[Diagnostic, ...]:
@@ -160,17 +199,35 @@ def folder_of(module: ir.Module) -> str:
     return f"{module.variant.attention.name}/{module.target.replace('.', '_')}"
 
 
+def projection_folder(module: ProjectionModule) -> str:
+    """The same for a projection: `qkv/triton`."""
+    return f"{module.name}/{module.target.replace('.', '_')}"
+
+
 def tuned_path(path: Path) -> Path:
     """Where the tuned choices of a spec file are kept."""
     return path.parent / "tuned" / f"{path.stem}.json"
 
 
+def dispatch_path(path: Path) -> Path:
+    """Where the tables of dispatch of a spec file are kept."""
+    return path.parent / "tuned" / f"{path.stem}.dispatch.json"
+
+
 def tuned_source(path: Path) -> Source | None:
     """The text of the tuned choices of a spec file, if there is one. Raises OSError."""
-    tuned = tuned_path(path)
-    if not tuned.is_file():
+    return _text_of(tuned_path(path))
+
+
+def dispatch_source(path: Path) -> Source | None:
+    """The text of the tables of dispatch of a spec file, if there is one. Raises OSError."""
+    return _text_of(dispatch_path(path))
+
+
+def _text_of(path: Path) -> Source | None:
+    if not path.is_file():
         return None
-    return Source(str(tuned), tuned.read_text(encoding="utf-8", errors="replace"))
+    return Source(str(path), path.read_text(encoding="utf-8", errors="replace"))
 
 
 def compare(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:

@@ -42,7 +42,8 @@ _SYNTAX = {
     ),
     "E0107": CodeInfo(
         "text outside of a definition",
-        "At the top level a file holds 'attention', 'schedule' and 'def', each at the start of a line.",
+        "At the top level a file holds 'attention', 'projection', 'schedule' and 'def', each at the start of "
+        "a line.",
     ),
     "E0108": CodeInfo(
         "positional argument after a named one",

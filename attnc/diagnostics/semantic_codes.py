@@ -51,7 +51,7 @@ NAMES = {
     ),
     "E0210": CodeInfo(
         "unknown attention",
-        "A schedule belongs to an attention in the same file.",
+        "A schedule belongs to an attention or a projection in the same file.",
     ),
     "E0211": CodeInfo(
         "unknown element type",
@@ -171,6 +171,19 @@ TYPES = {
         "unknown output",
         "An attention has the outputs o and, if wanted, lse.",
     ),
+    "E0330": CodeInfo(
+        "projection that is not complete",
+        "Every projection has inputs x and w, an output y and one equation.",
+    ),
+    "E0331": CodeInfo(
+        "equation that is not one of a projection",
+        "A projection computes y = dot(x, w), or y = dot(x, w) + bias[n] where it has a bias.",
+    ),
+    "E0332": CodeInfo(
+        "tensor that does not fit its projection",
+        "x is [M, K], w [N, K], bias [N] and y [M, N], all of one float type. M is a run-time size; N and K "
+        "may be numbers or params.",
+    ),
 }
 
 SCHEDULES = {
@@ -197,7 +210,8 @@ SCHEDULES = {
     ),
     "E0406": CodeInfo(
         "unknown or nested phase",
-        "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels.",
+        "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels. A projection "
+        "has gemv and flat.",
     ),
     "E0407": CodeInfo(
         "condition that cannot be evaluated",
@@ -205,7 +219,7 @@ SCHEDULES = {
     ),
     "E0408": CodeInfo(
         "second schedule",
-        "An attention has one schedule for a target; sets of values express alternatives.",
+        "An attention or projection has one schedule for a target; sets of values express alternatives.",
     ),
     "E0409": CodeInfo(
         "conditions that no config satisfies",

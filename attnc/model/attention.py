@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Dim, Expr
@@ -11,6 +12,10 @@ from attnc.model.products import group_size
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.source import Source, Span
+
+if TYPE_CHECKING:
+    from attnc.model.dataflow import Dataflow
+    from attnc.model.projection import Projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +121,15 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A resolved spec file. `warnings`: what `resolve` found that is not an error, in source order."""
+    """A resolved spec file. `dataflows`: the schedules of its projections; `warnings`: what `resolve` found
+    that is not an error, in source order.
+    """
 
     source: Source
     attentions: tuple[Attention, ...]
     schedules: tuple[Schedule, ...]
+    projections: tuple[Projection, ...] = ()
+    dataflows: tuple[Dataflow, ...] = ()
     warnings: tuple[Diagnostic, ...] = field(default=(), compare=False, repr=False)
 
     def attention(self, name: str) -> Attention:
@@ -128,6 +137,13 @@ class Program:
         for attention in self.attentions:
             if attention.name == name:
                 return attention
+        raise KeyError(name)
+
+    def projection(self, name: str) -> Projection:
+        """The projection block of this name; KeyError if there is none."""
+        for projection in self.projections:
+            if projection.name == name:
+                return projection
         raise KeyError(name)
 
 

@@ -15,12 +15,14 @@ from typing import TypeVar
 from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Program, Softmax
+from attnc.model.dataflow import Dataflow, resolve_dataflow
 from attnc.model.declarations import Declarations
 from attnc.model.definitions import Definition, collect
 from attnc.model.elaborate import Elaborator
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.params import raw_dims, resolve_param
+from attnc.model.projection import Projection, resolve_projection
 from attnc.model.report import Report
 from attnc.model.rules import ATTENTION_RULES, SCHEDULE_RULES
 from attnc.model.schedules import resolve_schedule
@@ -51,10 +53,13 @@ def resolve(file: ast.File, prelude: ast.File) -> Program:
                 trees[item.name.id] = item
             if fresh and attention is not None:
                 attentions[item.name.id] = attention
+    projections, dataflows = _projections(file, taken, report)
+    layers = {item.name.id for item in file.items if isinstance(item, ast.Projection)}
     schedules = [
         schedule
         for item in file.items
         if isinstance(item, ast.Schedule)
+        and item.attention.id not in layers
         and (schedule := resolve_schedule(item, trees, attentions, report)) is not None
     ]
     for name, attention in attentions.items():
@@ -67,8 +72,33 @@ def resolve(file: ast.File, prelude: ast.File) -> Program:
         source=file.span.source,
         attentions=tuple(attentions.values()),
         schedules=tuple(schedules),
+        projections=projections,
+        dataflows=dataflows,
         warnings=report.in_source_order(),
     )
+
+
+def _projections(
+    file: ast.File, taken: Taken, report: Report
+) -> tuple[tuple[Projection, ...], tuple[Dataflow, ...]]:
+    """The projections and their schedules, those without mistakes."""
+    names: set[str] = set()
+    made: dict[str, Projection] = {}
+    for item in file.items:
+        if isinstance(item, ast.Projection):
+            fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
+            names.add(item.name.id)
+            projection = resolve_projection(item, report)
+            if fresh and projection is not None:
+                made[item.name.id] = projection
+    dataflows: dict[str, Dataflow] = {}
+    for item in file.items:
+        if isinstance(item, ast.Schedule) and item.attention.id in names:
+            dataflow = resolve_dataflow(item, report)
+            if dataflow is not None and dataflows.setdefault(dataflow.projection, dataflow) is not dataflow:
+                message = f"second schedule of '{dataflow.projection}' for {dataflow.target}"
+                report.error("E0408", message, item.span, "this one")
+    return tuple(made.values()), tuple(dataflows.values())
 
 
 @dataclass(slots=True, init=False)

@@ -1,8 +1,8 @@
 """The tree of a spec file: what was written, not what it means.
 
 Every node says where it was written in `span`, which equality ignores: two trees are equal when they say the
-same. A file is a tuple of items, an attention or a schedule a tuple of statements, in the order in which they
-were written; several statements on one line (`tile.q = 64, stages = 2`) are several statements.
+same. A file is a tuple of items, each of these a tuple of statements, in the order in which they were
+written; several statements on one line (`tile.q = 64, stages = 2`) are several statements.
 """
 
 from __future__ import annotations
@@ -210,6 +210,28 @@ class Attention(Node):
     items: tuple[AttentionItem, ...]
 
 
+# --- projection: a linear layer -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equation(Node):
+    """`y = dot(x, w) + bias[n]`"""
+
+    name: Name
+    value: Expr
+
+
+ProjectionItem: TypeAlias = Param | Input | Output | Equation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection(Node):
+    """`projection NAME { ... }`"""
+
+    name: Name
+    items: tuple[ProjectionItem, ...]
+
+
 # --- schedule: how it is computed ---------------------------------------------------------------------------
 
 
@@ -242,7 +264,7 @@ ScheduleEntry: TypeAlias = Setting | Where | Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule(Node):
-    """`schedule NAME for TARGET { ... }`"""
+    """`schedule NAME for TARGET { ... }`; the name may be that of a projection too"""
 
     attention: Name
     target: Name
@@ -268,7 +290,7 @@ class Comment(Node):
     text: str
 
 
-Item: TypeAlias = Def | Attention | Schedule
+Item: TypeAlias = Def | Attention | Projection | Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

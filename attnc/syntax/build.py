@@ -18,7 +18,9 @@ from attnc.syntax.limits import MAX_DEPTH, too_deep
 
 Cst: TypeAlias = "Tree[Token]"
 
-_FLAT = frozenset({"file", "attention", "schedule", "def", "name", "number", "true", "false", "dotted"})
+_FLAT = frozenset(
+    {"file", "attention", "projection", "schedule", "def", "name", "number", "true", "false", "dotted"}
+)
 
 
 def build_items(source: Source, tree: Cst) -> tuple[ast.Item, ...]:
@@ -62,6 +64,9 @@ class _Builder:
             case "attention":
                 items = tuple(item for child in children[1:] for item in self.statement(child))
                 return ast.Attention(name=name, items=items, span=span)
+            case "projection":
+                parts = tuple(part for child in children[1:] for part in self.part(child))
+                return ast.Projection(name=name, items=parts, span=span)
             case _:
                 target, *entries = children[1:]
                 return ast.Schedule(
@@ -71,18 +76,8 @@ class _Builder:
     def statement(self, tree: Cst) -> Iterator[ast.AttentionItem]:
         children, span = _trees(tree), self.span(tree)
         match tree.data:
-            case "param":
-                # Each choice is a statement; the first takes the keyword into its span.
-                for i, child in enumerate(children):
-                    name, *choices = _trees(child)
-                    own = self.span(child) if i else span.to(self.span(child))
-                    yield ast.Param(name=self.name(name), choices=self.exprs(choices), span=own)
-            case "input":
-                yield self.input(tree)
-            case "output":
-                dtype, *shape = _trees(children[1])
-                name_, type_ = self.name(children[0]), self.name(dtype)
-                yield ast.Output(name=name_, dtype=type_, shape=self.exprs(shape), span=span)
+            case "param" | "input" | "output":
+                yield from self.declaration(tree)
             case "let":
                 yield ast.Let(name=self.name(children[0]), value=self.expr(children[1]), span=span)
             case "length":
@@ -95,6 +90,30 @@ class _Builder:
                 yield ast.Normalize(value=cast("ast.Name | ast.Call", self.expr(children[0])), span=span)
             case _:
                 yield ast.Grad(names=self.names(children[0]), span=span)
+
+    def part(self, tree: Cst) -> Iterator[ast.ProjectionItem]:
+        """A statement of a projection."""
+        if tree.data == "equation":
+            name, value = _trees(tree)
+            yield ast.Equation(name=self.name(name), value=self.expr(value), span=self.span(tree))
+        else:
+            yield from self.declaration(tree)
+
+    def declaration(self, tree: Cst) -> Iterator[ast.Param | ast.Input | ast.Output]:
+        children, span = _trees(tree), self.span(tree)
+        match tree.data:
+            case "param":
+                # Each choice is a statement; the first takes the keyword into its span.
+                for i, child in enumerate(children):
+                    name, *choices = _trees(child)
+                    own = self.span(child) if i else span.to(self.span(child))
+                    yield ast.Param(name=self.name(name), choices=self.exprs(choices), span=own)
+            case "input":
+                yield self.input(tree)
+            case _:
+                dtype, *shape = _trees(children[1])
+                name_, type_ = self.name(children[0]), self.name(dtype)
+                yield ast.Output(name=name_, dtype=type_, shape=self.exprs(shape), span=span)
 
     def input(self, tree: Cst) -> ast.Input:
         names, type_, *rest = _trees(tree)

@@ -19,7 +19,7 @@ from attnc.syntax.slips import find_slip, foreign_character
 
 _PARTNER = {"(": ")", "[": "]", "{": "}"}
 _PARTNER_TYPE = {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}
-_ITEMS = ("attention", "schedule", "def")
+_ITEMS = ("attention", "projection", "schedule", "def")
 _STATEMENTS = ("param", "input", "output", "let", "length", "score", "mask", "normalize", "grad")
 
 _EXPRESSION = {"NAME", "NUMBER", "LPAR", "NOT", "MINUS", "TRUE", "FALSE"}
@@ -157,7 +157,7 @@ def _word(stop: Stop) -> Diagnostic | None:
     """E0107 and E0102: a word where an item or a statement starts, or one that starts with digits."""
     text, span = stop.span.text, stop.span
     if "ATTENTION" in stop.accepts:
-        label = "expected 'attention', 'schedule' or 'def'"
+        label = "expected 'attention', 'projection', 'schedule' or 'def'"
         return error("E0107", f"unexpected {_found(stop)}", span, label, hints=did_you_mean(text, _ITEMS))
     if "SCORE" in stop.accepts and stop.kind == "NAME":
         label = f"expected {_any_of(_STATEMENTS)}"

@@ -36,6 +36,8 @@ def format_file(file: ast.File) -> str:
                 writer.statement(_define(head, item.value), 0, item.span.start, item.span.end, end)
             case ast.Attention():
                 writer.block(f"attention {item.name.id}", item, item.name, item.items, 0, end)
+            case ast.Projection():
+                writer.block(f"projection {item.name.id}", item, item.name, item.items, 0, end)
             case ast.Schedule():
                 head = f"schedule {item.attention.id} for {item.target.id}"
                 writer.block(head, item, item.target, item.entries, 0, end)
@@ -144,6 +146,8 @@ def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
             return _define(f"let {name.id}", value)
         case ast.Length(name=name, value=value):
             return _define(f"length {name.id}", value)
+        case ast.Equation(name=name, value=value):
+            return _define(name.id, value)
         case ast.Score(value=value):
             return _define("score", value)
         case ast.Mask(value=value):

@@ -31,7 +31,7 @@ from attnc.syntax.limits import MAX_CHARACTERS, check_limits, check_size
 
 MAX_ERRORS = 50
 
-_ITEM_START = re.compile(r"^[ \t]*(?:attention|schedule|def)\b", re.MULTILINE)
+_ITEM_START = re.compile(r"^[ \t]*(?:attention|projection|schedule|def)\b", re.MULTILINE)
 _COMMENT = re.compile(r"#[^\n]*")
 
 

@@ -25,7 +25,7 @@ _SLIPS = tuple(
         (r":=", _NOT_AN_OPERATOR, "write '='"),
         (r"[-+*/%]=", _NOT_AN_OPERATOR, "every name is defined once, with '='"),
         (r"\+\+|--", _NOT_AN_OPERATOR, "every name is defined once, with '='"),
-        (r"@", _NOT_AN_OPERATOR, "write dot(q, k)"),
+        (r"@", _NOT_AN_OPERATOR, "write dot(q, k), in a projection dot(x, w)"),
         (r"\?|if\b|else\b", "there are no conditional expressions", "write where(condition, a, b)"),
         (r"->|lambda\b", "functions are not values", "define one: def name(x) = ..."),
         (r";", "statements end with their line", "remove ';' and start a new line"),

@@ -14,8 +14,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from attnc.expr.nodes import Param
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType
+from attnc.model.projection import Projection
+from attnc.model.tensors import DType, Tensor
 from attnc.plan import ir
+from attnc.plan.ir_projection import ProjectionModule
 from attnc.resources import resource
 from attnc.target.triton import TORCH_DTYPES
 
@@ -37,9 +39,54 @@ def render_dispatch(attention: Attention, family: Sequence[ir.Module], path: str
     `attention` still has its params.
     """
     selectors = tuple(
-        _selector(attention, param.name, _literal(param.choices[0])) for param in attention.params
+        _selector(attention.inputs, param.name, _literal(param.choices[0])) for param in attention.params
     )
-    environment = Environment(
+    return (
+        _environment()
+        .get_template("dispatch.py.jinja")
+        .render(
+            name=attention.name,
+            target=family[0].target,
+            spec=path,
+            inputs=[tensor.name for tensor in attention.inputs if _has_memory(tensor.name, family[0])],
+            selectors=selectors,
+            keywords=[selector for selector in selectors if selector.default],
+            needs_torch=any(isinstance(value, DType) for value in family[0].variant.params.values()),
+            variants=[
+                (module.variant.name, [_literal(module.variant.params[s.param]) for s in selectors])
+                for module in family
+            ],
+        )
+    )
+
+
+def render_projection_dispatch(projection: Projection, family: Sequence[ProjectionModule], path: str) -> str:
+    """The text for the modules of one projection, which still has its params, and target."""
+    inputs = projection.inputs
+    selectors = tuple(
+        _selector(inputs, param.name, _literal(param.choices[0])) for param in projection.params
+    )
+    return (
+        _environment()
+        .get_template("dispatch.py.jinja")
+        .render(
+            name=projection.name,
+            target=family[0].target,
+            spec=path,
+            inputs=[tensor.name for tensor in inputs],
+            selectors=selectors,
+            keywords=[selector for selector in selectors if selector.default],
+            needs_torch=any(isinstance(value, DType) for value in family[0].variant.params.values()),
+            variants=[
+                (module.variant.name, [_literal(module.variant.params[s.param]) for s in selectors])
+                for module in family
+            ],
+        )
+    )
+
+
+def _environment() -> Environment:
+    return Environment(
         loader=FileSystemLoader(resource("templates", "triton")),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -47,27 +94,14 @@ def render_dispatch(attention: Attention, family: Sequence[ir.Module], path: str
         keep_trailing_newline=True,
         autoescape=False,
     )
-    return environment.get_template("dispatch.py.jinja").render(
-        name=attention.name,
-        target=family[0].target,
-        spec=path,
-        inputs=[tensor.name for tensor in attention.inputs if _has_memory(tensor.name, family[0])],
-        selectors=selectors,
-        keywords=[selector for selector in selectors if selector.default],
-        needs_torch=any(isinstance(value, DType) for value in family[0].variant.params.values()),
-        variants=[
-            (module.variant.name, [_literal(module.variant.params[s.param]) for s in selectors])
-            for module in family
-        ],
-    )
 
 
 def _has_memory(name: str, module: ir.Module) -> bool:
     return any(arg.tensor.name == name for arg in module.args)
 
 
-def _selector(attention: Attention, param: str, default: str) -> Selector:
-    for tensor in attention.inputs:
+def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
+    for tensor in inputs:
         if tensor.dtype == param:
             return Selector(param=param, expression=f"{tensor.name}.dtype")
         for axis, size in enumerate(tensor.shape):

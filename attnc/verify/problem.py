@@ -100,20 +100,20 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
             inputs[tensor.name] = value.item()
             continue
         data = torch.from_numpy(np.array(value)).to(TORCH[DType(tensor.dtype)])
-        made = _place(tensor, data, case.layouts.get(tensor.name), fill, device)
+        made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
         inputs[tensor.name] = made.view
         guarded.append(made)
     outputs = {}
     for tensor in attention.outputs:
         shape = [size(expr, dims) for expr in tensor.shape]
         data = torch.full(shape, torch.nan, dtype=TORCH[DType(tensor.dtype)])
-        made = _place(tensor, data, case.layouts.get(tensor.name), fill, device)
+        made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
         outputs[tensor.name] = made.view
         guarded.append(made)
     return Problem(inputs, outputs, tuple(guarded))
 
 
-def _place(tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str, device: str) -> Guarded:
+def place_tensor(tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str, device: str) -> Guarded:
     """The data in a buffer with guards, strided as the layout says."""
     layout = layout or Layout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
     strides, reach = [0] * data.dim(), 1

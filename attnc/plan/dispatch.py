@@ -1,0 +1,171 @@
+"""Tables of dispatch: what is fastest for which sizes on which device, as measured once and kept beside the
+specs.
+
+One mechanism for every choice that depends on sizes (FlashDecoding++, arXiv 2311.01282, section 5): among
+the implementations of a projection by M, and among the schedules of an attention by M, N and batch times heads.
+`specs/tuned/<spec>.dispatch.json` is written by `attnc tune` and committed; the compiler embeds the rows in the
+generated text, so that nothing is measured when a kernel is imported or called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnc.diagnostics import DiagnosticError, error
+from attnc.plan.ir_projection import ProjectionModule
+from attnc.source import Source
+
+FORMAT = 1
+#: What a projection is chosen by, and an attention.
+PROJECTION_SIZES = ("M",)
+ATTENTION_SIZES = ("M", "N", "BH")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """limits: the largest value of each size for which the choice holds, None for any; choice: knobs by their
+    text; microseconds: median of one call at the limits.
+    """
+
+    limits: tuple[int | None, ...]
+    choice: Mapping[str, str]
+    microseconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The choices for one variant on one device: the first row that admits the sizes decides, the last admits
+    all.
+
+    sizes: what is looked at; notes: what the measurement found worth saying, one line each.
+    """
+
+    name: str
+    target: str
+    variant: str
+    device: str
+    toolchain: str
+    sizes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What a newer measurement replaces; also the order in the file."""
+        return (self.name, self.target, self.variant, self.device, self.toolchain)
+
+
+def load_tables(source: Source) -> tuple[Table, ...]:
+    """The tables of a file. Raises DiagnosticError (E0603) when it is not such a file."""
+    try:
+        data = json.loads(source.text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']} is not {FORMAT}")
+        return tuple(_table(entry) for entry in data["tables"])
+    except (ValueError, KeyError, TypeError, RecursionError) as failure:
+        line = failure.lineno if isinstance(failure, json.JSONDecodeError) else 1
+        start = source.line_start(line)
+        span = source.span(start, start + len(source.line_text(line)))
+        detail = f"no {failure}" if isinstance(failure, KeyError) else str(failure)
+        hint = "delete it, or write it again with 'attnc tune'"
+        message = "file of tuned choices that cannot be read"
+        raise DiagnosticError([error("E0603", message, span, detail, hints=(hint,))]) from None
+
+
+def dump_tables(tables: Iterable[Table]) -> str:
+    """The text of a file with these tables, a line for each row; of two with one key, the later one stays."""
+    newest = {table.key: table for table in tables}
+    entries = []
+    for _, table in sorted(newest.items()):
+        head = {
+            "name": table.name,
+            "target": table.target,
+            "variant": table.variant,
+            "device": table.device,
+            "toolchain": table.toolchain,
+            "sizes": list(table.sizes),
+            "notes": list(table.notes),
+        }
+        rows = ",\n".join(f"      {json.dumps(_entry(row))}" for row in table.rows)
+        entries.append(f'    {json.dumps(head)[:-1]},\n     "rows": [\n{rows}\n    ]}}')
+    body = ",\n".join(entries)
+    return f'{{\n  "format": {FORMAT},\n  "tables": [\n{body}\n  ]\n}}\n'
+
+
+def newest(tables: Iterable[Table], name: str, target: str, variant: str) -> dict[str, Table]:
+    """By device, the table of this variant; of several toolchains the newest one speaks."""
+    found: dict[str, Table] = {}
+    for table in tables:
+        if (table.name, table.target, table.variant) == (name, target, variant):
+            other = found.get(table.device)
+            if other is None or _version(table.toolchain) >= _version(other.toolchain):
+                found[table.device] = table
+    return dict(sorted(found.items()))
+
+
+def projection_rows(
+    module: ProjectionModule, tables: Iterable[Table]
+) -> dict[str, tuple[tuple[int | None, int], ...]]:
+    """What the module embeds: for each device (largest M, position in its points), the last open.
+
+    Rows whose config the schedule no longer offers are dropped.
+    """
+    positions = {json.dumps(point.knobs(), sort_keys=True): at for at, point in enumerate(module.points)}
+    found: dict[str, tuple[tuple[int | None, int], ...]] = {}
+    for device, table in newest(tables, module.name, module.target, module.variant.name).items():
+        known = [
+            (row.limits[0], at)
+            for row in table.rows
+            if (at := positions.get(json.dumps(dict(row.choice), sort_keys=True))) is not None
+        ]
+        if known:
+            found[device] = (*known[:-1], (None, known[-1][1]))
+    return found
+
+
+def admits(limits: Sequence[int | None], sizes: Sequence[int]) -> bool:
+    """Whether every size is within its limit."""
+    return all(limit is None or size <= limit for limit, size in zip(limits, sizes, strict=True))
+
+
+def _entry(row: Row) -> dict[str, Any]:
+    return {
+        "limits": list(row.limits),
+        "choice": dict(row.choice),
+        "microseconds": round(row.microseconds, 2),
+    }
+
+
+def _table(entry: Mapping[str, Any]) -> Table:
+    sizes = tuple(str(size) for size in entry["sizes"])
+    rows = tuple(_row(row, len(sizes)) for row in entry["rows"])
+    if not rows or any(limit is not None for limit in rows[-1].limits):
+        raise ValueError("the last row does not admit all sizes")
+    return Table(
+        name=str(entry["name"]),
+        target=str(entry["target"]),
+        variant=str(entry["variant"]),
+        device=str(entry["device"]),
+        toolchain=str(entry["toolchain"]),
+        sizes=sizes,
+        rows=rows,
+        notes=tuple(str(note) for note in entry["notes"]),
+    )
+
+
+def _row(entry: Mapping[str, Any], count: int) -> Row:
+    limits = tuple(entry["limits"])
+    if len(limits) != count or not all(limit is None or type(limit) is int for limit in limits):
+        raise ValueError(f"limits {entry['limits']!r} are not {count} sizes")
+    return Row(
+        limits=limits,
+        choice={str(key): str(value) for key, value in dict(entry["choice"]).items()},
+        microseconds=float(entry["microseconds"]),
+    )
+
+
+def _version(toolchain: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in toolchain.replace(".", " ").split() if part.isdecimal())

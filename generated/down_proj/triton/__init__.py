@@ -1,0 +1,8 @@
+"""down_proj for triton: calls the module made for it.
+
+Made from specs/llama_7b.attn; `attnc compile specs/llama_7b.attn` makes it again.
+"""
+
+from .default import down_proj as default
+
+down_proj = default

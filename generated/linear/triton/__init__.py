@@ -1,0 +1,24 @@
+"""linear for triton: calls the module made for T.
+
+Made from specs/linear.attn; `attnc compile specs/linear.attn` makes it again.
+"""
+
+import torch
+
+from .bf16 import linear as bf16
+from .f16 import linear as f16
+from .f32 import linear as f32
+
+VARIANTS = {
+    (torch.bfloat16,): bf16,
+    (torch.float16,): f16,
+    (torch.float32,): f32,
+}
+
+
+def linear(x, w, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (x.dtype,)
+    if key not in VARIANTS:
+        raise ValueError(f"linear was not compiled for (T) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](x, w, **options)

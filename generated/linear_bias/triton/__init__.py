@@ -1,0 +1,22 @@
+"""linear_bias for triton: calls the module made for T.
+
+Made from specs/linear.attn; `attnc compile specs/linear.attn` makes it again.
+"""
+
+import torch
+
+from .bf16 import linear_bias as bf16
+from .f16 import linear_bias as f16
+
+VARIANTS = {
+    (torch.bfloat16,): bf16,
+    (torch.float16,): f16,
+}
+
+
+def linear_bias(x, w, bias, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (x.dtype,)
+    if key not in VARIANTS:
+        raise ValueError(f"linear_bias was not compiled for (T) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](x, w, bias, **options)

@@ -1,0 +1,8 @@
+"""o_proj for triton: calls the module made for it.
+
+Made from specs/llama_7b.attn; `attnc compile specs/llama_7b.attn` makes it again.
+"""
+
+from .default import o_proj as default
+
+o_proj = default

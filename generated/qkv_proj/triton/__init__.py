@@ -1,0 +1,8 @@
+"""qkv_proj for triton: calls the module made for it.
+
+Made from specs/llama_7b.attn; `attnc compile specs/llama_7b.attn` makes it again.
+"""
+
+from .default import qkv_proj as default
+
+qkv_proj = default

@@ -1,0 +1,8 @@
+"""up_proj for triton: calls the module made for it.
+
+Made from specs/llama_7b.attn; `attnc compile specs/llama_7b.attn` makes it again.
+"""
+
+from .default import up_proj as default
+
+up_proj = default
