@@ -10,7 +10,17 @@ import typer
 
 from attnc.cli.compile import JSON
 from attnc.cli.console import Mistake, note, one_spec, progress, say
-from attnc.cli.verify import ATTENTION, TARGET, VARIANT, as_dict, chosen_modules, parse_case, show_report
+from attnc.cli.projections import chosen_projections, fuzz_one, place_of, row, title
+from attnc.cli.verify import (
+    ATTENTION,
+    TARGET,
+    VARIANT,
+    as_dict,
+    chosen_modules,
+    parse_case,
+    show_report,
+    show_result,
+)
 
 _FAILURES = Path(".attnc") / "failures"
 
@@ -35,7 +45,9 @@ def fuzz(
     from attnc.verify.check import fuzz as run
     from attnc.verify.subjects import subject_of
 
-    modules = chosen_modules((one_spec(spec),), attention, variant, target)
+    path = one_spec(spec)
+    layers = chosen_projections((path,), attention, variant, target)
+    modules = chosen_modules((path,), attention, variant, target, is_optional=bool(layers))
     if repro is not None:
         _again(repro, modules)
         return
@@ -55,6 +67,11 @@ def fuzz(
         reports.append(as_dict(subject, report))
         if not as_json:
             show_report(subject, report)
+    for layer in layers:
+        device, report = fuzz_one(layer, examples, seconds, seed)
+        reports.append(row(layer, device, report))
+        if not as_json:
+            show_result(title(layer), place_of(device), report)
     if as_json:
         say(json.dumps(reports, indent=2))
     if not all(report["ok"] for report in reports):

@@ -22,9 +22,7 @@ def chosen_projections(
         module
         for path in paths
         for module in plan_program(front(path)).projections
-        if name in (None, module.name)
-        and variant in (None, module.variant.name)
-        and target == module.target
+        if name in (None, module.name) and variant in (None, module.variant.name) and target == module.target
     )
 
 
@@ -64,6 +62,13 @@ def run_case(module: ProjectionModule, text: str) -> bool:
     verdict = check_projection(projection_subject(module), parse_case(text))
     say(f"{verdict.message}; worst error {100 * verdict.worst:.0f} % of the bound at {verdict.where or '-'}")
     return verdict.ok
+
+
+def place_of(device: str) -> str:
+    """Where the module ran, for a reader."""
+    from attnc.runtime.trial import device_name
+
+    return "Triton's interpreter" if device == "cpu" else device_name()
 
 
 def title(module: ProjectionModule) -> str:

@@ -27,7 +27,7 @@ def sanitize_modules(modules: Sequence[ir.Module], *, is_recorded: bool, as_json
         raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
     if not has_gpu():
         raise Mistake("compute-sanitizer needs a GPU", "'attnc verify' without --sanitize runs anywhere")
-    texts = {path_of(module): committed(module) for module in modules}
+    texts = {path_of(module): committed(path_of(module)) for module in modules}
     sanitizer = find_sanitizer()
     if sanitizer is None:
         raise Mistake("compute-sanitizer was not found", "it is part of the CUDA toolkit; set CUDA_HOME")

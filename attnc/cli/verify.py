@@ -11,6 +11,15 @@ import typer
 
 from attnc.cli.compile import JSON, SPECS
 from attnc.cli.console import Mistake, find_specs, paint, progress, say
+from attnc.cli.projections import (
+    chosen_projections,
+    path_of_projection,
+    place_of,
+    row,
+    run_case,
+    title,
+    verify_one,
+)
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
@@ -52,7 +61,9 @@ def verify(
     """
     from attnc.verify.check import verify as run
 
-    modules = chosen_modules(find_specs(specs or []), attention, variant, target)
+    paths = find_specs(specs or [])
+    layers = chosen_projections(paths, attention, variant, target)
+    modules = chosen_modules(paths, attention, variant, target, is_optional=bool(layers))
     if is_sanitized:
         from attnc.cli.sanitize import sanitize_modules
 
@@ -62,7 +73,7 @@ def verify(
     failed = False
     new: dict[str, Record] = {}
     for module in modules:
-        text = committed(module) if record else None
+        text = committed(path_of(module)) if record else None
         subject = _subject(module, text)
         if case is not None:
             failed |= not _one_case(subject, case)
@@ -81,6 +92,18 @@ def verify(
         reports.append(as_dict(subject, report))
         if not as_json:
             show_report(subject, report)
+    for layer in layers:
+        if case is not None:
+            failed |= not run_case(layer, case)
+            continue
+        text = committed(path_of_projection(layer)) if record else None
+        device, report = verify_one(layer, text, count, seconds)
+        failed |= not report.ok
+        if text is not None and report.ok:
+            new[path_of_projection(layer)] = _record(text, layer.target, report)
+        reports.append(row(layer, device, report))
+        if not as_json:
+            show_result(title(layer), place_of(device), report)
     if record:
         path = update_records(lambda known: known.with_verified(new))
         say(f"wrote {path}: {len(new)} verified")
@@ -91,12 +114,27 @@ def verify(
 
 
 def chosen_modules(
-    paths: tuple[Path, ...], attention: str | None, variant: str | None, target: str
+    paths: tuple[Path, ...],
+    attention: str | None,
+    variant: str | None,
+    target: str,
+    *,
+    is_optional: bool = False,
 ) -> tuple[ir.Module, ...]:
-    """The modules of the specs that the options leave. Raises Mistake when there is none, DiagnosticError."""
+    """The modules of the specs that the options leave. Raises DiagnosticError, and Mistake when there is
+    none, unless there may be none.
+    """
     from attnc.build import front, plan_program
 
     planned = [module for path in paths for module in plan_program(front(path)).modules]
+    if is_optional:
+        return tuple(
+            module
+            for module in planned
+            if module.target == target
+            and attention in (None, module.variant.attention.name)
+            and variant in (None, module.variant.name)
+        )
     if not planned:
         raise Mistake("no spec has a schedule that is compiled", "add one: schedule NAME for triton { ... }")
     found = _only(planned, "target", target, lambda module: module.target)
@@ -129,11 +167,15 @@ def parse_case(text: str) -> Case:
 def show_report(subject: Subject, report: Report) -> None:
     from attnc.verify.subjects import place
 
-    name = f"{subject.variant.attention.name} {subject.variant.name}"
+    show_result(f"{subject.variant.attention.name} {subject.variant.name}", place(subject), report)
+
+
+def show_result(name: str, where_run: str, report: Report) -> None:
+    """A line about a module, and two about each failure."""
     state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
     where = f" at {report.where}" if report.where else ""
     say(
-        f"{state} {name}: {report.examples} cases in {report.seconds:.1f} s on {place(subject)};"
+        f"{state} {name}: {report.examples} cases in {report.seconds:.1f} s on {where_run};"
         f" worst error {100 * report.worst:.0f} % of the bound{where}"
     )
     for failure in report.failures:
@@ -177,13 +219,13 @@ def path_of(module: ir.Module) -> str:
     return f"{folder_of(module)}/{module.variant.name}.py"
 
 
-def committed(module: ir.Module) -> str:
-    """The text of the module's file. Raises Mistake where a record would say nothing."""
+def committed(name: str) -> str:
+    """The text of a file below generated/. Raises Mistake where a record would say nothing."""
     from attnc.verify.subjects import has_gpu
 
     if not has_gpu():
         raise Mistake("a record needs a GPU", "run 'attnc verify' without --record to use the interpreter")
-    path = GENERATED / path_of(module)
+    path = GENERATED / name
     if not path.is_file():
         raise Mistake(f"there is no {path}", "run 'attnc compile' first, in the folder that holds generated/")
     return path.read_text(encoding="utf-8")

@@ -2,9 +2,9 @@
 specs.
 
 One mechanism for every choice that depends on sizes (FlashDecoding++, arXiv 2311.01282, section 5): among
-the implementations of a projection by M, and among the schedules of an attention by M, N and batch times heads.
-`specs/tuned/<spec>.dispatch.json` is written by `attnc tune` and committed; the compiler embeds the rows in the
-generated text, so that nothing is measured when a kernel is imported or called.
+the implementations of a projection by M, and among the schedules of an attention by M, N and batch times
+heads. `specs/tuned/<spec>.dispatch.json` is written by `attnc tune` and committed; the compiler embeds the
+rows in the generated text, so that nothing is measured when a kernel is imported or called.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class DotBound:
 
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1, with the length of the longest chain
     of additions for n). steps: columns of x between two roundings of one sum, 0 where every addition may
-    round; depth: roundings besides; per_addition: 2 where sums are truncated, not rounded, as tensor cores do;
+    round; depth: roundings besides; per_addition: 2 where sums are truncated, as tensor cores do;
     partial: unit roundoff of partial results that are kept in the type of y.
     """
 

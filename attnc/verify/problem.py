@@ -113,7 +113,9 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
     return Problem(inputs, outputs, tuple(guarded))
 
 
-def place_tensor(tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str, device: str) -> Guarded:
+def place_tensor(
+    tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str, device: str
+) -> Guarded:
     """The data in a buffer with guards, strided as the layout says."""
     layout = layout or Layout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
     strides, reach = [0] * data.dim(), 1

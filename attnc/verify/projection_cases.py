@@ -70,7 +70,13 @@ def _layouts(seed: int) -> dict[str, Layout]:
     gapped = Layout(order=(0, 1), gaps=(0, 8), offset=8)
     odd = Layout(order=(0, 1), gaps=(0, 3), offset=1)
     expanded = Layout(order=(0, 1), gaps=(0, 0), expanded=(0,))
-    chosen = ({}, {"x": gapped}, {"w": odd, "y": gapped}, {"x": expanded}, {"x": odd, "w": gapped, "y": odd})
+    chosen: tuple[dict[str, Layout], ...] = (
+        {},
+        {"x": gapped},
+        {"w": odd, "y": gapped},
+        {"x": expanded},
+        {"x": odd, "w": gapped, "y": odd},
+    )
     return dict(chosen[seed % len(chosen)])
 
 

@@ -1,13 +1,14 @@
 """Runs a projection's module on cases and judges every element against the float64 product.
 
-A case passes when y is within the bound that the plan promises for its config (`ir_projection.DotBound`), does
-not depend on what surrounds the tensors in memory, and nothing but y was written.
+A case passes when y is within the bound that the plan promises for its config (`ir_projection.DotBound`),
+does not depend on what surrounds the tensors in memory, and nothing but y was written.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -47,8 +48,8 @@ class ProjectionSubject:
     device: str = "cpu"
 
     def reach(self) -> Reach:
-        """The configs to draw from: on a GPU those that fit it, elsewhere those that differ in more than warps
-        and stages.
+        """The configs to draw from: on a GPU those that fit it, elsewhere those that differ in more than
+        warps and stages.
         """
         tiles: dict[int, tuple[int, int, int]] = {}
         seen: set[tuple[object, ...]] = set()
@@ -86,10 +87,8 @@ def text_of(planned: ProjectionModule) -> str:
     return text
 
 
-def check_projection(
-    subject: ProjectionSubject, case: Case, *, fills: Iterable[str] = ("nan",)
-) -> Verdict:
-    """Runs one case, with each of the fills around its tensors. Nothing that the kernel does makes it raise."""
+def check_projection(subject: ProjectionSubject, case: Case, *, fills: Iterable[str] = ("nan",)) -> Verdict:
+    """Runs one case, with each of the fills around its tensors; never raises for what the kernel does."""
     variant = subject.planned.variant
     values = draw(variant, case, subject.device)
     bound = subject.planned.bound(case.config)
@@ -195,9 +194,7 @@ def verify_projection(
     return report
 
 
-def _with(
-    report: Report, subject: ProjectionSubject, case: Case, verdict: Verdict, seconds: float
-) -> Report:
+def _with(report: Report, subject: ProjectionSubject, case: Case, verdict: Verdict, seconds: float) -> Report:
     """The report with one more case in it."""
     worse = verdict.worst > report.worst
     failure = Failure(case=case, verdict=verdict, repro=repro(subject.planned.variant, case))
@@ -214,9 +211,14 @@ def _with(
 
 
 def fuzz_projection(
-    subject: ProjectionSubject, *, examples: int = 100, seconds: float = 60.0, seed: int = 0, shrink: bool = True
+    subject: ProjectionSubject,
+    *,
+    examples: int = 100,
+    seconds: float = 60.0,
+    seed: int = 0,
+    shrink: bool = True,
 ) -> Report:
-    """Draws cases, leaning towards those that come close to the bound, until one fails; then makes it smaller."""
+    """Draws cases, leaning towards those that come close to the bound, until one fails; shrinks that."""
     started, reports = time.monotonic(), [Report(examples=0, seconds=0.0)]
 
     @seeded(seed)
@@ -241,10 +243,8 @@ def fuzz_projection(
         if not verdict.ok:
             raise _Caught(verdict.message)
 
-    try:
+    with suppress(_Caught):
         passes()
-    except _Caught:
-        pass
     return reports[-1]
 
 

@@ -27,7 +27,11 @@ def explained(name: str = "causal_gqa", arch: str = "sm_90") -> Explanation:
     return explain(module, schedule, DEVICES[arch], usage=Compiled())
 
 
-@pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(SPECS.glob("*.attn")) if "\nattention " in path.read_text()],
+    ids=lambda path: path.stem,
+)
 def test_every_spec_can_be_explained(path: Path) -> None:
     text = as_text(explained(path.stem))
     for section in (

@@ -1,0 +1,122 @@
+"""Projections and their schedules: what is read, and what is refused (the golden diagnostics show how)."""
+
+import pytest
+
+from attnc.build import plan_program
+from attnc.diagnostics import DiagnosticError
+from attnc.model.attention import Program
+from attnc.model.dataflow import points
+from attnc.model.projection import projection_variants
+from attnc.model.resolve import resolve
+from attnc.plan.ir_projection import ProjectionModule
+from attnc.source import Source
+from attnc.syntax.format import format_file
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+
+LAYER = """\
+projection layer {
+  param T in {bf16, f16}, K in {64, 128}
+  input x: T[M, K]
+  input w: T[N, K]
+  output y: T[M, N]
+  y = dot(x, w)
+}
+"""
+SCHEDULE = """
+schedule layer for triton {
+  impl in {flat, gemv}
+  flat {
+    tile.n in {64, 32}, tile.k = 64, stages in {2, 3}
+    where tile.n == 64 or stages == 2
+  }
+}
+"""
+
+
+def program(text: str) -> Program:
+    return resolve(parse(Source("layer.attn", text)), prelude())
+
+
+def codes(text: str) -> set[str]:
+    with pytest.raises(DiagnosticError) as failure:
+        plan_program(program(text))
+    return {diagnostic.code for diagnostic in failure.value.diagnostics}
+
+
+def modules(text: str) -> tuple[ProjectionModule, ...]:
+    return plan_program(program(text)).projections
+
+
+def test_variants_fix_types_and_sizes() -> None:
+    found = program(LAYER)
+    names = [variant.name for variant in projection_variants(found, found.projections[0])]
+    assert names == ["bf16_k64", "bf16_k128", "f16_k64", "f16_k128"]
+    last = projection_variants(found, found.projections[0])[-1].projection
+    assert (last.dtype, last.size("K"), last.size("N")) == ("f16", 128, None)
+
+
+def test_points_stand_by_implementation_with_defaults_first() -> None:
+    (dataflow,) = program(LAYER + SCHEDULE).dataflows
+    found = points(dataflow)
+    assert [point.impl for point in found] == ["gemv", "flat", "flat", "flat"]
+    assert [(p["tile.n"], p["stages"]) for p in found[1:]] == [(64, 2), (64, 3), (32, 2)]
+
+
+def test_tiles_are_ragged_where_the_size_says_so() -> None:
+    first, second, *_ = modules(LAYER + SCHEDULE)
+    assert first.ragged_n == {"gemv", "flat"}
+    assert first.ragged_k == {"gemv"} == second.ragged_k
+    assert not first.is_split
+
+
+def test_the_guess_is_in_the_order_of_m() -> None:
+    assert modules(LAYER + "schedule layer for triton {\n}\n")[0].guess == (
+        (1, "gemv"),
+        (64, "flat"),
+        (None, "conventional"),
+    )
+    assert modules(LAYER + "schedule layer for triton {\n impl = flat\n}\n")[0].guess == ((None, "flat"),)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("y = dot(x, w)", "y = dot(w, x)", "E0331"),
+        ("y = dot(x, w)", "y = dot(x, w) + bias[n]", "E0331"),
+        ("  output y: T[M, N]\n", "", "E0330"),
+        ("input x: T[M, K]", "input x: T[B, M, K]", "E0332"),
+        ("input x: T[M, K]", "input x: T[8, K]", "E0332"),
+        ("input x: T[M, K]", "input x: T[M, K] is sorted", "E0332"),
+        ("input w: T[N, K]", "input w: T[N, K // 2]", "E0308"),
+        ("param T in {bf16, f16}", "param T in {i32, i64}", "E0211"),
+        ("input w: T[N, K]", "input w, w: T[N, K]", "E0201"),
+        ("projection layer", "projection print", "E0202"),
+        ("impl in {flat, gemv}", "impl in {flat, flat}", "E0405"),
+        ("tile.k = 64", "tile.k = 64, tile.k = 32", "E0405"),
+        ("where tile.n == 64 or", "where tile.n == 16 and", "E0409"),
+        ("where tile.n == 64", "where tile.q == 64", "E0203"),
+        ("stages in {2, 3}", "stages = 8, tile.k = 2048", "E0405"),
+        ("tile.k = 64", "tile.k = 4096", "E0601"),
+        ("schedule layer for triton", "schedule layer for cuda.sm_90a", "E0602"),
+    ],
+)
+def test_mistakes(old: str, new: str, code: str) -> None:
+    text = LAYER + SCHEDULE
+    assert old in text
+    assert code in codes(text.replace(old, new))
+
+
+def test_two_schedules_are_one_too_many() -> None:
+    assert "E0408" in codes(LAYER + SCHEDULE + SCHEDULE)
+
+
+def test_an_unused_param_is_a_warning() -> None:
+    text = LAYER.replace("param T", "param W in {1}, T")
+    assert [warning.code for warning in program(text).warnings] == ["W0201"]
+
+
+def test_formatting_is_stable() -> None:
+    text = format_file(parse(Source("layer.attn", LAYER + SCHEDULE)))
+    assert text == LAYER + SCHEDULE
+    assert format_file(parse(Source("layer.attn", text.replace(" = ", "=")))) == text

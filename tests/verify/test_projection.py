@@ -1,0 +1,115 @@
+"""Projections in the interpreter: the fixed cases, arguments that are refused, planted bugs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.plan.ir_projection import ProjectionModule
+from attnc.runtime.loader import load_text
+from attnc.verify.planted import plant, table
+from attnc.verify.projection_bugs import PROJECTION_BUGS, hunt_projection
+from attnc.verify.projection_check import (
+    ProjectionSubject,
+    check_projection,
+    fuzz_projection,
+    projection_subject,
+    text_of,
+    verify_projection,
+)
+from attnc.verify.strategies import Case
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+@cache
+def modules() -> tuple[ProjectionModule, ...]:
+    return plan_program(front(SPECS / "linear.attn")).projections
+
+
+@cache
+def subject(name: str, variant: str) -> ProjectionSubject:
+    found = (m for m in modules() if (m.name, m.variant.name) == (name, variant))
+    return projection_subject(next(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("linear", "bf16"),
+        ("linear", "f16"),
+        ("linear", "f32"),
+        ("linear_bias", "bf16"),
+        ("linear_bias", "f16"),
+    ],
+)
+def test_the_fixed_cases(name: str, variant: str) -> None:
+    report = verify_projection(subject(name, variant), count=13, fills=("nan", "large"))
+    assert not report.failures
+    assert report.examples == 13
+    assert 0 < report.worst <= 1
+
+
+@pytest.mark.slow
+def test_drawn_cases() -> None:
+    report = fuzz_projection(subject("linear_bias", "bf16"), examples=80, seconds=20)
+    assert not report.failures
+
+
+@pytest.mark.slow
+def test_every_planted_bug_is_caught() -> None:
+    first = {module.name: module for module in reversed(modules())}
+    catches = [hunt_projection(first[bug.spec], bug, examples=120) for bug in PROJECTION_BUGS]
+    print(f"\n{table(catches)}")
+    assert not [catch.bug.name for catch in catches if not catch.caught]
+
+
+@pytest.mark.slow
+def test_a_layer_of_the_7b_model_at_one_row() -> None:
+    """As large as it is, with tiles that are never ragged."""
+    planned = plan_program(front(SPECS / "llama_7b.attn")).projections[1]
+    flat = next(at for at, point in enumerate(planned.points) if point.impl == "flat")
+    case = Case(dims={"M": 1, "N": 4096, "K": 4096}, config=flat)
+    assert check_projection(projection_subject(planned), case).ok
+
+
+def test_failures_are_shrunk_and_print_a_command() -> None:
+    bug = PROJECTION_BUGS[-1]
+    planned = next(module for module in modules() if module.name == bug.spec)
+    broken = replace(projection_subject(planned), module=load_text(plant(text_of(planned), bug)))
+    (failure,) = fuzz_projection(broken, examples=60, seconds=20).failures
+    assert failure.case.dims["M"] == 1
+    assert f"--attention {bug.spec} --variant bf16 --case '" in failure.repro
+
+
+def test_arguments_are_checked() -> None:
+    linear = subject("linear", "bf16").module.linear
+    x, w = torch.ones(2, 32, dtype=torch.bfloat16), torch.ones(3, 32, dtype=torch.bfloat16)
+    for arguments, message in (
+        ((x.float(), w), "x: expected dtype torch.bfloat16"),
+        ((x, w[:, :16]), "w: expected shape [any, 32], got [3, 16]"),
+        ((x.T, w), "w: expected shape"),
+        ((x, w.T.contiguous().T), "w: expected a contiguous last axis"),
+        (([1.0], w), "x: expected a tensor"),
+    ):
+        with pytest.raises((TypeError, ValueError)) as failure:
+            linear(*arguments)
+        assert message in str(failure.value)
+    with pytest.raises(ValueError, match="out: expected shape"):
+        linear(x, w, out=torch.empty(2, 4, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError, match="has no backward"):
+        linear(x, w.clone().requires_grad_())
+
+
+def test_results_are_written_to_out() -> None:
+    linear = subject("linear", "f16").module.linear
+    x, w = torch.randn(3, 40).half(), torch.randn(5, 40).half()
+    y = torch.full((3, 8), 7.0).half()[:, :5]
+    assert linear(x, w, out=y) is y
+    torch.testing.assert_close(y.float(), x.float() @ w.float().T, atol=2e-2, rtol=2e-3)
+    assert linear(x[:0], w).shape == (0, 5)
