@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attnc.paging import PagedCache, Step
+from attnc.paging import CacheFull, PagedCache, Step
 from examples.llama_model import Llama, place
 
 PAGE = 16
@@ -59,8 +59,13 @@ class PagedDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
         """New sequences, and f32[B, vocab] after the last token of each. CacheFull: nothing was changed."""
-        sequences = [self.cache.allocate() for _ in prompts]
-        return sequences, self._run(sequences, prompts)
+        sequences: list[int] = []
+        try:
+            sequences += (self.cache.allocate() for _ in prompts)
+            return sequences, self._run(sequences, prompts)
+        except CacheFull:
+            self.cache.free(*sequences)
+            raise
 
     def step(self, sequences: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """f32[B, vocab] after one more token of each sequence. OutOfPages: nothing was changed."""

@@ -22,6 +22,10 @@ _DECODE = {
     2: "tile.q = 16, tile.kv in {64, 32}\n  warps in {4, 2}, stages in {4, 2}",
     4: "tile.q = 16, tile.kv = 32\n  warps in {4, 2}, stages in {3, 2}",
 }
+_BACKWARD = {
+    2: "tile.q in {64, 32}, tile.kv in {64, 32}\n    warps = 4, stages in {2, 1}",
+    4: "tile.q = 32, tile.kv = 32\n    warps = 4, stages in {2, 1}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,8 @@ class Wanted:
     mask: of the language; softcap: 0 for none
     sink, slopes: names of f32[Hkv * G] inputs, "" for none; slopes as in ALiBi
     lse: shape of the lse output, "" for none
-    decode: for few queries: the heads of a group share a tile, and the keys are split (once: not at all)
+    grad: names of inputs that get a gradient
+    decode: for few queries: the heads of a group share a tile and, with `split`, programs share the keys
     """
 
     name: str
@@ -51,6 +56,7 @@ class Wanted:
     sink: str = ""
     slopes: str = ""
     lse: str = ""
+    grad: tuple[str, ...] = ()
     decode: bool = False
     split: bool = True
 
@@ -75,12 +81,15 @@ class Wanted:
             f"normalize = softmax{f'(sink = {self.sink}[h])' if self.sink else ''}",
             f"output o: {dtype}{self.o}",
             *([f"output lse: f32{self.lse}"] if self.lse else []),
+            *([f"grad {', '.join(self.grad)}"] if self.grad else []),
         ]
         if self.decode:
             split = "auto" if self.split else "1"
             knobs = f"loops = [kv], pack = gqa\n  {_DECODE[size]}\n  split.kv = {split}"
         else:
             knobs = f"loops = [q, kv], order = longest_first\n  {_PREFILL[size]}"
+        if self.grad:
+            knobs += f"\n  backward {{\n    {_BACKWARD[size]}\n  }}"
         body = "\n  ".join(lines)
         attention = f"attention {self.name} {{\n  {body}\n}}\n"
         return f"{attention}\nschedule {self.name} for triton {{\n  {knobs}\n}}\n"

@@ -1,4 +1,4 @@
-"""An attention for transformers, for inference: causal, sliding windows, padding, softcap, sinks.
+"""An attention for transformers: causal, sliding windows, padding, softcap, sinks; inference and training.
 
     from attnc.adapters.transformers import register
     register()
@@ -122,6 +122,7 @@ def attention(
     if rest.get("is_causal") is False:
         raise ValueError("attention: is_causal: expected True, got False")
     refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT})
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     made = _kernel(
         dtype_of("query", query),
         query.shape[-1],
@@ -129,7 +130,8 @@ def attention(
         band.window,
         float(softcap or 0.0),
         s_aux is not None,
-        query.shape[2] == 1,
+        gradients,
+        query.shape[2] == 1 and not gradients,
     )
     sinks = () if s_aux is None else (s_aux.float(),)
     o: torch.Tensor = made(query, key, value, band.first, band.last, band.stop, *sinks)
@@ -144,6 +146,7 @@ def _kernel(
     window: int | None,
     softcap: float,
     sinks: bool,
+    gradients: bool,
     decode: bool,
 ) -> Kernel:
     seen = "first[b] <= kv_idx < last[b] and kv_idx <= q_pos"
@@ -161,6 +164,7 @@ def _kernel(
             mask=seen if window is None else f"{seen} and q_pos - {window} <= kv_idx",
             softcap=softcap,
             sink="s_aux" if sinks else "",
+            grad=(("q", "k", "v", "s_aux") if sinks else ("q", "k", "v")) if gradients else (),
             decode=decode,
         )
     )

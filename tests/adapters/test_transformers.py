@@ -172,6 +172,21 @@ def test_what_is_not_supported_is_refused(changed: dict[str, Any], said: str) ->
         attention(torch.nn.Module(), **arguments | changed)
 
 
-def test_training_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"has no backward: call it under torch\.no_grad"):
-        llama("attnc")(prompt())
+@pytest.mark.parametrize("window", [None, 6])
+def test_gradients(window: int | None) -> None:
+    """A training step on padded prompts: the loss and the gradient of every weight."""
+    ids, kept = padded(19, 7, side="right")
+    labels = torch.where(kept.bool(), ids, -100)
+    kind, config = transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES)
+    if window is not None:
+        kind, config = (
+            transformers.MistralForCausalLM,
+            transformers.MistralConfig(**SIZES, sliding_window=window),
+        )
+    found = []
+    for name in ("attnc", "eager"):
+        made = model(kind, config, name).train()
+        loss = made(ids, attention_mask=kept, labels=labels).loss
+        loss.backward()
+        found.append((loss, [weight.grad for weight in made.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attnc.adapters.vllm import unified_attention
 from tests.adapters.oracle import attend, pages
@@ -77,6 +79,20 @@ def test_decode(variant: dict[str, Any]) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_prefill_and_decode_together(variant: dict[str, Any]) -> None:
     check([7, 1, 0, 12], [7, 20, 5, 19], **variant)
+
+
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 25)), min_size=1, max_size=4),
+    page=st.sampled_from([1, 5, 16]),
+    left=st.sampled_from([-1, 0, 3]),
+)
+@settings(max_examples=15)
+def test_any_batch(sequences: list[tuple[int, int]], page: int, left: int) -> None:
+    """Any new tokens after any earlier ones."""
+    queries = [new for new, _ in sequences]
+    check(
+        queries, [new + old for new, old in sequences], page=page, window_size=(left, 0 if left >= 0 else -1)
+    )
 
 
 def test_rows_that_pad_a_graph() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnc.paging import OutOfPages
+from attnc.paging import CacheFull, OutOfPages
 from examples.llama_graph import greedy_graph
 from examples.llama_model import TINY, DenseDecoder, Llama
 from examples.llama_paged import PagedDecoder
@@ -59,3 +59,13 @@ def test_the_steps_of_the_graph_run_over_rows_without_a_sequence(llama: Llama) -
     paged.cache.free(holes[1])
     prompts = [[11, 12, 13]]
     assert greedy_graph(paged, prompts, 4) == greedy(DenseDecoder(llama), prompts, 4)
+
+
+@torch.no_grad()
+def test_a_prompt_that_does_not_fit_leaves_no_trace(llama: Llama) -> None:
+    paged = PagedDecoder(llama, pages=2, sequences=3, max_length=40)
+    for prompts in ([[1] * 40], [[1], [2], [3], [4]]):
+        with pytest.raises(CacheFull):
+            paged.prefill(prompts)
+        assert len(paged.cache) == 0
+        assert paged.cache.statistics().free == 2
