@@ -51,15 +51,19 @@ class Winner:
 
 
 def tune(
-    path: Path, rounds: int, report: Callable[[str], None], kernels: Collection[str] = TUNABLE
+    path: Path,
+    rounds: int,
+    report: Callable[[str], None],
+    kernels: Collection[str] = TUNABLE,
+    target: str = "triton",
 ) -> tuple[Winner, ...]:
-    """Measures these kernels of every Triton variant of a spec in every bucket and merges the choices into
+    """Measures these kernels of a spec's variants for a target in every bucket and merges the choices into
     its tuned file.
 
     Raises DiagnosticError for a wrong spec or tuned file, RuntimeError where no config runs. Needs a CUDA
     device.
     """
-    planned = [module for module in plan_program(front(path)).modules if module.target == "triton"]
+    planned = [module for module in plan_program(front(path)).modules if module.target == target]
     _compile_all(path, planned, kernels)
     winners: list[Winner] = []
     for module in planned:
@@ -68,9 +72,9 @@ def tune(
             for kernel in _configs_of(module, kernels):
                 report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'} {kernel}")
                 winners.append(_tune_kernel(module, kernel, problem, bucket, rounds))
-    target = tuned_path(path)
-    known = load_tuned(Source(str(target), target.read_text(encoding="utf-8"))) if target.exists() else ()
-    write_text(target, dump_tuned([*known, *(winner.choice for winner in winners)]))
+    file = tuned_path(path)
+    known = load_tuned(Source(str(file), file.read_text(encoding="utf-8"))) if file.exists() else ()
+    write_text(file, dump_tuned([*known, *(winner.choice for winner in winners)]))
     return tuple(winners)
 
 
@@ -128,9 +132,9 @@ def _trial(module: ir.Module, kernel: Tunable, problem: Problem, position: int) 
 
 
 def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[str]) -> None:
-    """Fills Triton's cache, which outlives the processes, with every config of every kernel."""
+    """Fills the compilers' caches, which outlive the processes, with every config of every kernel."""
     jobs = [
-        (path, variant, kernel, position)
+        (path, module.target, variant, kernel, position)
         for variant, module in enumerate(planned)
         for kernel, made in _configs_of(module, kernels).items()
         for position in range(len(made.configs))
@@ -140,8 +144,8 @@ def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[s
         list(pool.map(_compile_one, *zip(*jobs, strict=True)))
 
 
-def _compile_one(path: Path, variant: int, kernel: Tunable, position: int) -> None:
-    module = [module for module in plan_program(front(path)).modules if module.target == "triton"][variant]
+def _compile_one(path: Path, target: str, variant: int, kernel: Tunable, position: int) -> None:
+    module = [module for module in plan_program(front(path)).modules if module.target == target][variant]
     try:
         _trial(module, kernel, problem_for(module, min(_LENGTHS.values())), position)()
         synchronize()

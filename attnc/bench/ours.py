@@ -1,8 +1,8 @@
-"""The generated kernels as a candidate, compiled from the specs beside this file."""
+"""The generated kernels as candidates, compiled from the specs beside this file."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -14,13 +14,14 @@ from attnc.plan.tuned import load_tuned
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
 
+OURS = "attnc"
 SPECS = tuple(sorted((Path(__file__).parent / "specs").glob("*.attn")))
 
 
-def make(cell: Cell, x: Inputs) -> Launch:
+def make(target: str, cell: Cell, x: Inputs) -> Launch:
     """A launch of the variant for the cell's mask and head dimension."""
     try:
-        module = _modules()[cell.mask, cell.width]
+        module = _modules(target)[cell.mask, cell.width]
     except KeyError:
         raise Unavailable("no variant in attnc/bench/specs") from None
     except DiagnosticError as failure:
@@ -30,16 +31,22 @@ def make(cell: Cell, x: Inputs) -> Launch:
 
 
 @cache
-def _modules() -> dict[tuple[str, int], ModuleType]:
+def _modules(target: str) -> dict[tuple[str, int], ModuleType]:
     found = {}
     for path in SPECS:
         tuned = tuned_source(path)
         choices = () if tuned is None else load_tuned(tuned)
         for module in plan_program(front(path)).modules:
             width = module.variant.params["D"]
-            if module.target == "triton" and isinstance(width, int):
+            if module.target == target and isinstance(width, int):
                 found[module.variant.attention.name, width] = load_module(module, choices)
     return found
 
 
-OURS = Peer(name="attnc", title="attnc", make=make, compiles=True)
+def ours(target: str = "triton") -> Peer:
+    """The candidate that the others are compared with: the kernels for a target."""
+    return Peer(name=OURS, title="attnc", make=partial(make, target), compiles=True)
+
+
+#: The kernels for Triton beside those for another target.
+TRITON = Peer(name="triton", title="attnc on Triton", make=partial(make, "triton"), compiles=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from attnc.bench.cells import Cell, Inputs, Phase, draw
-from attnc.bench.ours import OURS
+from attnc.bench.ours import OURS, TRITON, ours
 from attnc.bench.peers import PEERS, Peer, Unavailable, backward_of
 from attnc.runtime.timing import Launch, Timing, interleave
 
@@ -44,18 +44,19 @@ class Result:
 
     def best_peer(self) -> str | None:
         """The fastest candidate besides attnc."""
-        others = {name: timing.median for name, timing in self.timings.items() if name != OURS.name}
+        others = {name: timing.median for name, timing in self.timings.items() if name != OURS}
         return min(others, key=lambda name: others[name]) if others else None
 
 
-def candidates(names: Iterable[str]) -> tuple[Peer, ...]:
-    """attnc and the peers of these names. KeyError for a name that is none."""
-    return (OURS, *(PEERS[name] for name in names if name != OURS.name))
+def candidates(names: Iterable[str], target: str = "triton") -> tuple[Peer, ...]:
+    """attnc's kernels for a target, and the peers of these names. KeyError for a name that is none."""
+    known = {**PEERS, TRITON.name: TRITON}
+    return (ours(target), *(known[name] for name in names if name != OURS))
 
 
 def warm_up(cells: Sequence[Cell], peers: Sequence[Peer], phase: Phase = "forward") -> None:
     """Fills the compile caches of Triton and Inductor, which outlive the processes that fill them."""
-    jobs = [(cell, peer.name, phase) for peer in peers if peer.compiles for cell in cells]
+    jobs = [(cell, peer, phase) for peer in peers if peer.compiles for cell in cells]
     workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -108,8 +109,7 @@ def _matmul() -> Launch:
     return lambda: a @ b
 
 
-def _launch_once(cell: Cell, name: str, phase: Phase) -> None:
-    peer = OURS if name == OURS.name else PEERS[name]
+def _launch_once(cell: Cell, peer: Peer, phase: Phase) -> None:
     try:
         _launch(peer, cell, draw(cell), phase)()
         torch.cuda.synchronize()

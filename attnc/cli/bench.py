@@ -25,9 +25,16 @@ def bench(
     peers: Annotated[
         str, typer.Option(help="Whom to compare with, comma separated.")
     ] = "cudnn,fa2,flex,eager",
+    target: Annotated[str, typer.Option(help="Whose kernels to time: triton or cuda.sm_80.")] = "triton",
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per cell.")] = 15,
     is_backward: Annotated[
         bool, typer.Option("--backward", help="Time the gradients of q, k and v in place of the forward.")
+    ] = False,
+    is_papers: Annotated[
+        bool,
+        typer.Option(
+            "--papers", help="Time both loop orders with both splits, and count bytes with Nsight Compute."
+        ),
     ] = False,
     is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
@@ -41,6 +48,9 @@ def bench(
     """
     from attnc.bench.cells import masks, quick, standard
 
+    if is_papers:
+        _papers(out, cells, rounds, is_list=is_list)
+        return
     phase: Phase = "backward" if is_backward else "forward"
     offered = quick() if is_quick else (*standard(), *masks())
     chosen = _matching(offered, cells)
@@ -54,15 +64,30 @@ def bench(
 
     rivals: tuple[Peer, ...]
     try:
-        rivals = candidates(name.strip() for name in peers.split(",") if name.strip())
+        rivals = candidates((name.strip() for name in peers.split(",") if name.strip()), target)
     except KeyError as unknown:
-        raise Mistake(f"there is no peer {unknown}", "peers are cudnn, fa2, flex, eager") from None
+        raise Mistake(f"there is no peer {unknown}", "peers are cudnn, fa2, flex, eager, triton") from None
     note(f"compiling for {len(chosen)} cells")
     warm_up(chosen, rivals, phase)
     with progress("bench", len(chosen)) as bar:
         results = measure(chosen, rivals, rounds, bar.advance, phase)
     say(markdown(results, rivals, machine()))
     for path in write_report(results, rivals, out):
+        note(f"wrote {path}")
+
+
+def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> None:
+    from attnc.bench.papers import CELLS, measure, write_papers
+
+    chosen = _matching(CELLS, patterns)
+    if is_list:
+        for cell in chosen:
+            say(f"{cell.name:26} b{cell.batch:<3} {cell.flops * 1e-9:9.1f} GFLOP")
+        return
+    need_gpu()
+    with progress("papers", len(chosen)) as bar:
+        rows = measure(chosen, rounds, bar.advance)
+    for path in write_papers(rows, out):
         note(f"wrote {path}")
 
 

@@ -14,6 +14,7 @@ from attnc.cli.console import Mistake, find_specs, note, progress, say
 def tune(
     specs: SPECS = None,
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per config.")] = 9,
+    target: Annotated[str, typer.Option(help="For which target.")] = "triton",
     kernels: Annotated[
         str, typer.Option(help="Which kernels, comma separated; all but forward belong to the backward.")
     ] = "forward,dq,dkdv,dk,dv",
@@ -36,7 +37,7 @@ def tune(
         raise Mistake(f"there is no kernel '{kernels}'", f"kernels are {', '.join(TUNABLE)}")
     for path in paths:
         with progress(path.name, None) as bar:
-            winners = measure(path, rounds, bar.advance, wanted)
+            winners = measure(path, rounds, bar.advance, wanted, target)
         for winner in winners:
             choice = winner.choice
             knobs = ", ".join(f"{key} = {choice.config[key]}" for key in _SHOWN if key in choice.config)
