@@ -13,6 +13,7 @@ from typing import Any
 
 from typer.main import get_command
 
+from attnc.bench.papers import markdown, read_papers
 from attnc.build import plan_program
 from attnc.cli.app import app
 from attnc.diagnostics import CODES, DiagnosticError
@@ -334,3 +335,25 @@ def training() -> str:
 | the means over three seeds, generated and PyTorch | {found["attnc_seeds"]:.3f} |
 | two runs of the generated kernel, any single step | {found["again"]:.3g} |
 """
+
+
+def papers() -> str:
+    """What the benchmark of the papers measured."""
+    record = (ROOT / "docs" / "figures" / "papers_h200.json").read_text(encoding="utf-8")
+    return markdown(read_papers(record))
+
+
+def forward_cuda() -> str:
+    """The forward benchmark of the CUDA target: TFLOP/s, and attnc's ratio to FlashAttention-2."""
+    record = json.loads((ROOT / "docs" / "figures" / "forward_cuda_h200.json").read_text(encoding="utf-8"))
+    peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex", "triton": "attnc on Triton"}
+    rows: list[tuple[str, ...]] = [("cell", "ms", "attnc", *peers.values(), "to FA2", "of matmul")]
+    rows.append(("---",) * len(rows[0]))
+    for cell in record["cells"]:
+        found = cell["results"]
+        mine, theirs = found["attnc"], [found.get(name) for name in peers]
+        ratio = f"{found['fa2']['ms'] / mine['ms']:.2f}x" if "fa2" in found else "n/a"
+        figures = [f"{peer['tflops']:.0f}" if peer else "n/a" for peer in theirs]
+        share = f"{100 * mine['tflops'] / cell['matmul_tflops']:.0f} %"
+        rows.append((cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, ratio, share))
+    return _table(rows)

@@ -54,6 +54,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/language.md", "status"): lambda page: documented.status(),
     ("docs/language.md", "limits"): lambda page: documented.limits(),
     ("docs/cli.md", "commands"): lambda page: documented.commands(),
+    ("docs/flashattention.md", "measured"): lambda page: documented.papers(),
+    ("docs/performance.md", "cuda"): lambda page: documented.forward_cuda(),
     ("docs/training.md", "figures"): lambda page: documented.training(),
 }
 SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]

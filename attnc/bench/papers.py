@@ -136,6 +136,18 @@ def write_papers(rows: Sequence[Row], folder: Path) -> tuple[Path, ...]:
     return (table, data, plot) if _plot(rows, device, plot) else (table, data)
 
 
+def read_papers(text: str) -> tuple[Row, ...]:
+    """The rows of a papers.json."""
+
+    def bytes_of(entry: Mapping[str, int | None] | None) -> Bytes | None:
+        return None if entry is None else Bytes(**entry)
+
+    return tuple(
+        Row(**{**row, "predicted": bytes_of(row["predicted"]), "counted": bytes_of(row["counted"])})
+        for row in json.loads(text)["rows"]
+    )
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """A table; bytes in GB, predicted / counted."""
     head = ["cell", "kernel", "ms", "TFLOP/s", "global", "device memory", "shared"]
@@ -275,9 +287,9 @@ def _plot(rows: Sequence[Row], device: str, path: Path) -> bool:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks([n + 0.4 - height / 2 for n in range(len(cells))], cells)
     panels[0].invert_yaxis()
-    panels[0].legend(loc="lower right")
     figure.suptitle(f"One attention, five ways to compute it: bf16, {device}")
-    figure.tight_layout()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=len(ORDERS))
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return True
