@@ -44,7 +44,7 @@ def main(described: str) -> None:
 
 
 def launches(module: ir.Module, host: ModuleType) -> Iterator[None]:
-    """Runs the callable under each config, and one with all tensors misaligned; forward and backward."""
+    """Runs the forward under each config, and once with all tensors misaligned; then the backward."""
     callable_: Any = getattr(host, module.variant.attention.name)
     configs = fitting(host.CONFIGS)
     aligned, shifted = (problem(module, offset) for offset in (0, 1))
@@ -57,16 +57,30 @@ def launches(module: ir.Module, host: ModuleType) -> Iterator[None]:
         callable_(*shifted, config=configs[0])
     torch.cuda.synchronize()
     yield
-    if module.backward is None:
-        return
-    wanted = [n for n, arg in enumerate(module.args) if arg.tensor.name in module.variant.attention.grads]
-    backward_configs = fitting(host.BACKWARD_CONFIGS)
-    for inputs, config in (*((aligned, each) for each in backward_configs), (shifted, backward_configs[0])):
-        leaves = [inputs[n].requires_grad_() for n in wanted]
-        found = callable_(*inputs, backward_config=config)
+    if module.backward is not None:
+        yield from _gradients(module, host, aligned, shifted)
+
+
+def _gradients(
+    module: ir.Module, host: Any, aligned: list[torch.Tensor], shifted: list[torch.Tensor]
+) -> Iterator[None]:
+    """All backward kernels: as the module chooses, misaligned, and each under each of its other configs."""
+    attention = module.variant.attention
+    wanted = [n for n, arg in enumerate(module.args) if arg.tensor.name in attention.grads]
+    others = [
+        {kernel: config}
+        for kernel, configs in host.BACKWARD_CONFIGS.items()
+        for config in fitting(configs)[1:]
+    ]
+    for inputs, chosen in ((aligned, {}), (shifted, {}), *((aligned, choice) for choice in others)):
+        leaves = [inputs[n].detach().requires_grad_() for n in wanted]
+        given = list(inputs)
+        for n, leaf in zip(wanted, leaves, strict=True):
+            given[n] = leaf
+        found = getattr(host, attention.name)(*given, backward_config=chosen)
         outputs = [x for x in (found if isinstance(found, tuple) else (found,)) if x.requires_grad]
-        given = [torch.ones(x.shape, dtype=x.dtype).cuda() for x in outputs]
-        torch.autograd.grad(outputs, leaves, given)
+        weights = [torch.ones(x.shape, dtype=x.dtype).cuda() for x in outputs]
+        torch.autograd.grad(outputs, leaves, weights, allow_unused=True)
         torch.cuda.synchronize()
         yield
 
