@@ -212,7 +212,11 @@ class PagedCache:
                 copies.append((shared, page))
         slots: list[int] = []
         for state, count in zip(states, counts, strict=True):
-            slots += self._slots(state, count)
+            if count == 1:  # decoding: worth a line of its own
+                column, row = divmod(state.length, self.page)
+                slots.append(state.pages[column] * self.page + row)
+            else:
+                slots += self._slots(state, count)
             state.length += count
         return self._publish(states, counts, slots, entries, copies)
 
@@ -339,11 +343,12 @@ class PagedCache:
         for state, count in zip(states, counts, strict=True):
             if count and state.length % self.page:
                 last = state.pages[-1]
-                if self._sharers[last] - left.get(last, 0) > 1:
+                if self._sharers[last] > 1 + left.get(last, 0):
                     left[last] = left.get(last, 0) + 1
                     wanted.append((state, len(state.pages) - 1, last))
-            columns = range(len(state.pages), -(-(state.length + count) // self.page))
-            wanted += ((state, column, None) for column in columns)
+            held, needed = len(state.pages), -(-(state.length + count) // self.page)
+            if needed > held:
+                wanted += ((state, column, None) for column in range(held, needed))
         return wanted
 
     def _slots(self, state: _State, count: int) -> Iterable[int]:

@@ -79,7 +79,10 @@ class DecodeHost(HostText):
 
     @property
     def result_layouts(self) -> str:
-        layouts = ", ".join(f"({tensor.name}.shape, {tensor.name}.stride())" for tensor in self.results)
+        # a plain tuple: what allocates does not take torch.Size
+        layouts = ", ".join(
+            f"(tuple({tensor.name}.shape), {tensor.name}.stride())" for tensor in self.results
+        )
         return f"{layouts}," if len(self.results) == 1 else layouts
 
     @property

@@ -349,7 +349,7 @@ class _Launch:
 class _Call(NamedTuple):
     """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
 
-    layouts: tuple[tuple[torch.Size, tuple[int, ...]], ...]  # shapes and strides of the results
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # shapes and strides of the results
     forward: _Launch | None  # None: there is nothing to compute
     combine: _Launch | None  # None: no sequence is shared
     parts: tuple[tuple[int], tuple[int]]  # shape and strides of what the shares leave for it
@@ -361,7 +361,7 @@ _DIRECT = triton.__version__.split(".")[:2] == ["3", "6"]
 
 
 def _empty(
-    layout: tuple[torch.Size, tuple[int, ...]], dtype: torch.dtype, like: torch.Tensor,
+    layout: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, like: torch.Tensor,
 ) -> torch.Tensor:
     """Memory of these shapes and strides, by the function that Inductor's code calls: half the time of torch.empty."""
     if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
@@ -404,7 +404,7 @@ def _prepare(
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
         _apart(o=o, lse=lse)
         _contiguous_rows(o=o)
-    layouts = ((o.shape, o.stride()), (lse.shape, lse.stride()))
+    layouts = ((tuple(o.shape), o.stride()), (tuple(lse.shape), lse.stride()))
     if B * H * M == 0:
         return _Call(layouts, None, None, ((0,), (1,)))
     config = _choose(config, q.device, N)
