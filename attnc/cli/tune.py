@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +23,8 @@ def tune(
     """Measure which config of a schedule is fastest on this GPU, and write it to specs/tuned/.
 
     'attnc compile' embeds the choices in the generated modules, by device and key length; importing or
-    calling a kernel never measures anything. Commit the file. Needs a CUDA GPU.
+    calling a kernel never measures anything. Commit the file. Needs a CUDA GPU. For projections it is the
+    implementation too that is chosen, by M.
 
     Example: attnc tune specs/causal_gqa.attn
     """
@@ -36,6 +38,9 @@ def tune(
     if not wanted or not set(wanted) <= set(TUNABLE):
         raise Mistake(f"there is no kernel '{kernels}'", f"kernels are {', '.join(TUNABLE)}")
     for path in paths:
+        tune_layers(path, rounds)
+        if not has_attentions(path):
+            continue
         with progress(path.name, None) as bar:
             winners = measure(path, rounds, bar.advance, wanted, target)
         for winner in winners:
@@ -47,6 +52,29 @@ def tune(
                 f"  {choice.microseconds:.1f} us, {winner.gain:.2f}x the default"
             )
         note(f"wrote {tuned_path(path)}; 'attnc compile {path}' embeds it")
+
+
+def has_attentions(path: Path) -> bool:
+    """Whether there is anything to tune besides projections."""
+    from attnc.build import front
+
+    return bool(front(path).attentions)
+
+
+def tune_layers(path: Path, rounds: int) -> None:
+    """Tunes the projections of a spec whose sizes are fixed, and prints what was found."""
+    from attnc.build import dispatch_path
+    from attnc.tune_projection import tune_projections
+
+    with progress(path.name, None) as bar:
+        tuned = tune_projections(path, rounds, bar.advance)
+    for layer in tuned:
+        say(f"{layer.planned.name} {layer.planned.variant.name}: {'; '.join(layer.crossovers.notes())}")
+        for M, best in layer.best.items():
+            times = ", ".join(f"{impl} {time:.1f} us" for impl, (_, time) in best.items())
+            say(f"  M = {M:3}: {layer.crossovers.chosen[M]:12} ({times})")
+    if tuned:
+        note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
 
 
 _SHOWN = ("tile.q", "tile.kv", "warps", "stages", "maxnreg", "dp")

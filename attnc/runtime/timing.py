@@ -35,9 +35,14 @@ class Timing:
         return (self.high - self.low) / self.median
 
 
-def interleave(launches: Mapping[str, Launch], rounds: int = 15) -> dict[str, Timing]:
-    """Times the candidates round by round, each round in another order. Needs a CUDA device."""
-    repeats = {name: _repeats(launch) for name, launch in launches.items()}
+def interleave(
+    launches: Mapping[str, Launch], rounds: int = 15, *, sample_ms: float = _SAMPLE_MS
+) -> dict[str, Timing]:
+    """Times the candidates round by round, each round in another order. Needs a CUDA device.
+
+    sample_ms: how long the launches of a sample take together, about.
+    """
+    repeats = {name: _repeats(launch, sample_ms) for name, launch in launches.items()}
     samples: dict[str, list[float]] = {name: [] for name in launches}
     order = list(launches)
     for _ in range(rounds):
@@ -59,12 +64,12 @@ def summarise(samples: list[float]) -> Timing:
     )
 
 
-def _repeats(launch: Launch) -> int:
+def _repeats(launch: Launch, sample_ms: float) -> int:
     for _ in range(_WARMUP):
         launch()
     torch.cuda.synchronize()
     once = _sample(launch, 2)
-    return max(1, min(500, round(_SAMPLE_MS / max(once, 1e-3))))
+    return max(1, min(500, round(sample_ms / max(once, 1e-3))))
 
 
 def _sample(launch: Launch, repeats: int) -> float:
