@@ -15,6 +15,10 @@ from math import inf, log
 from attnc.model.dataflow import IMPLS, Impl
 
 
+#: Times that differ by less are taken for equal.
+_NOISE = 1.01
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossovers:
     """chosen: the implementation for each measured M, ascending in the order of IMPLS; exceptions: (M, what
@@ -34,7 +38,7 @@ class Crossovers:
         m1, m2 = self.first("flat"), self.first("conventional")
         thresholds = f"M1 = {m1 or 'none'}, M2 = {m2 or 'none'}"
         if not self.exceptions:
-            return (thresholds, "monotone at every M that was measured")
+            return (thresholds, "monotone at every M that was measured, to 1 %")
         lost = ", ".join(f"{impl} at M = {M} by {factor:.2f}x" for M, impl, factor in self.exceptions)
         return (thresholds, f"not monotone: faster would be {lost}")
 
@@ -56,8 +60,8 @@ def crossovers(times: Mapping[int, Mapping[Impl, float]]) -> Crossovers:
     exceptions = []
     for M in rows:
         winner = min(times[M], key=lambda impl: times[M][impl])
-        if winner != chosen[M]:
-            exceptions.append((M, winner, times[M][chosen[M]] / times[M][winner]))
+        if (factor := times[M][chosen[M]] / times[M][winner]) > _NOISE:
+            exceptions.append((M, winner, factor))
     return Crossovers(chosen=chosen, exceptions=tuple(exceptions))
 
 

@@ -20,7 +20,7 @@ def test_thresholds_where_the_order_never_turns_back() -> None:
     found = crossovers(times((1, 2, 3), (3, 2, 3), (9, 2, 3), (9, 5, 3)))
     assert list(found.chosen.values()) == ["gemv", "flat", "flat", "conventional"]
     assert (found.first("flat"), found.first("conventional")) == (2, 8)
-    assert found.notes() == ("M1 = 2, M2 = 8", "monotone at every M that was measured")
+    assert found.notes() == ("M1 = 2, M2 = 8", "monotone at every M that was measured, to 1 %")
 
 
 def test_an_exception_is_said_with_what_it_costs() -> None:

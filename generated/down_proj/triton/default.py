@@ -76,7 +76,10 @@ CONFIGS = (
     Config("conventional"),
 )
 #: Measured: device -> (largest M, index into CONFIGS), ascending, the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {
+    # gemv up to M = 2, flat up to M = 64, then conventional
+    "NVIDIA H200": ((1, 0), (2, 3), (8, 25), (32, 31), (64, 28), (None, 36)),
+}
 #: What to use on any other device: (largest M, implementation), its first config that fits.
 GUESS: tuple[tuple[int | None, str], ...] = ((1, "gemv"), (64, "flat"), (None, "conventional"))
 

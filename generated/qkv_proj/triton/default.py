@@ -68,7 +68,10 @@ CONFIGS = (
     Config("conventional"),
 )
 #: Measured: device -> (largest M, index into CONFIGS), ascending, the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {
+    # flat up to M = 64, then conventional
+    "NVIDIA H200": ((1, 24), (8, 21), (64, 27), (None, 28)),
+}
 #: What to use on any other device: (largest M, implementation), its first config that fits.
 GUESS: tuple[tuple[int | None, str], ...] = ((1, "gemv"), (64, "flat"), (None, "conventional"))
 

@@ -68,7 +68,10 @@ CONFIGS = (
     Config("conventional"),
 )
 #: Measured: device -> (largest M, index into CONFIGS), ascending, the last without a limit.
-TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
+TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {
+    # gemv up to M = 1, flat up to M = 32, then conventional
+    "NVIDIA H200": ((1, 6), (3, 24), (8, 21), (32, 27), (None, 28)),
+}
 #: What to use on any other device: (largest M, implementation), its first config that fits.
 GUESS: tuple[tuple[int | None, str], ...] = ((1, "gemv"), (64, "flat"), (None, "conventional"))
 
