@@ -14,7 +14,6 @@ from math import inf, log
 
 from attnc.model.dataflow import IMPLS, Impl
 
-
 #: Times that differ by less are taken for equal.
 _NOISE = 1.01
 
