@@ -269,6 +269,10 @@ def test_mistakes_are_named() -> None:
         (lambda: cache.truncate(sequence, 4), "expected 0 .. 3, got 4"),
         (lambda: cache.free(sequence, sequence), "expected each once"),
         (lambda: cache.write(step.slots, rows([0, 1, 2], 0, 0)), "v: expected a tensor"),
+        (
+            lambda: cache.write(step.slots, rows([0, 1], 0, 0), rows([0, 1, 2], 0, 1)),
+            r"k: expected shape \[3, 2, 3\], got \[2, 2, 3\]",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             wrong()

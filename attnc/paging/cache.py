@@ -1,11 +1,4 @@
-"""Keys and values of many sequences in pages of fixed size, for kernels of specs with `via paged(...)`:
-allocate, append, fork, copy on write, truncate, free (PagedAttention; Kwon et al. 2023, arXiv 2309.06180,
-sections 4.2 to 4.4).
-
-The lists of pages and their numbers of sharers live on the host, which alone decides; the block table and the
-lengths that kernels read live on the device and are only ever written to. A step costs one small copy to the
-device and never waits for it.
-"""
+"""The pools, the tables on the device, and the lists of pages on the host that decide what they hold."""
 
 from __future__ import annotations
 
@@ -16,77 +9,9 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from attnc.paging.step import OutOfPages, OutOfRows, Statistics, Step
+
 Layout: TypeAlias = Literal["NHD", "HND"]
-
-
-class CacheFull(RuntimeError):
-    """The cache has no room for what was asked. Nothing was changed: free sequences, then ask again."""
-
-
-class OutOfPages(CacheFull):
-    """`needed` pages were asked for, and `free` are left."""
-
-    def __init__(self, needed: int, free: int) -> None:
-        super().__init__(f"{needed} pages are needed and {free} are free; nothing was changed")
-        self.needed = needed
-        self.free = free
-
-
-class OutOfRows(CacheFull):
-    """Every row of the block table holds a sequence."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__(f"all {rows} rows of the block table hold a sequence; nothing was changed")
-        self.rows = rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What kernels take for B sequences to which T tokens were appended, on the cache's device.
-
-    block_table: i32[B, P]; entries past a sequence's last page are meaningless
-    kv_len: i32[B], with the new tokens
-    cu_q: i32[B + 1]; the new tokens of sequence b are cu_q[b] .. cu_q[b + 1] - 1
-    slots: i64[T], page * page size + row: where each new token's keys and values belong
-    """
-
-    block_table: torch.Tensor
-    kv_len: torch.Tensor
-    cu_q: torch.Tensor
-    slots: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """How the memory is used, in pages and tokens of one layer.
-
-    pages, free: pages there are, and pages that nobody holds
-    tokens: lengths of all sequences, summed
-    stored: rows of held pages with a token in them, each counted once however many sequences share it
-    alone: pages that the sequences would hold if none was shared
-    """
-
-    pages: int
-    page: int
-    free: int
-    tokens: int
-    stored: int
-    alone: int
-
-    @property
-    def held(self) -> int:
-        """Pages that at least one sequence holds."""
-        return self.pages - self.free
-
-    @property
-    def waste(self) -> float:
-        """Share of the held memory without a token in it; only last pages have such rows."""
-        return 1 - self.stored / (self.held * self.page) if self.held else 0.0
-
-    @property
-    def saved(self) -> float:
-        """Share of the pages that sharing saves, as in section 6.3 of the paper."""
-        return 1 - self.held / self.alone if self.alone else 0.0
 
 
 @dataclass(slots=True)
@@ -263,7 +188,8 @@ class PagedCache:
     ) -> None:
         """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T].
 
-        TypeError for a dtype that is not the cache's, ValueError for values that it lacks or has no room for.
+        TypeError for a dtype that is not the cache's. ValueError for another shape, for missing values, and
+        for values where the cache has none.
         """
         given = (k,) if v is None else (k, v)
         if len(given) != len(self._pools):
@@ -271,10 +197,14 @@ class PagedCache:
         for name, pool, rows in zip("kv", self._pools, given, strict=False):
             if rows.dtype != pool.dtype:
                 raise TypeError(f"{name}: expected dtype {pool.dtype}, got {rows.dtype}")
+            slot_major = pool[layer] if self.layout == "NHD" else pool[layer].transpose(1, 2)
+            wanted = (len(slots), *slot_major.shape[2:])
+            if rows.shape != wanted:
+                raise ValueError(f"{name}: expected shape {list(wanted)}, got {list(rows.shape)}")
             if self.layout == "NHD":
-                pool[layer].flatten(0, 1).index_copy_(0, slots, rows)
+                slot_major.flatten(0, 1).index_copy_(0, slots, rows)
             else:
-                pool[layer].transpose(1, 2)[slots // self.page, slots % self.page] = rows
+                slot_major[slots // self.page, slots % self.page] = rows
 
     def read(self, sequence: int, layer: int = 0) -> tuple[torch.Tensor, ...]:
         """Copies of K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables."""
