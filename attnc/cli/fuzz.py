@@ -16,6 +16,7 @@ from attnc.cli.verify import (
     TARGET,
     VARIANT,
     as_dict,
+    checked,
     chosen_modules,
     parse_case,
     show_report,
@@ -43,6 +44,7 @@ def fuzz(
     Example: attnc fuzz specs/causal_gqa.attn --seconds 30 --seed 7
     """
     from attnc.verify.check import fuzz as run
+    from attnc.verify.properties import violations
     from attnc.verify.subjects import subject_of
 
     path = one_spec(spec)
@@ -63,6 +65,7 @@ def fuzz(
                 seed=seed,
                 failures=_FAILURES,
                 progress=lambda *_, bar=bar, name=name: bar.advance(name),
+                rules=violations,
             )
         reports.append(as_dict(subject, report))
         if not as_json:
@@ -79,7 +82,6 @@ def fuzz(
 
 
 def _again(path: Path, modules: Any) -> None:
-    from attnc.verify.check import check
     from attnc.verify.subjects import subject_of
 
     if not path.is_file():
@@ -87,7 +89,7 @@ def _again(path: Path, modules: Any) -> None:
     case = parse_case(path.read_text(encoding="utf-8", errors="replace"))
     failed = False
     for module in modules:
-        verdict = check(subject_of(module), case)
+        verdict = checked(subject_of(module), case)
         failed |= not verdict.ok
         say(f"{module.variant.name}: {verdict.message}; {100 * verdict.worst:.0f} % of the bound")
     if failed:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attnc.verify.check import Report, Subject
     from attnc.verify.record import Record, Records
     from attnc.verify.strategies import Case
+    from attnc.verify.tolerance import Verdict
 
 GENERATED = Path("generated")
 ATTENTION = Annotated[str | None, typer.Option(help="Only this attention of the specs.")]
@@ -55,11 +56,13 @@ def verify(
 
     The tolerance is no constant but the error bound that the plan proves. The cases are the same on every
     run: edge lengths, strides, hostile values, guarded memory. On the GPU where there is one, else
-    interpreted.
+    interpreted. Every eighth case is also held to what must be true between runs: determinism, invariance,
+    identities of the gradients.
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """
     from attnc.verify.check import verify as run
+    from attnc.verify.properties import violations
 
     paths = find_specs(specs or [])
     layers = chosen_projections(paths, attention, variant, target)
@@ -85,6 +88,7 @@ def verify(
                 count=count,
                 seconds=seconds,
                 progress=lambda *_, bar=bar, name=name: bar.advance(name),
+                rules=violations,
             )
         failed |= not report.ok
         if text is not None and report.ok:
@@ -199,11 +203,18 @@ def as_dict(subject: Subject, report: Report) -> dict[str, Any]:
 
 
 def _one_case(subject: Subject, text: str) -> bool:
-    from attnc.verify.check import check
-
-    verdict = check(subject, parse_case(text))
+    verdict = checked(subject, parse_case(text))
     say(f"{verdict.message}; worst error {100 * verdict.worst:.0f} % of the bound at {verdict.where or '-'}")
     return verdict.ok
+
+
+def checked(subject: Subject, case: Case) -> Verdict:
+    """The verdict on a case, all rules included."""
+    from attnc.verify.check import check, keeps
+    from attnc.verify.properties import violations
+
+    verdict = check(subject, case)
+    return keeps(subject, case, violations, verdict) if verdict.ok else verdict
 
 
 def _subject(module: ir.Module, text: str | None = None) -> Subject:

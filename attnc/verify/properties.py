@@ -18,6 +18,7 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.reference import Bools, empty_outputs, heads, softmax, to_arrays
 from attnc.verify.check import Subject, same_bits
+from attnc.verify.gradient_properties import gradient_violations
 from attnc.verify.problem import TORCH, Value, build
 from attnc.verify.strategies import Case, all_dims, size
 from attnc.verify.symmetries import (
@@ -69,8 +70,8 @@ class _Run:
 
 
 def violations(subject: Subject, case: Case) -> Iterator[str]:
-    """`name: what is wrong` of every property that the module violates on this case, without its special
-    value.
+    """`name: what is wrong` of every property that the module, or its gradients, violate on this case,
+    without its special value.
     """
     case = replace(case, layouts={}, special="none")
     inputs = build(subject.variant.attention, case, device=subject.device).inputs
@@ -78,6 +79,7 @@ def violations(subject: Subject, case: Case) -> Iterator[str]:
     for rule in PROPERTIES:
         if rule.applies(run.attention) and (message := rule.holds(run)) is not None:
             yield f"{rule.name}: {message}"
+    yield from gradient_violations(subject, case)
 
 
 def _outputs(subject: Subject, inputs: Inputs, config: int) -> Outputs:
@@ -144,7 +146,7 @@ def _permuted(run: _Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]]
     def apply(tensor: Tensor, value: Value) -> Value:
         for axis, order in orders(tensor):
             assert isinstance(value, torch.Tensor)
-            value = value.index_select(axis, torch.tensor(order, device=value.device))
+            value = value.index_select(axis, torch.tensor(order, dtype=torch.int64, device=value.device))
         return value
 
     inputs = {t.name: apply(t, run.inputs[t.name]) for t in run.attention.inputs}

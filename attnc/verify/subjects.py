@@ -41,6 +41,22 @@ def subject_of(module: ir.Module, text: str | None = None) -> Subject:
         device=device,
         gradients=None if module.backward is None else module.backward.bound,
         split=module.kernels[0].split is not None,
+        atomic=_atomic(module),
+    )
+
+
+def _atomic(module: ir.Module) -> frozenset[str]:
+    """Inputs whose gradients are not the same, bit for bit, in every run."""
+    backward = module.backward
+    if backward is None:
+        return frozenset()
+    found = {
+        gradient.tensor.name
+        for gradient in backward.gradients
+        if any(part.accumulate == "atomic" for part in gradient.parts)
+    }
+    return frozenset(
+        found | ({"q"} if any(kernel.chain.adds_dq == "atomic" for kernel in backward.kernels) else set())
     )
 
 

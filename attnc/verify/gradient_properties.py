@@ -1,0 +1,301 @@
+"""What must hold between the gradients of one case, whatever the reference says.
+
+    sum_j dV_j . V_j = sum_i dO_i . O_i       since rowsum(dO * O) = sum_j P dP, dropped or not
+    sum_j dV_j       = sum_i dO_i             where the weights of a row that sees a key sum to 1
+    sum_i dQ_i . Q_i = sum_j dK_j . K_j       both are the sum of dS (d s / d dot) (q . k)
+    sum_j dK_j       = c sum_i dlse_i q_i     where d s / d dot = c and no sink takes part
+
+Each holds for one K/V head, summed over the query heads that share it. They are compared within the sums of
+the elements' error bounds. The rest is bit for bit: run to run, in other surroundings, with other values
+where nobody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from attnc.expr.derive import derive
+from attnc.expr.simplify import number
+from attnc.model.attention import Attention
+from attnc.reference import Array, Floats, Head, heads, rows, to_arrays
+from attnc.verify.check import Subject, same_bits
+from attnc.verify.gradient_bound import expect_gradients
+from attnc.verify.gradient_check import run_backward
+from attnc.verify.problem import Problem, Value, build
+from attnc.verify.strategies import Case
+from attnc.verify.tolerance import SLACK, expect, to_float64
+
+#: What masked elements are replaced with: finite, since 0 times anything else is not 0.
+_JUNK = 1e4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientProperty:
+    """name; applies: to which attentions; holds: None, or what is wrong."""
+
+    name: str
+    applies: Callable[[Attention], bool]
+    holds: Callable[[GradientRun], str | None]
+
+
+@dataclass(frozen=True)
+class GradientRun:
+    """A case that has been run forwards and backwards: inputs, gradients, and gradients of the outputs."""
+
+    subject: Subject
+    case: Case
+    problem: Problem
+    gradients: Mapping[str, torch.Tensor]
+    cotangents: Mapping[str, torch.Tensor]
+
+    @staticmethod
+    def of(subject: Subject, case: Case) -> GradientRun:
+        problem = build(subject.variant.attention, case, device=subject.device)
+        subject.run(problem.inputs, problem.outputs, case.config)
+        return GradientRun(subject, case, problem, *_backward(subject, case, problem))
+
+    @property
+    def attention(self) -> Attention:
+        return self.subject.variant.attention
+
+    def again(self, inputs: Mapping[str, Value] | None = None, fill: str = "nan") -> str | None:
+        """Which gradient differs in a bit for other inputs, or in other surroundings; those that are added in
+        any order aside.
+        """
+        problem = build(self.attention, self.case, fill=fill, device=self.subject.device)
+        if inputs is not None:
+            problem = Problem(inputs, problem.outputs, ())
+        found, _ = _backward(self.subject, self.case, problem)
+        for name in found.keys() - self.subject.atomic:
+            if not same_bits(found[name], self.gradients[name]):
+                return f"d{name} differs in {int((found[name] != self.gradients[name]).sum())} elements"
+        return None
+
+    @cached_property
+    def arrays(self) -> dict[str, Array]:
+        return to_arrays(self.attention, self.problem.inputs)
+
+    @cached_property
+    def heads(self) -> Mapping[tuple[int, int], list[Head]]:
+        """The pieces of all query heads, by sequence and K/V head."""
+        found: dict[tuple[int, int], list[Head]] = {}
+        for head in heads(self.attention, self.arrays):
+            group = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1)
+            found.setdefault((head.b, head.h // group), []).append(head)
+        return found
+
+    @cached_property
+    def values(self) -> dict[str, Array]:
+        """The gradients, by the names of the inputs, beside what says where sequences lie."""
+        return {**self.arrays, **{name: to_float64(value) for name, value in self.gradients.items()}}
+
+    @cached_property
+    def allowed(self) -> dict[str, Array]:
+        """The bound of each element."""
+        assert self.subject.gradients is not None
+        plain = {
+            name: value.detach() if isinstance(value, torch.Tensor) else value
+            for name, value in self.problem.inputs.items()
+        }
+        expected = expect_gradients(self.attention, plain, self.cotangents, self.subject.gradients)
+        return {**self.arrays, **{name: want.allowed for name, want in expected.items()}}
+
+    @cached_property
+    def outputs(self) -> dict[str, Array]:
+        return {name: to_float64(value) for name, value in self.problem.outputs.items()}
+
+    @cached_property
+    def given(self) -> dict[str, Array]:
+        return {name: to_float64(value) for name, value in self.cotangents.items()}
+
+    @cached_property
+    def allowed_o(self) -> Floats:
+        assert self.subject.gradients is not None
+        return expect(self.attention, self.problem.inputs, self.subject.gradients.forward)["o"].allowed
+
+    def keys(self, name: str, of: Mapping[str, Array], b: int, h_kv: int) -> Floats:
+        """Rows of k or v, their gradients or bounds: [N, D]."""
+        return np.asarray(rows(self.attention.tensor(name), of, b)[:, h_kv])
+
+    def queries(self, of: Mapping[str, Array], head: Head) -> Floats:
+        """Rows of q, its gradient or bound: [M, D]."""
+        return np.asarray(rows(self.attention.q, of, head.b)[head.first :][: head.shape[0], head.h])
+
+
+def _backward(
+    subject: Subject, case: Case, problem: Problem
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    return run_backward(subject.variant.attention, subject.module, problem, case)
+
+
+def gradient_violations(subject: Subject, case: Case) -> Iterator[str]:
+    """`name: what is wrong` of every property that the gradients of this case violate; none without
+    gradients.
+    """
+    if subject.gradients is None:
+        return
+    run = GradientRun.of(subject, case)
+    for rule in GRADIENT_PROPERTIES:
+        if rule.applies(run.attention) and (message := rule.holds(run)) is not None:
+            yield f"{rule.name}: {message}"
+
+
+# --- sums, within the bound
+
+
+def _values_weigh_outputs(run: GradientRun) -> str | None:
+    return _compared(run, _dv_dot_v)
+
+
+def _dv_dot_v(run: GradientRun, at: tuple[int, int], group: list[Head]) -> tuple[Array, Array]:
+    v, dv, error = (run.keys("v", of, *at) for of in (run.arrays, run.values, run.allowed))
+    left, allowed = (dv * v).sum(), (error * np.abs(v)).sum()
+    for head in group:
+        do, o = (head.place(run.attention.o, of) for of in (run.given, run.outputs))
+        left = left - (do * o).sum()
+        allowed = allowed + (np.abs(do) * head.place(run.attention.o, {"o": run.allowed_o})).sum()
+    return left, allowed
+
+
+def _values_sum_to_outputs(run: GradientRun) -> str | None:
+    def sums(run: GradientRun, at: tuple[int, int], group: list[Head]) -> tuple[Array, Array]:
+        left, allowed = (run.keys("v", of, *at).sum(0) for of in (run.values, run.allowed))
+        for head in group:
+            seen = head.scores.max(axis=1, initial=-np.inf) > -np.inf
+            left = left - head.place(run.attention.o, run.given)[seen].sum(0)
+        return left, allowed
+
+    return _compared(run, sums)
+
+
+def _queries_trade_with_keys(run: GradientRun) -> str | None:
+    def sums(run: GradientRun, at: tuple[int, int], group: list[Head]) -> tuple[Array, Array]:
+        k, dk, error = (run.keys("k", of, *at) for of in (run.arrays, run.values, run.allowed))
+        left, allowed = -(dk * k).sum(), (error * np.abs(k)).sum()
+        for head in group:
+            dq, dq_error = (run.queries(of, head) for of in (run.values, run.allowed))
+            left = left + (dq * head.q).sum()
+            allowed = allowed + (dq_error * np.abs(head.q)).sum()
+        return left, allowed
+
+    return _compared(run, sums)
+
+
+def _keys_sum_to_lse(run: GradientRun) -> str | None:
+    slope, lse = number(derive(run.attention.score).dot), run.attention.lse
+    assert slope is not None
+
+    def sums(run: GradientRun, at: tuple[int, int], group: list[Head]) -> tuple[Array, Array]:
+        left, allowed = (run.keys("k", of, *at).sum(0) for of in (run.values, run.allowed))
+        if lse is not None:
+            terms = (head.place(lse, run.given) * head.q for head in group)
+            left = left - float(slope) * sum(term.sum(0) for term in terms)
+        return left, allowed
+
+    return _compared(run, sums)
+
+
+def _compared(
+    run: GradientRun, sums: Callable[[GradientRun, tuple[int, int], list[Head]], tuple[Array, Array]]
+) -> str | None:
+    """Which K/V head's difference is larger than it may be."""
+    for at, group in run.heads.items():
+        with np.errstate(all="ignore"):
+            difference, allowed = sums(run, at, group)
+            wrong = ~(np.abs(difference) <= SLACK * allowed + 1e-30) & ~np.isnan(allowed)
+        if np.any(wrong):
+            worst = float(np.abs(np.where(wrong, difference, 0.0)).max())
+            return f"head {at[1]} of sequence {at[0]} is off by {worst:.3g}, allowed {np.max(allowed):.3g}"
+    return None
+
+
+# --- bit for bit
+
+
+def _runs_agree(run: GradientRun) -> str | None:
+    return run.again()
+
+
+def _surroundings_do_not_matter(run: GradientRun) -> str | None:
+    return run.again(fill="large")
+
+
+def _the_unseen_gets_nothing(run: GradientRun) -> str | None:
+    seen = _seen(run)
+    for name in {"q", "k", "v"} & run.gradients.keys():
+        stray = (run.values[name] != 0) & (seen[name] != 1)  # NaN differs from 0
+        if stray.any():
+            return f"d{name} is not 0 in {int(stray.sum())} elements that have no part in any score"
+    return None
+
+
+def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
+    """Masked elements become junk, and those that belong to no sequence NaN."""
+    inputs = dict(run.problem.inputs)
+    for name, part in _seen(run).items():
+        value = inputs[name]
+        assert isinstance(value, torch.Tensor)
+        kept = torch.from_numpy(part).to(value.device)
+        junk = torch.where(kept.isnan(), kept, torch.full_like(kept, _JUNK)).to(value.dtype)
+        inputs[name] = torch.where(kept == 1, value, junk)
+    return run.again(inputs)
+
+
+def _seen(run: GradientRun) -> dict[str, Array]:
+    """Of each element of q, k and v: 1 where it is part of a score that is not masked, 0 where all are, NaN
+    where no sequence has it.
+    """
+    attention = run.attention
+    found: dict[str, Array] = {name: np.full(run.arrays[name].shape, np.nan) for name in ("q", "k", "v")}
+    views = {**run.arrays, **found}
+    for (b, h_kv), group in run.heads.items():
+        for head in group:
+            part = run.queries(views, head)
+            part[...] = head.visible.any(axis=1, keepdims=True)
+            for tensor in (attention.k, attention.v):
+                keys = rows(tensor, views, b)[: head.shape[1], h_kv]
+                keys[...] = np.fmax(keys, np.asarray(head.visible).any(axis=0).reshape(-1, 1))
+    return found
+
+
+def _wants(*names: str) -> Callable[[Attention], bool]:
+    return lambda attention: set(names) <= set(attention.grads)
+
+
+def _sums_to_one(attention: Attention) -> bool:
+    return attention.softmax.sink is None and attention.softmax.dropout is None
+
+
+GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
+    GradientProperty(name="gradients run to run", applies=lambda attention: True, holds=_runs_agree),
+    GradientProperty(
+        name="gradients in other memory", applies=lambda attention: True, holds=_surroundings_do_not_matter
+    ),
+    GradientProperty(
+        name="the unseen has gradient 0", applies=lambda attention: True, holds=_the_unseen_gets_nothing
+    ),
+    GradientProperty(
+        name="gradients ignore the unseen", applies=lambda attention: True, holds=_the_unseen_does_not_matter
+    ),
+    GradientProperty(name="dv . v = do . o", applies=_wants("v"), holds=_values_weigh_outputs),
+    GradientProperty(
+        name="dv sums to do",
+        applies=lambda attention: _wants("v")(attention) and _sums_to_one(attention),
+        holds=_values_sum_to_outputs,
+    ),
+    GradientProperty(name="dq . q = dk . k", applies=_wants("q", "k"), holds=_queries_trade_with_keys),
+    GradientProperty(
+        name="dk sums to dlse q",
+        applies=lambda attention: (
+            _wants("k")(attention)
+            and attention.softmax.sink is None
+            and number(derive(attention.score).dot) is not None
+        ),
+        holds=_keys_sum_to_lse,
+    ),
+)

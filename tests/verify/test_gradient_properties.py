@@ -1,0 +1,109 @@
+"""Generated gradients keep the identities; modules with a mistake of the right kind do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from attnc.build import digest, front, plan_program
+from attnc.plan import ir
+from attnc.runtime.loader import load_text
+from attnc.target.render import render
+from attnc.verify.check import Subject, keeps, verify
+from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
+from attnc.verify.properties import violations
+from attnc.verify.strategies import Case, free_dims
+from attnc.verify.subjects import subject_of
+from attnc.verify.tolerance import Verdict
+
+SPECS = Path(__file__).parents[2] / "specs"
+SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
+RESULT = "    return dq, dk, dv\n\n\ndef _choose_backward"
+NOISE = "dq, dk + torch.rand(()).to(k.dtype) * 1e-4, dv"
+BEHIND = "q.as_strided((1,), (1,), q.storage_offset() + q.numel())"
+
+
+@cache
+def module(name: str) -> ir.Module:
+    return plan_program(front(SPECS / f"{name}.attn")).modules[0]
+
+
+@cache
+def text(name: str) -> str:
+    made = module(name)
+    return render(made, path=f"{name}.attn", sha256=digest(made.variant.source))
+
+
+def broken(name: str, returned: str) -> Subject:
+    """The subject with other gradients than those that it computes."""
+    assert text(name).count(RESULT) == 1
+    patched = text(name).replace(RESULT, RESULT.replace("dq, dk, dv", returned))
+    return replace(subject_of(module(name)), module=load_text(patched))
+
+
+def case(name: str) -> Case:
+    sizes = {dim: SIZES[dim] for dim in free_dims(module(name).variant.attention)}
+    return Case(dims=sizes, seed=3)
+
+
+def found(subject: Subject) -> Iterator[str]:
+    name = subject.variant.attention.name
+    yield from (message.split(":")[0] for message in gradient_violations(subject, case(name)))
+
+
+@pytest.mark.parametrize("name", ["full", "local_sink", "dropout", "padding", "prefix_lm"])
+def test_they_hold_where_rows_or_keys_see_nothing(name: str) -> None:
+    assert list(found(subject_of(module(name)))) == []
+
+
+def test_each_applies_somewhere() -> None:
+    for rule in GRADIENT_PROPERTIES:
+        assert rule.applies(module("full").variant.attention)
+    capped = {
+        rule.name for rule in GRADIENT_PROPERTIES if rule.applies(module("local_sink").variant.attention)
+    }
+    assert not capped & {"dv sums to do", "dk sums to dlse q"}
+
+
+@pytest.mark.parametrize(
+    ("name", "returned", "violated"),
+    [
+        ("full", NOISE, "gradients run to run"),
+        ("full", f"dq + {BEHIND} * 0, dk, dv", "gradients in other memory"),
+        ("padding", "dq, dk + 1e-4, dv", "the unseen has gradient 0"),
+        ("padding", "dq + k[:, :, -1:].mean() * 1e-3, dk, dv", "gradients ignore the unseen"),
+        ("full", "dq, dk, dv + v * 0.5", "dv . v = do . o"),
+        ("full", "dq, dk, dv + 0.05", "dv sums to do"),
+        ("full", "dq, dk + 0.05, dv", "dk sums to dlse q"),
+        ("full", "dq + q * 0.5, dk, dv", "dq . q = dk . k"),
+    ],
+)
+def test_violations_are_found(name: str, returned: str, violated: str) -> None:
+    assert violated in found(broken(name, returned))
+
+
+def test_forward_only_modules_have_none() -> None:
+    assert list(gradient_violations(subject_of(module("decode")), case("decode"))) == []
+
+
+def test_verification_holds_some_cases_to_the_rules() -> None:
+    subject = broken("full", NOISE)
+    small = replace(subject, gradients=None)  # so that the bound is not what fails
+    assert verify(small, count=8, rules=lambda subject, case: []).ok
+    report = verify(small, count=8, rules=lambda subject, case: ["a rule: broken"])
+    assert [failure.verdict.message for failure in report.failures] == ["a rule: broken"]
+    assert "gradients run to run" in next(
+        message for message in violations(subject, case("full")) if message.startswith("gradients")
+    )
+
+
+def test_a_rule_that_cannot_be_checked_is_broken() -> None:
+    def raises(subject: Subject, case: Case) -> list[str]:
+        raise ValueError("no")
+
+    verdict = keeps(subject_of(module("full")), case("full"), raises, Verdict(ok=True, message=""))
+    assert (verdict.ok, verdict.message) == (False, "ValueError: no")
