@@ -88,10 +88,10 @@ class _Pieces:
         delta = np.zeros(head.shape[0])
         np.add.at(delta, i, p * dp)
         ds = p * (dp - delta[i] + self.dlse[i])
-        group = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1)
-        dq = rows(attention.q, found, head.b)[head.first : head.first + head.shape[0], head.h]
-        dk = rows(attention.k, found, head.b)[:, head.h // group]
-        dv = rows(attention.v, found, head.b)[:, head.h // group]
+        group, views = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1), {**head.arrays, **found}
+        dq = rows(attention.q, views, head.b)[head.first : head.first + head.shape[0], head.h]
+        dk = rows(attention.k, views, head.b)[:, head.h // group]
+        dv = rows(attention.v, views, head.b)[:, head.h // group]
         np.add.at(dq, i, (ds * d_dot)[:, None] * head.k[j])
         np.add.at(dk, j, (ds * d_dot)[:, None] * head.q[i])
         np.add.at(dv, j, (factor * p)[:, None] * self.do[i])

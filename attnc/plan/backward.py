@@ -45,8 +45,10 @@ from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.resources import are_wide, phase_of, portable, shared_memory, tile_width
 from attnc.plan.scores import LOG2E
+from attnc.plan.sequence import key_lengths, sequences, sizes
 from attnc.plan.sequence import lengths as lengths_of
 from attnc.plan.sequence import program as program_of
+from attnc.plan.sequence import rows as rows_of
 from attnc.plan.signature import kv_heads
 from attnc.plan.steps import (
     IN_BOUNDS,
@@ -82,7 +84,7 @@ def plan_backward(
     adds_dq = _IN_MEMORY.get(str(default["accumulate.dq"])) if "q" in grads else None
     own_dq = "q" in grads and adds_dq is None
     over_kv = adds_dq is not None or bool({"k", "v"} & set(grads)) or bool(columns)
-    over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
+    over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv) or not is_plain(attention)
     maker = _Maker(variant=variant, attention=attention, schedule=schedule)
     kernels: list[BackwardKernel] = []
     if over_q:
@@ -143,7 +145,9 @@ class _Maker:
         """
         attention, choices = self.attention, self.choices(name_of(makes))
         names = LoadNames()
-        lengths = lengths_of(attention, names)
+        lengths = lengths_of(attention, names) if inner == "kv" else key_lengths(attention, names)
+        places = rows_of(attention, names)
+        outer_axis: Axis = "q" if inner == "kv" else "kv"
         wanted = tuple(wanted)
         # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
         # have to know where they end.
@@ -173,9 +177,10 @@ class _Maker:
                     over="q" if inner == "kv" else "head" if adds_dq == "sequential" else "kv",
                     persistent=False,
                     longest_first=inner == "kv" and choices[0]["order"] == "longest_first",
+                    sequences=sequences(attention, outer_axis),
                 ),
                 kv_head=kv_head,
-                dims=dims_of(used),
+                dims=sizes(attention, dims_of(used), outer_axis),
                 program=program,
                 outer=outer,
                 regions=loops,
@@ -185,6 +190,7 @@ class _Maker:
                 configs=choices,
                 shared=tuple(shared_memory(config, self.variant, name_of(makes)) for config in choices),
                 bound=error_bound(attention, choices, softmax),
+                rows=places,
             ),
             chain=Chain(
                 scale=rule.scale,

@@ -15,6 +15,7 @@ from attnc.plan.ir_backward import Accumulate, Adjoint, Part, Place
 from attnc.plan.loads import LoadNames, axes_of
 from attnc.plan.names import KERNEL
 from attnc.plan.scores import split_scale
+from attnc.plan.storage import is_plain
 
 #: Functions worth evaluating once for the score and its derivatives, and the name of the value.
 _COSTLY = {"tanh": "t", "exp": "e", "log": "ln", "sqrt": "root"}
@@ -94,6 +95,8 @@ def _natural(attention: Attention) -> Expr:
 
 
 def _places(load: Load, attention: Attention) -> tuple[Place, ...] | None:
+    if not is_plain(attention):
+        return None  # packed sequences have no f32[B, H, M, N]
     places: list[Place] = []
     for index, extent in zip(load.indices, load.extents, strict=True):
         match index:

@@ -18,7 +18,7 @@ from attnc.plan.decode import is_decode
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.names import clashes, clashes_as_size, clashes_with_kernel
 from attnc.plan.signature import arguments, normalise, unbound
-from attnc.plan.storage import is_plain
+from attnc.plan.storage import has_rows, is_plain
 from attnc.plan.unified_max import check_bounds
 from attnc.source import Span
 
@@ -129,13 +129,13 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
 
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
-    """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for tensors
-    that are packed or paged.
+    """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for keys in
+    pages or values that are a prefix of them.
     """
     return (
         bool(attention.grads)
         and schedule.target == "triton"
-        and is_plain(attention)
+        and has_rows(attention)
         and not is_decode(schedule)
     )
 
@@ -143,7 +143,7 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """A warning where the spec asks for gradients that are not generated yet."""
     attention = variant.attention
-    reason = "q, k or v is packed or paged, or the schedule decodes"
+    reason = "k or v is paged or a prefix, or the schedule decodes"
     if schedule.target != "triton":
         reason = f"a schedule for {schedule.target} makes a forward kernel"
     if attention.grads and not has_backward(attention, schedule) and attention.span is not None:
@@ -179,6 +179,13 @@ def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                     knob.span,
                     "this order cannot be asked for",
                     "write 'loops = [kv, q]'; with 'accumulate.dq = sequential' it is FlashAttention-1's",
+                )
+            case "accumulate.dq", (str(way), *_) if way != "two_pass" and not is_plain(attention):
+                yield _unsupported(
+                    "dq of packed sequences is made by a pass of its own",
+                    knob.span,
+                    f"'{way}' cannot be asked for",
+                    "write 'accumulate.dq = two_pass'",
                 )
             case "persistent", (True, *_):
                 yield _unsupported("the backward's programs are not persistent", knob.span, "here")

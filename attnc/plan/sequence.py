@@ -9,7 +9,7 @@ from attnc.expr.nodes import TRUE, Binary, Call, Compare, Const, Dim, Expr, Inde
 from attnc.model.attention import Attention
 from attnc.model.tensors import Paged, Prefix, Ragged, Role
 from attnc.plan.access import Rows, Sequences
-from attnc.plan.ir import Fetch, Let, Statement
+from attnc.plan.ir import Axis, Fetch, Let, Statement
 from attnc.plan.loads import LoadNames
 from attnc.plan.steps import at_tile_ends, shortened_lengths
 
@@ -17,11 +17,14 @@ from attnc.plan.steps import at_tile_ends, shortened_lengths
 Q_ROWS = Ref("q_rows", "int")
 
 
-def sequences(attention: Attention) -> Sequences | None:
-    """How tiles of ragged queries are numbered; None when every sequence has M rows of memory."""
-    match attention.q.storage:
+def sequences(attention: Attention, over: Axis = "q") -> Sequences | None:
+    """How tiles of ragged queries, or keys, are numbered; None when every sequence has M, or N, rows of
+    memory.
+    """
+    tensor, role = (attention.q, Role.QUERY) if over == "q" else (attention.k, Role.KEY)
+    match tensor.storage:
         case Ragged(cu_seqlens=cu):
-            return Sequences(cu_seqlens=cu, rows=attention.q.size(Role.QUERY))
+            return Sequences(cu_seqlens=cu, rows=tensor.size(role))
         case _:
             return None
 
@@ -41,7 +44,7 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
             )
             length = Binary("-", Ref(end.name, "int"), Ref(first.name, "int"))
             statements += [first, end, Let(name="N", value=length)]
-    if "M" in attention.lengths:
+    if "M" in attention.lengths and not isinstance(attention.q.storage, Ragged):
         statements.append(Let(name=Q_ROWS.name, value=Dim("M")))
     shortened = shortened_lengths(attention, names)
     statements += [*names.fetches, *shortened]
@@ -49,6 +52,27 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
         seen = Compare("<", Index("q_lo"), Dim("M"))
         comment = "a tile past the end of its sequence sees no key"
         statements.append(Let(name="N", value=Call("where", (seen, Dim("N"), Const(0))), comment=comment))
+    return tuple(statements)
+
+
+def key_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]:
+    """The same for a program that has one kv tile, and the queries of its sequence one after the other; N of
+    packed keys is known from the tile.
+    """
+    statements: list[Statement] = []
+    match attention.q.storage:
+        case Ragged(cu_seqlens=cu):
+            first, end = (
+                _boundary(attention, cu, step, name) for step, name in ((0, "q_first"), (1, "q_end"))
+            )
+            length = Binary("-", Ref(end.name, "int"), Ref(first.name, "int"))
+            statements += [first, end, Let(name="M", value=length)]
+    shortened = shortened_lengths(attention, names)
+    statements += [*names.fetches, *shortened]
+    if isinstance(attention.k.storage, Ragged):
+        exists = Compare("<", Index("kv_lo"), Dim("N"))
+        comment = "a tile past the end of its sequence is seen by no query"
+        statements.append(Let(name="M", value=Call("where", (exists, Dim("M"), Const(0))), comment=comment))
     return tuple(statements)
 
 
@@ -89,12 +113,13 @@ def rows(attention: Attention, names: LoadNames) -> Mapping[str, Rows]:
     return {"q": Rows(tensor="q", first=q_first), "k": k, "v": v, "o": Rows(tensor="o", first=q_first)}
 
 
-def sizes(attention: Attention, dims: tuple[str, ...]) -> tuple[str, ...]:
-    """The run-time sizes among a kernel's arguments: M and N of ragged tensors are found on the device."""
+def sizes(attention: Attention, dims: tuple[str, ...], over: Axis = "q") -> tuple[str, ...]:
+    """The run-time sizes among the arguments of a kernel with a grid over tiles of `over`: M and N of ragged
+    tensors are found on the device, from all their rows.
+    """
     queries, keys = isinstance(attention.q.storage, Ragged), isinstance(attention.k.storage, Ragged)
     local = {"M": queries, "N": keys}
-    total = attention.q.size(Role.QUERY)
+    found = sequences(attention, over)
     passed = tuple(name for name in dims if not local.get(name, False))
-    return (
-        (*passed, total.name) if queries and isinstance(total, Dim) and total.name not in passed else passed
-    )
+    total = () if found is None or not isinstance(found.rows, Dim) else (found.rows.name,)
+    return tuple(dict.fromkeys((*passed, *total)))

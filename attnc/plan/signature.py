@@ -99,12 +99,16 @@ def results(attention: Attention) -> tuple[Arg, ...]:
 
 
 def kept(attention: Attention) -> tuple[Arg, ...]:
-    """lse as f32[B, H, M], where it is not an output: the backward recomputes the probabilities from it."""
+    """lse as f32[B, H, M], of packed sequences f32[H, rows], where it is not an output: the backward
+    recomputes the probabilities from it.
+    """
     if attention.lse is not None:
         return ()
-    roles = (Role.BATCH, Role.HEAD, Role.QUERY)
-    lse = Tensor(name="lse", dtype=DType.F32, shape=(Dim("B"), H, Dim("M")), roles=roles)
-    return (_argument(lse, {"B", "H", "M"}, {}),)
+    roles = tuple(role for role in (Role.BATCH, Role.HEAD, Role.QUERY) if role in attention.q.roles)
+    sizes = {Role.BATCH: Dim("B"), Role.HEAD: H, Role.QUERY: attention.q.size(Role.QUERY)}
+    lse = Tensor(name="lse", dtype=DType.F32, shape=tuple(sizes[role] for role in roles), roles=roles)
+    known = {size.name for size in sizes.values() if isinstance(size, Dim)}
+    return (_argument(lse, known, {}),)
 
 
 def _argument(tensor: Tensor, bound: set[str], fixed: Mapping[str, Expr]) -> Arg:

@@ -43,6 +43,11 @@ def is_plain(attention: Attention) -> bool:
     return all(isinstance(t.storage, Dense) for t in (attention.q, attention.k, attention.v))
 
 
+def has_rows(attention: Attention) -> bool:
+    """Whether q, k and v are ordinary or packed tensors, whose rows can have gradients."""
+    return all(isinstance(t.storage, Dense | Ragged) for t in (attention.q, attention.k, attention.v))
+
+
 def capacity(attention: Attention) -> tuple[Let, ...]:
     """Sizes that the host computes from the others: N of paged keys."""
     match attention.k.storage:

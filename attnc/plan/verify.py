@@ -32,7 +32,8 @@ def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
     """Every name is defined before it is used, and no load is left without one."""
     known: set[str] = set()
     lengths = {item.name for item in kernel.program if isinstance(item, Let) and item.name in ("M", "N")}
-    in_grid = {"M", "q_rows"} if kernel.grid.sequences is not None else set()
+    from_tile = {"q": {"M", "q_rows", "q_first"}, "kv": {"N", "k_first"}, "head": set[str]()}
+    in_grid = from_tile[kernel.grid.over] if kernel.grid.sequences is not None else set()
     known |= in_grid
     known |= {"h"} if kernel.pack is not None else set()
     known |= {"split_lo", "split_hi"} if kernel.split is not None else set()

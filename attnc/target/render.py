@@ -16,7 +16,7 @@ from attnc.plan.decode import share_of
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.scores import LOG2E
-from attnc.plan.storage import is_plain
+from attnc.plan.storage import has_rows
 from attnc.plan.tuned import NOT_TUNED, Buckets, Tuned
 from attnc.resources import resource
 from attnc.source import Span
@@ -74,7 +74,7 @@ def render(
         host=host_of(module, kernel, text),
         header=_header(module, path, sha256),
         back=back,
-        operator=OperatorText(module, kernels) if is_plain(module.variant.attention) else None,
+        operator=OperatorText(module, kernels) if has_rows(module.variant.attention) else None,
         numbers=_numbers(kernel, kernels),
         tuning={
             "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],

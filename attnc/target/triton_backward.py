@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnc.expr.nodes import Const, Dot, Expr, Index, Ref, walk
 from attnc.expr.show import show
-from attnc.model.tensors import DType
+from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import expressions_of, statement_expressions
@@ -37,6 +37,8 @@ class BackwardText:
         self.by_row = "[:, None]" if self.over_q else "[None, :]"
         self.show = tiled if self.over_q else transposed
         self._shortened = frozenset(attention.lengths)
+        self.packs_queries = isinstance(attention.q.storage, Ragged)
+        self.is_packed = self.packs_queries or isinstance(attention.k.storage, Ragged)
         self.sums = Sums(
             adjoints=self.chain.adjoints,
             over_q=self.over_q,
@@ -144,6 +146,9 @@ class BackwardText:
 
     def load_vector(self, name: str) -> str:
         """lse2 or delta of the q tile at hand."""
+        if self.packs_queries:
+            beyond = 'float("inf")' if name == "lse2" else "0.0"
+            return f"tl.load({name}_head + q_idx, mask=q_idx < M, other={beyond})"
         tma = self.kernel.tma
         return f"_load_vector({name}_head, {'row, ' if tma else ''}q_lo, BLOCK_M{', TMA' if tma else ''})"
 
@@ -153,11 +158,20 @@ class BackwardText:
         yield f"q_head = Q + {self.offset('q')}"
         yield f"do_head = DO + {self.offset('do')}"
         for name in ("lse2", *(("delta",) if self.needs_dp else ())):
-            yield f"{name}_head = {name.upper()} + row.to(tl.int64) * M_padded"
+            at = "first_row" if self.packs_queries else "row.to(tl.int64) * M_padded"
+            yield f"{name}_head = {name.upper()} + {at}"
 
     @property
     def reads_first_row(self) -> bool:
-        return any("first_row" in line for line in (*self.sums.starts, *self.sums.ends))
+        lines = (*self.sums.starts, *self.sums.ends, *self.heads)
+        return any("first_row" in line for line in lines)
+
+    @property
+    def first_row(self) -> str:
+        """Where the head's rows begin in lse2 and delta."""
+        if self.packs_queries:
+            return f"h.to(tl.int64) * {self.tensors.packed_queries} + q_first"
+        return f"{'(b * H + h)' if self.over_q else 'row'}.to(tl.int64) * M_padded"
 
     def store(self, name: str) -> str:
         """The store of dq, dk or dv, scaled as the chain rule says."""
@@ -279,20 +293,21 @@ class BackwardText:
 
     @property
     def full_lengths(self) -> Iterator[str]:
-        yield from (f"{name}_all = {name}" for name in ("M", "N") if name in self._shortened)
+        if not self.is_packed:  # then no sum has a place for each key
+            yield from (f"{name}_all = {name}" for name in ("M", "N") if name in self._shortened)
 
     @property
     def program(self) -> tuple[Statement, ...]:
         """Statements in front of the loop over query heads: those that no head changes."""
         if not self.groups:
-            return ()
+            return self.kernel.program if self.is_packed else ()
         late = self.head_program
         return tuple(item for item in self.kernel.program if item not in late)
 
     @property
     def head_program(self) -> tuple[Statement, ...]:
         if not self.groups:
-            return self.kernel.program
+            return () if self.is_packed else self.kernel.program
         late: list[Statement] = []
         for item in self.kernel.program:
             exprs = statement_expressions(item)
@@ -320,6 +335,37 @@ class BackwardText:
     @property
     def and_the_rest(self) -> str:
         return ", and what its scores add to dq" if self.chain.adds_dq is not None else ""
+
+    @property
+    def q_tiles(self) -> str:
+        """How many q tiles a head has, over all packed sequences."""
+        return f"{self._packed_rows} // BLOCK_M + B + 1"
+
+    @property
+    def kv_tiles(self) -> str:
+        """The same of kv tiles."""
+        return f"{self._packed_rows} // BLOCK_N + B + 1"
+
+    @property
+    def all_heads(self) -> str:
+        return "H"
+
+    @property
+    def h_kv(self) -> str:
+        return scalar(self.kernel.kv_head)
+
+    @property
+    def find_sequence(self) -> str:
+        """The sequence of the program's tile."""
+        sequences = self.kernel.grid.sequences
+        assert sequences is not None
+        cu, tile = sequences.cu_seqlens, "BLOCK_M" if self.over_q else "BLOCK_N"
+        return f"_find_sequence({cu}_ptr, stride_{cu}_0, rank // heads, B, {self._packed_rows}, {tile})"
+
+    @property
+    def _packed_rows(self) -> str:
+        assert self.kernel.grid.sequences is not None
+        return scalar(self.kernel.grid.sequences.rows)
 
     @property
     def q_lo(self) -> str:

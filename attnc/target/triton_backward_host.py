@@ -7,11 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Const
-from attnc.model.tensors import Role, Tensor
+from attnc.expr.show import show
+from attnc.model.tensors import Ragged, Role, Tensor
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Adjoint, Backward, Part
+from attnc.plan.storage import is_plain, longest
 from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_backward import BackwardText
+from attnc.target.triton_host import corrections, kept_shape
 from attnc.target.triton_parameters import config_name
 from attnc.target.triton_prologue import PreprocessText
 
@@ -38,7 +41,9 @@ class BackwardHostText:
         )
         name = module.variant.attention.name
         self.alias = "_function" if name in {tensor.name for tensor in self.inputs} else ""
-        self.shortened = bool(module.variant.attention.lengths)
+        attention = module.variant.attention
+        self.shortened = bool(attention.lengths)
+        self.packs_queries = isinstance(attention.q.storage, Ragged)
         self._adds_dq = any(planned.chain.adds_dq is not None for planned in backward.kernels)
 
     @property
@@ -61,8 +66,27 @@ class BackwardHostText:
 
     @property
     def lse_shape(self) -> str:
-        q = next(tensor for tensor in self.inputs if tensor.name == "q")
-        return ", ".join(f"q.shape[{q.axis(role)}]" for role in (Role.BATCH, Role.HEAD, Role.QUERY))
+        return kept_shape(self.module)
+
+    @property
+    def lse_sizes(self) -> str:
+        """The same in the words of the spec."""
+        return ", ".join(
+            show(bind.expected) for arg in self.module.kept for bind in arg.axes if bind.expected
+        )
+
+    @property
+    def _queries(self) -> str:
+        """All rows of q in a head: M, or those of all packed sequences."""
+        return show(longest(self.module.variant.attention, Role.QUERY))
+
+    @property
+    def longest(self) -> str:
+        return show(longest(self.module.variant.attention, Role.KEY))
+
+    @property
+    def nothing_to_do(self) -> str:
+        return f"B * H * {self._queries} == 0"
 
     @property
     def returned(self) -> str:
@@ -78,6 +102,7 @@ class BackwardHostText:
             binds = [bind.name or "_" for bind in arg.axes]
             if any(name != "_" for name in binds):
                 yield f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {arg.tensor.name}.shape"
+            yield from corrections(arg)
         if "G" in dims:
             bound = {bind.name for arg in self.module.args for bind in arg.axes}
             if "Hkv" not in bound:
@@ -86,7 +111,8 @@ class BackwardHostText:
 
     @property
     def allocations(self) -> Iterator[str]:
-        made = "zeros" if self.shortened else "empty"
+        # Keys that a length cuts off, and rows behind the last packed sequence, are nobody's.
+        made = "zeros" if self.shortened or not is_plain(self.module.variant.attention) else "empty"
         matrices = dict.fromkeys(name for text in self._texts for name in text.makes)
         for name in matrices:
             x = name.removeprefix("d")
@@ -94,7 +120,8 @@ class BackwardHostText:
         if self._adds_dq:
             yield "dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)"
         if self.stores_rows:
-            yield "lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)"
+            sizes = f"2, H, {self._queries}" if self.packs_queries else "2, B, H, M_padded"
+            yield f"lse2, delta = torch.empty(({sizes}), dtype=torch.float32, device=q.device)"
         for adjoint, tiles in self._adjoints():
             yield f"{adjoint.name} = {self._workspace(adjoint, tiles)}"
 

@@ -106,7 +106,7 @@ class HostText:
         if any(bind.name for bind in arg.axes):
             sizes = f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {sizes}"
         yield sizes
-        yield from (f"{bind.name} -= {bind.plus}" for bind in arg.axes if bind.name and bind.plus)
+        yield from corrections(arg)
 
     def _group(self, others: list[Arg]) -> Iterator[str]:
         """How many query heads share a KV head, where that is neither all nor one."""
@@ -251,6 +251,18 @@ def storage_notes(attention: Attention) -> list[str]:
     if isinstance(attention.v.storage, Prefix):
         notes.append("The values are the first columns of k.")
     return notes
+
+
+def kept_shape(module: Module) -> str:
+    """The shape of an lse that is kept for the backward, from that of q."""
+    q = next(arg.tensor for arg in module.args if arg.tensor.name == "q")
+    axes = (q.axis(role) for role in (Role.BATCH, Role.HEAD, Role.QUERY))
+    return ", ".join(f"q.shape[{axis}]" for axis in axes if axis is not None)
+
+
+def corrections(arg: Arg) -> Iterator[str]:
+    """Sizes from axes that are longer than they."""
+    yield from (f"{bind.name} -= {bind.plus}" for bind in arg.axes if bind.name and bind.plus)
 
 
 def signature(tensor: Tensor) -> str:

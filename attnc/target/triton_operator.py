@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterator
 
 from attnc.expr.show import show
-from attnc.model.tensors import Role
 from attnc.plan.ir import Module
 from attnc.target.triton import torch_dtype
+from attnc.target.triton_host import corrections, kept_shape
 
 
 class OperatorText:
@@ -53,8 +53,7 @@ class OperatorText:
     @property
     def made(self) -> Iterator[str]:
         for arg in self.module.kept:
-            q = self._inputs[0]
-            shape = ", ".join(f"q.shape[{q.axis(role)}]" for role in (Role.BATCH, Role.HEAD, Role.QUERY))
+            shape = kept_shape(self.module)
             yield f"{arg.tensor.name} = torch.empty(({shape}), dtype=torch.float32, device=q.device)"
 
     @property
@@ -69,6 +68,7 @@ class OperatorText:
             binds = [bind.name or "_" for bind in arg.axes]
             if any(name != "_" for name in binds):
                 yield f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {arg.tensor.name}.shape"
+            yield from corrections(arg)
 
     @property
     def empty(self) -> Iterator[str]:

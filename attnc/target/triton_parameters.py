@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from attnc.expr.nodes import Load, Search, walk
+from attnc.expr.show import show
+from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
 from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.storage import longest
 from attnc.target.triton_kernel import typed
 from attnc.target.triton_prologue import PrologueText
 from attnc.target.triton_tensors import Pair, Tensors
@@ -90,13 +93,15 @@ class Parameters:
 
     @property
     def _sizes(self) -> list[Pair]:
-        sizes = [*((name, name) for name in self.kernel.dims), ("M_padded", "M_padded")]
+        row = self.tensors.packed_queries if self.tensors.packs(Role.QUERY) else "M_padded"
+        sizes = [(name, name) for name in dict.fromkeys((*self.kernel.dims, row))]
         if self.kernel.grid.over == "head":
             return sizes
-        shared = ("k, v", "H", "N") if self.over_q else ("q, do", self.kv_heads, "M")
-        section = f"_heads_per_section({shared[0]}, B * {shared[1]}, {shared[2]})"
+        shared, heads, role = ("k, v", "H", Role.KEY) if self.over_q else ("q, do", self.kv_heads, Role.QUERY)
+        heads = heads if self.kernel.grid.sequences is not None else f"B * {heads}"
+        section = f"_heads_per_section({shared}, {heads}, {self._usual_length(role)})"
         if self.kernel.regions.are_short:
-            section = f"min(B * {shared[1]}, {_MANY_HEADS})"
+            section = f"min({heads}, {_MANY_HEADS})"
         return [*sizes, ("SECTION", section)]
 
     @property
@@ -130,8 +135,17 @@ class Parameters:
             options += f", maxnreg={config}.maxnreg"
         return [*(", ".join(value for _, value in line) for line in self.lines), constants, options]
 
+    def _usual_length(self, role: Role) -> str:
+        """Rows of a sequence; of packed ones, their mean."""
+        rows = show(longest(self.module.variant.attention, role))
+        return f"{rows} // B" if self.tensors.packs(role) else rows
+
     @property
     def grid(self) -> str:
+        sequences = self.kernel.grid.sequences
+        if sequences is not None:
+            tile, heads = ("BLOCK_M", "H") if self.over_q else ("BLOCK_N", self.kv_heads)
+            return f"({show(sequences.rows)} // {self.config}.{tile} + B + 1) * {heads}"
         match self.kernel.grid.over:
             case "q":
                 return f"M_padded // {self.config}.BLOCK_M * B * H"
@@ -151,7 +165,8 @@ class Parameters:
             *kernel.step.fetches,
             *kernel.step.masked_fetches,
         )
-        found = set()
+        sequences = kernel.grid.sequences
+        found = set() if sequences is None else {sequences.cu_seqlens}
         for item in statements:
             match item:
                 case Row(tensor=tensor) | Fetch(load=Load(tensor=tensor)):

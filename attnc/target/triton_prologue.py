@@ -41,6 +41,11 @@ class PrologueText:
         dlse = [(name, value.replace(".stride(", ", ").replace("))", ")")) for name, value in dlse]
         return [lse, *([dlse] if self.has_dlse else [])]
 
+    @property
+    def in_rows(self) -> str:
+        """Behind a packed sequence are the rows of the next; else there is room for whole tiles."""
+        return ", mask=q_idx < M" if self.tensors.packs(Role.QUERY) else ""
+
     def offset(self, name: str) -> str:
         """From the first element of lse, or of its gradient, to those of this head."""
         return self.tensors.offset(name, "h")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from attnc.model.tensors import Role, Tensor
+from attnc.expr.show import show
+from attnc.model.tensors import Ragged, Role, Tensor
 from attnc.plan.error_bound import feature
 from attnc.plan.ir import Module
 from attnc.plan.signature import stride_name
@@ -27,8 +28,21 @@ class Tensors:
             **found,
             **{f"d{name}": replace(found[name], name=f"d{name}") for name in ("q", "k", "v", "o", "lse")},
         }
+        self._packed = {
+            role: isinstance(found[name].storage, Ragged)
+            for name, role in (("q", Role.QUERY), ("k", Role.KEY))
+        }
         self.d, self.dv = feature(found["q"]), feature(found["v"])
         self.padded = (self.d, self.dv) != (block(self.d), block(self.dv))
+
+    def packs(self, role: Role) -> bool:
+        """Whether the rows of sequences follow each other: those of q, do, o and lse, or those of k and v."""
+        return self._packed[role]
+
+    @property
+    def packed_queries(self) -> str:
+        """The rows of all packed sequences of queries."""
+        return show(self.by_name["q"].size(Role.QUERY))
 
     def size(self, name: str) -> int:
         return self.d if name in ("q", "k", "dq", "dk") else self.dv
@@ -54,9 +68,11 @@ class Tensors:
         return name.upper(), f"_rows({name}, {axes}, {config}.{tile}, {block(self.size(name))}, tma)"
 
     def offset(self, name: str, head: str) -> str:
-        """From the first element to the rows of one head."""
+        """From the first element to the rows of one head, of the sequence at hand."""
         tensor = self.by_name[name]
-        terms = [("b", Role.BATCH), (head, Role.HEAD)]
+        by_query = name in BY_QUERY or name.endswith("lse")
+        rows, first = (Role.QUERY, "q_first") if by_query else (Role.KEY, "k_first")
+        terms = [(first, rows) if self.packs(rows) else ("b", Role.BATCH), (head, Role.HEAD)]
         return " + ".join(
             f"{index}.to(tl.int64) * {stride_name(tensor, axis)}"
             for index, role in terms

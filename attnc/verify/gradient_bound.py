@@ -186,10 +186,10 @@ class _Errors:
         error = np.where(head.visible, error + lost, 0.0)
         if element is DType.F16:
             error = np.where(np.abs(d_dot) + error > _LARGEST_F16 * abs(bound.scale), np.inf, error)
-        k_size, q_size = np.abs(head.k), np.abs(head.q)
-        dq = rows(attention.q, errors, head.b)[head.first : head.first + m, head.h]
-        dk = rows(attention.k, errors, head.b)[:n, head.h // group]
-        dv = rows(attention.v, errors, head.b)[:n, head.h // group]
+        k_size, q_size, views = np.abs(head.k), np.abs(head.q), {**head.arrays, **errors}
+        dq = rows(attention.q, views, head.b)[head.first : head.first + m, head.h]
+        dk = rows(attention.k, views, head.b)[:n, head.h // group]
+        dv = rows(attention.v, views, head.b)[:n, head.h // group]
         dq += (error + over_keys * np.abs(d_dot)) @ k_size
         dk += (error + over_rows * np.abs(d_dot)).T @ q_size
         p_dtype = DType(forward.p_dtype)
@@ -230,6 +230,9 @@ class _Errors:
 
     def _scatter(self, target: Floats, load: Load, terms: Floats) -> None:
         """Adds terms [M, N] where the load points, except outside its tensor."""
+        if not load.indices:
+            target += terms.sum()
+            return
         indices = [np.broadcast_to(self.head.value(index), self.head.shape) for index in load.indices]
         inside: Array = np.ones(self.head.shape, dtype=np.bool_)
         for index, length in zip(indices, target.shape, strict=True):

@@ -116,7 +116,7 @@ def _values_scale(run: _Run) -> str | None:
     if v.numel() and v.abs().max() > 2.0**14:
         return None
     scaled = run.again({**run.inputs, "v": v * 2})
-    normal = (o == 0) | (o.abs() > 2.0**-12)
+    normal = o.abs() > 2.0**-12
     doubled = torch.where(normal, o * 2, 0.0)
     return _unequal({**run.outputs, "o": doubled}, {**scaled, "o": torch.where(normal, scaled["o"], 0.0)})
 

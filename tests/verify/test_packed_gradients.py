@@ -1,0 +1,163 @@
+"""Gradients of packed sequences: bitwise like each sequence by itself, and within the bound."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.build import plan_program
+from attnc.diagnostics import DiagnosticError
+from attnc.model.resolve import resolve
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from attnc.verify.check import Subject, check
+from attnc.verify.problem import FILLS
+from attnc.verify.properties import violations
+from attnc.verify.strategies import Case
+from attnc.verify.subjects import subject_of
+
+PACKED = "[T, Hkv * G, 16] via ragged(cu_q)", "[S, Hkv, 16] via ragged(cu_k)", "cu_q, cu_k: i32[B + 1]"
+SELF = "[T, Hkv * G, 16] via ragged(cu)", "[T, Hkv, 16] via ragged(cu)", "cu: i32[B + 1]"
+QUERIES = "[T, Hkv * G, 16] via ragged(cu_q)", "[B, N, Hkv, 16]", "cu_q: i32[B + 1]"
+KEYS = "[B, M, Hkv * G, 16]", "[S, Hkv, 16] via ragged(cu_k)", "cu_k: i32[B + 1]"
+DIMS = {"B": 3, "M": 37, "N": 50, "Hkv": 1, "G": 2}
+
+
+@cache
+def subject(
+    storage: tuple[str, str, str] = PACKED,
+    *,
+    grads: str = "q, k, v",
+    extras: str = "",
+    score: str = "dot(q, k) / 4",
+    mask: str = "causal",
+    softmax: str = "softmax",
+    lse: bool = True,
+    backward: str = "",
+    heads: str = "Hkv * G",
+) -> Subject:
+    q, kv, cu = (text.replace("Hkv * G", heads) for text in storage)
+    kv = kv if heads == "Hkv * G" else kv.replace("Hkv", heads)
+    o = q.split(" via")[0]
+    text = f"""attention a {{
+  input q: f16{q}
+  input k, v: f16{kv}
+  input {cu}
+  {extras}
+  score = {score}
+  mask = {mask}
+  normalize = {softmax}
+  output o: f16{o}
+  {"output lse: f32" + o.replace(", 16]", "]") if lse else ""}
+  grad {grads}
+}}
+schedule a for triton {{
+  tile.q = 16, tile.kv = 32
+  backward {{
+    tile.q in {{16, 32}}, tile.kv = 16
+    {backward}
+  }}
+}}
+"""
+    (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
+    return subject_of(module)
+
+
+def case(made: Subject, seed: int, **changes: int) -> Case:
+    from attnc.verify.strategies import free_dims
+
+    sizes = {"H": 2, **DIMS, **changes}
+    return Case(dims={name: sizes[name] for name in free_dims(made.variant.attention)}, seed=seed)
+
+
+@pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_storage(storage: tuple[str, str, str], seed: int) -> None:
+    made = subject(storage)
+    verdict = check(made, case(made, seed), fills=tuple(FILLS))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
+def test_properties(storage: tuple[str, str, str]) -> None:
+    made = subject(storage)
+    assert list(violations(made, case(made, 2))) == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"mask": "true"},
+        {"mask": "window(9, 4)"},
+        {"mask": "chunk(16) or first(3)"},
+        {"lse": False},
+        {"heads": "H"},
+        {"grads": "k, v"},
+        {"grads": "q"},
+        {
+            "softmax": "softmax(sink = sink[h])",
+            "extras": "input sink: f32[Hkv * G]",
+            "grads": "q, k, v, sink",
+        },
+        {
+            "softmax": "softmax(dropout = p, seed = seed)",
+            "extras": "input p: f32[]\n  input seed: i64[]",
+        },
+        {"score": "softcap(dot(q, k) / 4, 2)"},
+        {
+            "score": "dot(q, k) / 4 - slope[h] * abs(q_pos - kv_idx) * 0.1",
+            "extras": "input slope: f32[Hkv * G]",
+            "grads": "q, k, v, slope",
+        },
+        {
+            "score": "dot(q, k) / 4 + rel[h, q_pos - kv_idx + 7] * w",
+            "extras": "input rel: f32[Hkv * G, R]\n  input w: f32[]",
+            "grads": "q, k, v, rel, w",
+        },
+        {"extras": "input kv_len: i32[B]\n  length N = kv_len[b]"},
+        {"extras": "input q_len: i32[B]\n  length M = q_len[b]"},
+    ],
+    ids=lambda spec: ", ".join(f"{value}"[:24] for value in spec.values()),
+)
+def test_every_feature(spec: dict[str, Any]) -> None:
+    made = subject(**spec)
+    for seed in (0, 3):
+        verdict = check(made, case(made, seed, R=15), fills=("nan",))
+        assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
+def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
+    made = subject()
+    verdict = check(made, case(made, 1, **sizes), fills=tuple(FILLS))
+    assert verdict.ok, verdict.message
+
+
+def test_many_sequences() -> None:
+    """More than one round of the search looks at."""
+    made = subject()
+    verdict = check(made, case(made, 3, B=150, M=3, N=5, G=1))
+    assert verdict.ok, verdict.message
+
+
+def test_sums_in_memory_are_refused() -> None:
+    with pytest.raises(DiagnosticError, match="dq of packed sequences is made by a pass of its own"):
+        subject(backward="accumulate.dq = atomic")
+
+
+@pytest.mark.slow
+def test_the_operator_keeps_the_promises_of_torch() -> None:
+    made = subject()
+    make = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(rows, heads, 16, generator=make).half().requires_grad_()
+        for rows, heads in ((9, 2), (12, 1), (12, 1))
+    )
+    cu_q, cu_k = torch.tensor([0, 4, 9]).int(), torch.tensor([0, 10, 12]).int()
+    assert made.module._register()
+    name = next(op for op in dir(torch.ops.attnc) if op.startswith("a_") and not op.endswith("_backward"))
+    torch.library.opcheck(getattr(torch.ops.attnc, name), (q, k, v, cu_q, cu_k))
