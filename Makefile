@@ -32,7 +32,7 @@ test: lint check-generated  ## everything CI checks: lint, types, generated/ up 
 lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy attnc tests examples
+	$(BIN)/mypy --explicit-package-bases attnc tests examples
 
 check-generated: $(INSTALLED)
 	$(BIN)/python -m attnc compile --check
