@@ -5,7 +5,7 @@ ldmatrix and cp.async; `cuda.sm_90a` asks for wgmma and TMA, a family of kernels
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import gcd
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
@@ -15,6 +15,7 @@ from attnc.model.schedule import Choice, Config, Knob, Schedule
 from attnc.model.tensors import DType, Prefix
 from attnc.plan.cuda_layout import CHUNK, MMA, CudaLayout, Swizzle
 from attnc.plan.device import DEVICES
+from attnc.plan.ir_decode import is_decode
 from attnc.plan.resources import Buffer, Estimate, features
 from attnc.source import Span
 
@@ -25,6 +26,8 @@ PORTABLE = tuple(DEVICES)
 _EXCHANGE = 32
 #: acc and s take most registers of a thread; the rest is addresses, statistics and fragments in flight.
 _FREE_REGISTERS = 48
+#: Columns of o that a warp can keep to itself for 16 rows, in 128 registers of a thread.
+_WIDEST = 256
 
 
 def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -55,7 +58,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "pad the last axis",
             )
     knobs = schedule.knobs.get("forward", {})
-    for key in ("loops", "warp_split", "softmax", "persistent", "order"):
+    for key in ("loops", "warp_split", "softmax", "persistent", "order", "pack"):
         if key in knobs and len(knobs[key].choices) > 1:
             yield _unsupported(
                 f"'{key}' shapes the text of a CUDA kernel",
@@ -65,21 +68,26 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             )
     for knob in knobs.values():
         yield from _knob(knob)
+    yield from _wide(variant, knobs)
+
+
+def _wide(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Heads whose values no warp can sum alone."""
+    widest = max(features(tensor) for tensor in (variant.attention.q, variant.attention.v))
+    softmax, split = knobs.get("softmax"), knobs.get("warp_split")
+    unified = softmax and isinstance(softmax.choices[0], Choice) and softmax.choices[0].name == "unified_max"
+    if softmax and unified and split and "kv" in split.choices and widest > _WIDEST:
+        yield _unsupported(
+            f"a unified maximum needs a head dimension of at most {_WIDEST} where warps share the keys",
+            softmax.span,
+            f"it is {widest} here",
+            "write 'softmax = online'",
+        )
 
 
 def _knob(knob: Knob) -> Iterator[Diagnostic]:
     for value in knob.choices:
         match knob.key, value:
-            case "split.kv", _ if value != 1:
-                yield _unsupported("split KV is not lowered to CUDA yet", knob.span, "only 1 is")
-            case "loops", ("kv",):
-                yield _unsupported(
-                    "decoding is not lowered to CUDA yet", knob.span, "use the target 'triton'"
-                )
-            case "pack", "gqa":
-                yield _unsupported(
-                    "packing query heads into tile rows is not lowered to CUDA yet", knob.span, "here"
-                )
             case "tile.d", _:
                 yield _unsupported(
                     "the head dimension stays whole in a CUDA kernel",
@@ -87,9 +95,9 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
                     "cannot be tiled",
                     "remove it",
                 )
-            case "softmax", Choice(name="unified_max" | "two_pass" as name):
+            case "softmax", Choice(name="two_pass"):
                 yield _unsupported(
-                    f"the softmax '{name}' is not lowered to CUDA yet",
+                    "the softmax 'two_pass' is not lowered to CUDA yet",
                     knob.span,
                     "this softmax",
                     "online is",
@@ -101,6 +109,7 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
 
 def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLayout:
     """The layout that all configs of a schedule share."""
+    decodes = is_decode(schedule)
     d, dv = features(variant.attention.q), features(variant.attention.v)
     v = Swizzle(width=_padded(dv))
     split = "kv" if config["warp_split"] == "kv" else "q"
@@ -115,6 +124,7 @@ def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLay
         streamed="q" if config["loops"] == ("kv", "q") else "kv",
         exchange=gcd(_EXCHANGE, v.width) if split == "kv" else 0,
         v_in_k=isinstance(variant.attention.v.storage, Prefix),
+        merge="end" if decodes and max(_padded(d), v.width) <= _WIDEST else "step",
     )
 
 

@@ -52,7 +52,8 @@ class CudaLayout:
     warp has keys of every tile and all query rows, and the partial products are summed through shared
     memory (FlashAttention-1). exchange: columns of o that one such exchange sums. streamed: what the inner
     loop copies, through `stages` buffers: "kv" tiles, or "q" tiles past one that stays. v_in_k: the values
-    are the first columns of the keys, and have no tile of their own."""
+    are the first columns of the keys, and have no tile of their own. merge: when split-K sums: at
+    every step, or once, each warp having its own maximum, sums and copies until then (decoding)."""
 
     arch: str
     element: DType
@@ -64,6 +65,7 @@ class CudaLayout:
     streamed: Literal["q", "kv"]
     exchange: int = 0
     v_in_k: bool = False
+    merge: Literal["step", "end"] = "step"
 
     def threads(self, config: Config) -> int:
         return 32 * integer(config, "warps")
@@ -88,15 +90,24 @@ class CudaLayout:
         if self.v_in_k:
             del buffers["v"]
         if self.warp_split == "kv":
-            buffers["partial"] = warps * tile_q * (self.exchange + PADDING) * 4
-            buffers["statistics"] = (2 * warps + 1) * tile_q * 4
+            partial = warps * tile_q * (self.exchange + PADDING) * 4
+            statistics = (2 * warps + 1) * tile_q * 4
+            if self.merge == "end":  # in the place of the tiles
+                tiles = buffers["k"] + buffers.get("v", 0)
+                statistics = max(0, partial + statistics - tiles)
+            else:
+                buffers["partial"] = partial
+            if statistics:
+                buffers["statistics"] = statistics
         return buffers
 
     def registers(self, config: Config) -> dict[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv, warps = (integer(config, key) for key in ("tile.q", "tile.kv", "warps"))
         threads = 32 * warps
-        columns = self.v.width + (self.exchange * warps if self.warp_split == "kv" else 0)
+        columns = self.v.width
+        if self.warp_split == "kv":
+            columns = columns * warps if self.merge == "end" else columns + self.exchange * warps
         return {"acc": tile_q * columns // threads, "s": tile_q * tile_kv // threads}
 
 

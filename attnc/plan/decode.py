@@ -18,6 +18,8 @@ from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Schedule
+from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
+from attnc.plan.cuda_layout import CudaLayout, integer
 from attnc.plan.error_bound import error_bound
 from attnc.plan.forward import plan_softmax
 from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions
@@ -47,21 +49,16 @@ SPLIT_LO, SPLIT_HI = Ref("split_lo", "int", natural=True), Ref("split_hi", "int"
 MOST_SPLITS = 128
 
 
-def is_decode(schedule: Schedule) -> bool:
-    """Whether a schedule asks for what only the decode kernel does."""
-    knobs = schedule.knobs.get("forward", {})
-    loops, pack, split = (knobs.get(key) for key in ("loops", "pack", "split.kv"))
-    return bool(
-        (loops and ("kv",) in loops.choices)
-        or (pack and "gqa" in pack.choices)
-        or (split and any(choice != 1 for choice in split.choices))
-    )
-
-
 def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
     """The decode kernel of a normalised attention; the schedule is known to be lowerable."""
-    choices = portable(configs(schedule, "forward", variant), variant, schedule)
+    on_cuda = schedule.target.startswith(PREFIX)
+    choices = (
+        cuda_configs(variant, schedule)
+        if on_cuda
+        else portable(configs(schedule, "forward", variant), variant, schedule)
+    )
     default = choices[0]
+    layout = cuda_layout(variant, default, schedule) if on_cuda else None
     pack = _pack(attention) if default["pack"] == "gqa" else None
     if pack is not None:
         attention = _per_row(attention)
@@ -92,8 +89,12 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         softmax=softmax,
         tma=False,
         configs=choices,
-        shared=tuple(shared_memory(config, variant) for config in choices),
-        bound=_bound(error_bound(attention, choices, softmax), _splits(choices), unified),
+        shared=tuple(
+            sum(layout.shared_memory(config).values()) if layout else shared_memory(config, variant)
+            for config in choices
+        ),
+        cuda=layout,
+        bound=_bound(error_bound(attention, choices, softmax), _partial_results(choices, layout), unified),
         rows=places,
         stored=stored(attention),
         pack=pack,
@@ -156,6 +157,12 @@ def _shares(config: Config) -> int:
             return int(LONGEST) // size
         case _:
             return MOST_SPLITS
+
+
+def _partial_results(choices: tuple[Config, ...], layout: CudaLayout | None) -> int:
+    """The most results of parts of a row's keys that are joined: of shares, and of warps within them."""
+    warps = max(integer(config, "warps") for config in choices)
+    return _splits(choices) + (warps if layout is not None and layout.warp_split == "kv" else 0)
 
 
 def _shared(loops: Regions) -> Regions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Expr
+from attnc.model.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +50,14 @@ class UnifiedMax:
     low: float
     high: float
     fallback: bool
+
+
+def is_decode(schedule: Schedule) -> bool:
+    """Whether a schedule asks for what only the decode kernel does."""
+    knobs = schedule.knobs.get("forward", {})
+    loops, pack, split = (knobs.get(key) for key in ("loops", "pack", "split.kv"))
+    return bool(
+        (loops and ("kv",) in loops.choices)
+        or (pack and "gqa" in pack.choices)
+        or (split and any(choice != 1 for choice in split.choices))
+    )

@@ -6,9 +6,10 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.attention import Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.backward import plan_backward
-from attnc.plan.decode import is_decode, plan_decode
+from attnc.plan.decode import plan_decode
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
+from attnc.plan.ir_decode import is_decode
 from attnc.plan.lowerable import check_lowerable, has_backward
 from attnc.plan.signature import arguments, kept, normalise, results
 from attnc.plan.storage import capacity

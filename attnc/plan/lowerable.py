@@ -14,8 +14,8 @@ from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
-from attnc.plan.decode import is_decode
 from attnc.plan.gradients import wanted_loads
+from attnc.plan.ir_decode import is_decode
 from attnc.plan.names import clashes, clashes_as_size, clashes_with_kernel
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import has_rows, is_plain
@@ -42,7 +42,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
             yield _unsupported(
                 "the combine kernel has nothing to configure on Triton", knob.span, "one row per program"
             )
-    if schedule.target == "triton" and is_decode(schedule):
+    if is_decode(schedule):
         yield from _decode(variant, knobs)
     else:
         yield from _no_unified_max(knobs)

@@ -37,8 +37,10 @@ MODULE = frozenset((
 ))  # fmt: skip
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((
-    "acc", "aligned", "Any", "args", "cache", "Config", "config", "CONFIGS", "ctypes", "Gpu", "gpu",
-    "hashlib", "l", "m", "NamedTuple", "os", "out", "Path", "stat", "struct", "tempfile", "torch", "TUNED",
+    "acc", "aligned", "Any", "args", "cache", "Config", "config", "CONFIGS", "ctypes", "fallbacks",
+    "Gpu", "gpu",
+    "hashlib", "l", "m", "NamedTuple", "os", "out", "parts", "Path", "rows", "stat", "struct",
+    "tempfile", "torch", "TUNED",
     "unaligned",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
@@ -53,7 +55,8 @@ CPP = frozenset((
     "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this",
     "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "union", "unsigned", "using",
     "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
-    "blockDim", "blockIdx", "cuda", "gridDim", "nvcuda", "signbit", "size_t", "std", "threadIdx", "warpSize",
+    "blockDim", "blockIdx", "cuda", "gridDim", "nvcuda", "signbit", "size_t", "std", "threadIdx",
+    "warpSize",
     "char2", "dim3", "double2", "float2", "float4", "int2", "int4", "short2", "uchar4", "uint", "uint4",
     "abs", "acos", "asin", "atan", "ceil", "clock", "cos", "cosh", "erf", "exp", "exp10", "exp2", "expf",
     "fabs", "fabsf", "fdim", "floor", "fma", "fmaf", "fmax", "fmaxf", "fmin", "fminf", "fmod", "free",
@@ -66,7 +69,8 @@ CPP = frozenset((
 #: Functions, constants, parameters and variables of a `.cu` file, besides those that Triton kernels have too.
 CUDA_KERNEL = frozenset((
     "a", "A", "address", "after", "after_qk", "after_v", "ALIGNED", "alphas", "any_lane", "Args", "args",
-    "at", "at_qk", "at_v", "AT_ONCE", "ATTNC_SHIM", "b0", "b1", "before", "bf16", "bits", "branch", "c", "c0",
+    "at", "at_qk", "at_v", "AT_ONCE", "ATTNC_SHIM", "b0", "b1", "before", "bf16", "bits", "branch", "c",
+    "c0",
     "c1", "c2", "c3", "Chunk", "chunk", "chunks", "CHUNKS", "column", "COLUMNS", "commit_copies",
     "condition", "copy_async", "copy_chunk", "copy_k", "copy_q", "copy_qk_rows", "copy_rows", "copy_v",
     "copy_v_rows", "COUNT", "D_TILE", "DV_TILE", "e", "element", "EXCHANGE", "exp2_", "f16", "factors",
@@ -80,7 +84,10 @@ CUDA_KERNEL = frozenset((
     "THREADS", "to", "to_float", "u32", "upper_bound", "v_at", "v_first", "v_next", "v_tile", "v_tiles",
     "find_sequence", "cu_seqlens", "keys", "number", "outputs", "PAGE", "page_stride", "Pages", "Place",
     "q_end", "queries", "Rows", "sequence", "table", "table_stride", "values",
-    "Value", "value", "w", "wait_copies", "warp", "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
+    "Value", "value",
+    "any_thread", "atomicAdd", "group", "head_stride", "Heads", "HIGH", "lost", "LOW", "lse_parts", "m_all",
+    "o_parts", "PHI", "SHARE", "SHARERS", "SPLITS", "thread", "top", "wrong", "w", "wait_copies", "warp",
+    "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
 ))  # fmt: skip
 _KERNELS = ("forward", "backward", "combine", "preprocess")
 

@@ -76,7 +76,7 @@ def traffic(kernel: Kernel, layout: CudaLayout, config: Config, tiles: Picture) 
     factor_q, factor_kv = (1, warps) if layout.warp_split == "q" else (warps, 1)
     fragments = factor_q * q_bytes + factor_kv * (k_bytes + v_bytes)
     exchange_read, exchange_written = _exchange(kernel, layout, config)
-    if kernel.structure == "forward_q_kv":
+    if kernel.structure != "forward_kv_q":
         copied = q_tiles * q_bytes + steps * (k_bytes + v_bytes)
         o_tile = q_tiles * tile_q * v * size
         return Traffic(
@@ -106,7 +106,7 @@ def device_memory(
     size = layout.element.bytes
     q, kv = tiles.queries * layout.d * size, tiles.keys * (layout.d + layout.dv) * size
     results = tiles.queries * (layout.dv * size + _F32)
-    if kernel.structure == "forward_q_kv":
+    if kernel.structure != "forward_kv_q":
         return DeviceMemory(read=heads * (q + kv), written=heads * results, spills=False)
     state = tiles.queries * (layout.dv + 2) * _F32
     blocks = device.shared_per_sm // (sum(layout.shared_memory(config).values()) + _RESERVED)
@@ -120,7 +120,7 @@ def device_memory(
 
 def _exchange(kernel: Kernel, layout: CudaLayout, config: Config) -> tuple[int, int]:
     """Bytes of shared memory read and written in a step to sum what the warps of split-K have found."""
-    if layout.warp_split != "kv":
+    if layout.warp_split != "kv" or layout.merge == "end":  # at the end it is little beside the tiles
         return 0, 0
     tile_q, warps, v = integer(config, "tile.q"), integer(config, "warps"), layout.v.width
     row = tile_q * _F32

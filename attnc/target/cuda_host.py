@@ -40,6 +40,8 @@ class CudaHostText:
         self.call = CudaCall(module, kernel, KernelText(module, kernel))
         self.function = module.variant.attention.name
         self.kernel = kernel.name
+        self.is_split = False
+        self.sections = kernel.grid.over == "q"
 
     @property
     def _pointers(self) -> list[str]:
@@ -52,7 +54,7 @@ class CudaHostText:
         strides = sum(len(self._text.strides(arg)) for arg in self._text.arguments)
         sizes = len(self._text.size_names)
         padding = "4x" if sizes % 2 else ""
-        return f"={len(self._pointers)}Q{strides}q{sizes}i{padding}"
+        return f"={sum(map(len, self._pointer_lines))}Q{strides}q{sizes}i{padding}"
 
     @property
     def workspace(self) -> Iterator[str]:
@@ -103,16 +105,27 @@ class CudaHostText:
     @property
     def arguments(self) -> Iterator[str]:
         """Values of the packed struct, line by line like its fields."""
-        for names in batched(self._pointers, 5):
-            yield ", ".join(f"{name}.data_ptr()" for name in names)
+        for names in self._pointer_lines:
+            yield ", ".join(map(self._pointer, names))
         for arg in self._text.arguments:
             if names := self._text.strides(arg):
                 yield ", ".join(names)
+        yield ", ".join(self._size_values)
+
+    @property
+    def _pointer_lines(self) -> list[Sequence[str]]:
+        return list(batched(self._pointers, 5))
+
+    def _pointer(self, name: str) -> str:
+        return f"{name}.data_ptr()"
+
+    @property
+    def _size_values(self) -> list[str]:
         row = (self._text.layout.d + self._text.layout.dv) * self._text.layout.element.bytes
         sequences, longest = self._kernel.grid.sequences, self.call.longest
         length = "N" if longest == "N" else f"{longest} // B"
         section = f"_heads_per_section(gpu, {'B * H' if sequences is None else 'H'}, {length} * {row})"
-        yield ", ".join(section if name == "SECTION" else name for name in self._text.size_names)
+        return [section if name == "SECTION" else name for name in self._text.size_names]
 
     @property
     def blocks(self) -> str:

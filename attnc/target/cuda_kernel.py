@@ -10,13 +10,13 @@ from attnc.expr.nodes import Const, Dim, Expr, Index, walk
 from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
 from attnc.model.tensors import DType, Role
-from attnc.plan.cuda_layout import CudaLayout, Swizzle
+from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
 from attnc.target.cuda import STORED, at_row, load, scalar, statement, value_type
-from attnc.target.cuda_places import PlaceText
+from attnc.target.cuda_tiles import TileText
 
 
-class CudaText(PlaceText):
+class CudaText(TileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
@@ -26,9 +26,9 @@ class CudaText(PlaceText):
         self.element = STORED[layout.element]
         self.ptx = self.element
         self.split = layout.warp_split
-        self.padded = (layout.d, layout.dv) != (layout.qk.width, layout.v.width)
         self.has_lse = attention.lse is not None
         self.scalar, self.expression = scalar, at_row
+        self.finds_top = kernel.unified is not None and kernel.unified.fallback
         self._score_text = _Uses(self)
 
     # -- types and arguments -------------------------------------------------------------------------------
@@ -52,11 +52,17 @@ class CudaText(PlaceText):
             yield f"{const}{STORED[self.dtypes[arg.tensor.name]]}* {arg.tensor.name}_ptr;"
         if self.kernel.grid.over == "head":
             yield "float *acc_ptr, *l_ptr, *m_ptr;"
+        yield from self.more_pointers
         for arg in self.arguments:
             names = ", ".join(self.strides(arg))
             if names:
                 yield f"long long {names};"
         yield f"int {', '.join(self.size_names)};"
+
+    @property
+    def more_pointers(self) -> list[str]:
+        """Fields for what the callable allocates, one pointer each."""
+        return []
 
     @property
     def arguments(self) -> list[Arg]:
@@ -89,93 +95,6 @@ class CudaText(PlaceText):
         ):
             if names:
                 yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
-
-    # -- tiles in shared memory ----------------------------------------------------------------------------
-
-    @property
-    def same_tiles(self) -> bool:
-        return (self.layout.d, self.layout.qk) == (self.layout.dv, self.layout.v)
-
-    @property
-    def d_tile(self) -> str:
-        return "D_TILE" if self.padded else "D"
-
-    @property
-    def dv_tile(self) -> str:
-        return "DV_TILE" if self.padded else "DV"
-
-    @property
-    def widest(self) -> str:
-        return self.d_tile if self.layout.qk.width >= self.layout.v.width else self.dv_tile
-
-    @property
-    def swizzles(self) -> list[tuple[str, Swizzle, str, str]]:
-        if self.same_tiles:
-            return [("", self.layout.qk, self.d_tile, "q, k, v and o")]
-        return [
-            ("_qk", self.layout.qk, self.d_tile, "q and k"),
-            ("_v", self.layout.v, self.dv_tile, "v and o"),
-        ]
-
-    def permutation(self, swizzle: Swizzle) -> str:
-        mask = swizzle.period - 1
-        return f"(row & {mask})" if swizzle.span == 1 else f"(row / {swizzle.span} & {mask})"
-
-    @property
-    def at_qk(self) -> str:
-        return "at" if self.same_tiles else "at_qk"
-
-    @property
-    def at_v(self) -> str:
-        return "at" if self.same_tiles else "at_v"
-
-    @property
-    def after_qk(self) -> str:
-        return "after" if self.same_tiles else "after_qk"
-
-    @property
-    def after_v(self) -> str:
-        return "after" if self.same_tiles else "after_v"
-
-    @property
-    def tiles(self) -> list[tuple[str, str, str, str, str]]:
-        """(function, offset function, columns, columns of the tile, what) of each copy function."""
-        if self.same_tiles:
-            return [("copy_rows", "at", "D", self.d_tile, "q, k or v")]
-        v = [] if self.v_in_k else [("copy_v_rows", "at_v", "DV", self.dv_tile, "v")]
-        return [("copy_qk_rows", "at_qk", "D", self.d_tile, "q or k"), *v]
-
-    @property
-    def after_tiles(self) -> str:
-        """What follows the tiles in shared memory."""
-        if self.v_in_k:
-            return f"k_tiles + STAGES * BLOCK_N * {self.d_tile}"
-        return f"v_tiles + {'STAGES * ' if self.kernel.grid.over == 'q' else ''}BLOCK_N * {self.dv_tile}"
-
-    @property
-    def at_value(self) -> str:
-        """Where a chunk of a value lies in its tile."""
-        return self.at_qk if self.v_in_k else self.at_v
-
-    @property
-    def after_value(self) -> str:
-        return self.after_qk if self.v_in_k else self.after_v
-
-    @property
-    def value_tile(self) -> str:
-        return self.d_tile if self.v_in_k else self.dv_tile
-
-    @property
-    def copy_q(self) -> str:
-        return "rows" if self.same_tiles else "qk_rows"
-
-    @property
-    def copy_k(self) -> str:
-        return self.copy_q
-
-    @property
-    def copy_v(self) -> str:
-        return "rows" if self.same_tiles else "v_rows"
 
     # -- rows of a thread ----------------------------------------------------------------------------------
 
@@ -217,7 +136,25 @@ class CudaText(PlaceText):
     @property
     def row_values(self) -> str:
         names = ["q_idx[ROWS]"] if self.needs_q_idx else []
+        names += ["h[ROWS]"] if self.rows_have_heads else []
         return ", ".join([*names, *(["q_pos[ROWS]"] if self.uses_q_pos else [])])
+
+    @property
+    def q_idx(self) -> str:
+        """Of row r."""
+        return f"q_lo + {self.row}"
+
+    @property
+    def rows_have_heads(self) -> bool:
+        """Whether h is a value of each row."""
+        return False
+
+    @property
+    def first_m(self) -> str:
+        """The maximum of row r before it has seen a key, where there is a sink."""
+        sink = self.kernel.softmax.sink
+        assert sink is not None
+        return at_row(sink)
 
     @property
     def row_fetches(self) -> tuple[Fetch, ...]:
@@ -305,6 +242,16 @@ class CudaText(PlaceText):
     @property
     def hi(self) -> str:
         return scalar(self.kernel.regions.loops[-1].stop)
+
+    @property
+    def end(self) -> str:
+        """The variable where the loop ends."""
+        return "hi"
+
+    @property
+    def share(self) -> list[str]:
+        """Statements that cut a share from the keys."""
+        return []
 
     @property
     def masked(self) -> str:

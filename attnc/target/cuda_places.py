@@ -26,10 +26,36 @@ class PlaceText:
         self.h_kv = scalar(kernel.kv_head)
         self.v_in_k = layout.v_in_k
 
+    # -- who copies tiles ----------------------------------------------------------------------------------
+
+    @property
+    def own_copies(self) -> bool:
+        """Whether a warp copies the keys that it reads itself."""
+        return self.layout.warp_split == "kv" and self.layout.merge == "end"
+
     @property
     def barrier(self) -> str:
         """What the threads that share tiles wait at."""
-        return "__syncthreads()"
+        return "__syncwarp()" if self.own_copies else "__syncthreads()"
+
+    @property
+    def copied(self) -> str:
+        """Keys that they copy at once, and how many they are, where they are not the whole block."""
+        return "WARP_N, 32" if self.own_copies else "BLOCK_N"
+
+    @property
+    def copy_from(self) -> str:
+        return " + warp * WARP_N" if self.own_copies else ""
+
+    def buffer(self, tiles: str, columns: str) -> str:
+        """Where they copy to."""
+        row = "(stage * BLOCK_N + warp * WARP_N)" if self.own_copies else "stage * BLOCK_N"
+        return f"{tiles} + {row} * {columns}"
+
+    @property
+    def group(self) -> str:
+        """Heads that share keys and fill the rows of a tile together; empty where they do not."""
+        return ""
 
     def rows(self, name: str) -> Rows:
         return self.kernel.rows.get(name, Rows(tensor=name))

@@ -15,6 +15,8 @@ from attnc import __version__
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.resources import resource
+from attnc.target.cuda_decode import CudaDecodeText
+from attnc.target.cuda_decode_host import CudaDecodeHost
 from attnc.target.cuda_host import CudaHostText
 from attnc.target.cuda_kernel import CudaText
 from attnc.target.layout import tidy
@@ -41,7 +43,8 @@ def render_cuda(
     (kernel,) = module.kernels
     if kernel.cuda is None:
         raise ValueError(f"{kernel.name} has no layout for {module.target}")
-    text = CudaText(module, kernel, kernel.cuda)
+    decodes = kernel.structure == "decode"
+    text = (CudaDecodeText if decodes else CudaText)(module, kernel, kernel.cuda)
     page = _header(module, path, sha256)
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
     environment = _environment()
@@ -51,15 +54,35 @@ def render_cuda(
     )
     source = _tidy(source)
     page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
+    call = (
+        CudaDecodeHost(module, kernel, text)
+        if isinstance(text, CudaDecodeText)
+        else CudaHostText(module, kernel, text)
+    )
     host = environment.get_template("cuda/host.py.jinja").render(
         common,
-        host=CudaHostText(module, kernel, text),
+        host=call,
+        splits=_splits(call),
         tuning={
             "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
             "table": tuned_table(tuned.get("forward", {})),
         },
     )
     return CudaFiles(source=source, host=tidy(host))
+
+
+def _splits(call: CudaHostText) -> str:
+    """The function that counts shares, which is that of Triton modules."""
+    if not call.is_split:
+        return ""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(resource("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # the output is Python, and only printers put text into it
+    )
+    return environment.get_template("triton/_splits.py.jinja").render(host=call.call)
 
 
 @cache
@@ -81,11 +104,10 @@ def _environment() -> jinja2.Environment:
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
     attention, kernel = module.variant.attention, module.kernels[0]
     point = ", ".join(f"{name} = {value}" for name, value in module.variant.params.items())
-    order = "FlashAttention-2" if kernel.structure == "forward_q_kv" else "FlashAttention-1"
     split = "split-K" if kernel.cuda is not None and kernel.cuda.warp_split == "kv" else "split-Q"
     return {
         "title": f"{attention.name}{f' ({point})' if point else ''} for {module.target} and newer: "
-        f"forward, {order} loop order, {split} between warps.",
+        f"{_ORDERS[kernel.structure]}, {split} between warps.",
         "signature": [f"{t.name}: {signature(t)}" for t in (*attention.inputs, *attention.outputs)],
         "mathematics": list(mathematics(attention)),
         "version": __version__,
@@ -95,6 +117,13 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
         "module": f"{module.variant.name}.py",
         "source": f"{module.variant.name}.cu",
     }
+
+
+_ORDERS = {
+    "forward_q_kv": "forward, FlashAttention-2 loop order",
+    "forward_kv_q": "forward, FlashAttention-1 loop order",
+    "decode": "decode, Flash-Decoding",
+}
 
 
 def _numbers(kernel: Kernel, text: CudaText, body: str) -> list[tuple[str, str, str]]:

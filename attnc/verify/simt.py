@@ -21,14 +21,16 @@ from attnc.resources import resource
 from attnc.runtime.cache import cache_folder
 
 _KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+\)\s+(\w+)\(')
-_ENTRY = """
+_ARGUMENTS = """
 static const Args* simt_args;
-static void simt_kernel() { %(kernel)s(*simt_args); }
+"""
+_ENTRY = """
+static void simt_kernel_%(kernel)s() { %(kernel)s(*simt_args); }
 extern "C" __attribute__((visibility("default")))
-const char* simt_run(const Args* args, int blocks, int threads, int bytes, unsigned long long seed)
+const char* simt_run_%(kernel)s(const Args* args, int blocks, int threads, int bytes, unsigned long long seed)
 {
     simt_args = args;
-    return simt::launch(simt_kernel, blocks, threads, bytes, seed);
+    return simt::launch(simt_kernel_%(kernel)s, blocks, threads, bytes, seed);
 }
 """
 
@@ -45,12 +47,23 @@ def available() -> bool:
 
 
 def launch(
-    source: str, defines: Mapping[str, int], args: bytes, *, blocks: int, threads: int, shared: int, seed: int
+    source: str,
+    defines: Mapping[str, int],
+    args: bytes,
+    *,
+    blocks: int,
+    threads: int,
+    shared: int,
+    seed: int,
+    kernel: str = "",
 ) -> None:
-    """Runs a kernel over packed arguments, which point into CPU memory. Raises SimtFault."""
-    problem = _compiled(source, tuple(sorted(defines.items()))).simt_run(
-        args, blocks, threads, shared, ctypes.c_uint64(seed)
-    )
+    """Runs a kernel (by default the first) over packed arguments, which point into CPU memory. Raises
+    SimtFault.
+    """
+    library = _compiled(source, tuple(sorted(defines.items())))
+    run = getattr(library, f"simt_run_{kernel or _KERNEL.findall(source)[0]}")
+    run.restype = ctypes.c_char_p
+    problem = run(args, blocks, threads, shared, ctypes.c_uint64(seed))
     if problem:
         raise SimtFault(problem.decode())
 
@@ -61,7 +74,9 @@ def attach(module: ModuleType) -> None:
     text = host._source()
     seeds = count()
 
-    def launch_here(config: Any, aligned: bool, gpu: Any, blocks: int, args: bytes) -> None:
+    def launch_here(
+        config: Any, aligned: bool, gpu: Any, blocks: int, args: bytes, kernel: str = host._FORWARD
+    ) -> None:
         defines = {name: getattr(config, name) for name in ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")}
         launch(
             text,
@@ -71,6 +86,7 @@ def attach(module: ModuleType) -> None:
             threads=32 * config.WARPS,
             shared=config.shared,
             seed=next(seeds),
+            kernel=kernel,
         )
 
     host._launch = launch_here
@@ -80,18 +96,16 @@ def attach(module: ModuleType) -> None:
 def _compiled(source: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     """The shared library of a kernel, from the cache when it has been compiled before."""
     header = resource("templates", "cuda", "simt.h")
-    found = _KERNEL.search(source)
-    if found is None:
+    found = _KERNEL.findall(source)
+    if not found:
         raise ValueError("the source has no kernel")
-    text = source + _ENTRY % {"kernel": found[1]}
+    text = "".join([source, _ARGUMENTS, *(_ENTRY % {"kernel": name} for name in found)])
     flags = [f"-D{name}={value}" for name, value in defines]
     content = "\0".join([text, header.read_text(encoding="utf-8"), *flags])
     library = cache_folder() / f"{hashlib.sha256(content.encode()).hexdigest()}.so"
     if not library.is_file():
         _build(text, header.parent, flags, library)
-    loaded = ctypes.CDLL(str(library))
-    loaded.simt_run.restype = ctypes.c_char_p
-    return loaded
+    return ctypes.CDLL(str(library))
 
 
 def _build(text: str, include: Path, flags: list[str], library: Path) -> None:

@@ -49,6 +49,7 @@ static char* stacks;
 static void (*body)();
 static jmp_buf scheduler;
 static int current;
+static unsigned threads_of_block;
 static uint64_t random_state;
 static jmp_buf escape;
 static char message[256];
@@ -147,6 +148,7 @@ static void make_until(Fiber& fiber, int end)
 // Runs a block: warps in random order, each to the next barrier, until all have ended.
 static void run_block(int threads, uint64_t seed)
 {
+    threads_of_block = threads;
     random_state = seed * 0x9E3779B97F4A7C15ull + blockIdx.x * 0xBF58476D1CE4E5B9ull + 1;
     memset((void*)shared, 0xff, sizeof shared);
     for (int i = 0; i < threads; ++i) {
@@ -327,6 +329,25 @@ static inline bool any_lane(bool x)
     for (int lane = 0; lane < simt::WARP; ++lane)
         any |= all[lane].flag;
     return any;
+}
+
+static inline bool any_thread(bool x)
+{
+    static bool flags[simt::MOST];
+    flags[simt::current] = x;
+    simt::meet(simt::At::barrier, __LINE__);
+    bool any = false;
+    for (unsigned i = 0; i < simt::threads_of_block; ++i)
+        any |= flags[i];
+    simt::meet(simt::At::barrier, __LINE__);
+    return any;
+}
+
+static inline int atomicAdd(int* place, int x)
+{
+    const int before = *place;
+    *place = before + x;
+    return before;
 }
 
 static inline void copy_async(void* to, const void* from, bool inside)

@@ -118,8 +118,11 @@ def test_configs_that_cannot_run_are_dropped() -> None:
         ("tile.q = 64", {"dtype": "f32"}, "f32 inputs are not lowered to CUDA yet"),
         ("tile.q = 64", {"target": "cuda.sm_90a"}, "'cuda.sm_90a' has no kernels yet"),
         ("warp_split in {q, kv}", {}, "'warp_split' shapes the text of a CUDA kernel"),
-        ("split.kv = 4", {}, "split KV is not lowered to CUDA yet"),
-        ("pack = gqa", {}, "packing query heads"),
+        (
+            "loops = [kv], warp_split = kv, softmax = unified_max(phi = 0, bounds = [-60, 60])",
+            {"d": 512},
+            "a unified maximum needs a head dimension of at most 256",
+        ),
         ("tile.d = 32", {}, "the head dimension stays whole"),
         ("softmax = two_pass", {}, "'two_pass' is not lowered to CUDA yet"),
         ("loops = [kv, q], softmax = online", {}, "needs softmax = online(rescale = every_step)"),

@@ -40,6 +40,14 @@ CUDA_SPECS = {
     },
     "split": {"mask": "causal", "schedule": "  warp_split = kv\n  persistent = true"},
     "lazy": {"mask": "window(64, 0)", "schedule": "  softmax = online(rescale = lazy(8))"},
+    "decode": {
+        "schedule": "  loops = [kv], tile.q = 16, tile.kv = 64, warp_split = kv, split.kv = auto\n"
+        "  softmax = unified_max(phi = 0, bounds = [-60, 60])"
+    },
+    "wide": {
+        "d": 512,
+        "schedule": "  loops = [kv], tile.q = 16, stages = 1, warp_split = kv, split.kv = 4",
+    },
 }
 
 

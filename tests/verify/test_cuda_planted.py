@@ -15,7 +15,7 @@ from attnc.verify.simt import available
 
 SPECS = Path(__file__).parents[2] / "specs"
 #: Attentions that are not in a file of their name.
-FILES = dict.fromkeys(("fa1_split_k", "fa1_split_q", "fa2_split_k"), "warp_split")
+FILES = dict.fromkeys(("fa1_split_k", "fa1_split_q", "fa2_split_k"), "warp_split") | {"decode_sink": "decode"}
 
 pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 

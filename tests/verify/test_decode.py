@@ -7,15 +7,27 @@ import torch
 
 from attnc.verify.check import Subject, check
 from attnc.verify.problem import FILLS
+from attnc.verify.simt import available
 from attnc.verify.strategies import Case, transposed
 from tests.verify.test_storage import paged, subject
 
 MASKS = ("true", "causal", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx", "kv_idx % 3 != 1 and causal")
 DIMS = {"B": 2, "M": 3, "N": 150, "Hkv": 2, "G": 3}
+TARGET = "triton"
+
+
+@pytest.fixture(autouse=True, params=["triton", pytest.param("cuda.sm_80", marks=pytest.mark.slow)])
+def every_target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test of this file, for each target."""
+    if request.param != "triton" and not available():
+        pytest.skip("g++ compiles CUDA kernels for the CPU")
+    monkeypatch.setattr(f"{__name__}.TARGET", request.param)
 
 
 def schedule(splits: str, *, pack: str = "gqa", kv: int = 16, softmax: str = "online") -> str:
-    return f"""schedule a for triton {{
+    if TARGET != "triton":
+        pack, kv = f"{pack}, warp_split = kv", 4 * kv  # each warp has keys of its own
+    return f"""schedule a for {TARGET} {{
   loops = [kv], pack = {pack}, tile.q = 16, tile.kv = {kv}, warps = 4, stages = 2
   split.kv = {splits}, softmax = {softmax}
 }}"""
@@ -26,7 +38,7 @@ def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("splits", ["1", "5", "auto", "fixed(32)"])
+@pytest.mark.parametrize("splits", ["1", "5", "auto", "fixed(64)"])
 def test_every_mask_and_split(mask: str, splits: str) -> None:
     made = decode(splits, mask)
     for dims in ({}, {"M": 1}, {"M": 9, "G": 2}, {"N": 1}):
@@ -138,7 +150,7 @@ def test_bits_do_not_depend_on_the_batch() -> None:
 def test_bits_of_shares_of_a_fixed_size_depend_on_the_sequence_alone() -> None:
     """Neither on what is beside it nor on how much room the cache has."""
     torch.manual_seed(0)
-    made = decode("fixed(32)").module
+    made = decode("fixed(64)").module
     q, pool = torch.randn(3, 1, 4, 16).half(), torch.randn(2, 40, 16, 2, 16).half()
     table = torch.randperm(40)[:30].reshape(3, 10).to(torch.int32)
     length = torch.tensor([150, 3, 77], dtype=torch.int32)
@@ -153,6 +165,8 @@ def test_bits_of_shares_of_a_fixed_size_depend_on_the_sequence_alone() -> None:
 
 
 def test_a_prepared_call_serves_other_values_and_only_alike_arguments() -> None:
+    if TARGET != "triton":
+        pytest.skip("a CUDA module checks its arguments at every call")
     torch.manual_seed(0)
     made = decode("2").module
     q, pool = torch.randn(1, 1, 4, 16).half(), torch.randn(2, 8, 16, 2, 16).half()

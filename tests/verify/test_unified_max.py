@@ -18,10 +18,20 @@ from attnc.syntax.prelude import prelude
 from attnc.verify.check import Subject, check
 from attnc.verify.data import LOGITS
 from attnc.verify.problem import FILLS
+from attnc.verify.simt import available
 from attnc.verify.strategies import Case
 from attnc.verify.subjects import subject_of
 
 DIMS = {"B": 2, "M": 2, "N": 90, "Hkv": 2, "G": 3}
+TARGET = "triton"
+
+
+@pytest.fixture(autouse=True, params=["triton", pytest.param("cuda.sm_80", marks=pytest.mark.slow)])
+def every_target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test of this file, for each target."""
+    if request.param != "triton" and not available():
+        pytest.skip("g++ compiles CUDA kernels for the CPU")
+    monkeypatch.setattr(f"{__name__}.TARGET", request.param)
 
 
 def subject(
@@ -32,6 +42,7 @@ def subject(
     splits: str = "3",
     sink: bool = False,
 ) -> Subject:
+    tiles = "tile.kv = 16" if TARGET == "triton" else "tile.kv = 32, warps = 2, warp_split = kv"
     text = f"""attention a {{
   input q: bf16[B, M, Hkv * G, 16]
   input k, v: bf16[B, N, Hkv, 16]
@@ -42,8 +53,8 @@ def subject(
   output o: bf16[B, M, Hkv * G, 16]
   output lse: f32[B, Hkv * G, M]
 }}
-schedule a for triton {{
-  loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16, warps = 4, stages = 2, split.kv = {splits}
+schedule a for {TARGET} {{
+  loops = [kv], pack = gqa, tile.q = 16, {tiles}, stages = 2, split.kv = {splits}
   softmax = unified_max(phi = {phi}, bounds = {bounds}, fallback = online)
 }}
 """

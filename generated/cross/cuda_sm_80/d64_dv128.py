@@ -53,6 +53,7 @@ CONFIGS = (
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 #: struct Args of the kernel.
 _ARGS = struct.Struct("=5Q15q5i4x")
+_FORWARD = "cross_forward"
 
 
 def cross(
@@ -206,12 +207,12 @@ def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
-def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes) -> None:
+def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
     """Starts the kernel on torch's current stream of the device."""
     if torch.cuda.current_device() != gpu.index:
         with torch.cuda.device(gpu.index):
-            return _launch(config, aligned, gpu, blocks, args)
-    function, launch, use_device = _kernel(config, aligned, gpu)
+            return _launch(config, aligned, gpu, blocks, args, name)
+    function, launch, use_device = _kernel(config, aligned, gpu, name)
     use_device(gpu.index)  # gives a thread that has none the device's context
     # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
     stream = torch._C._cuda_getCurrentRawStream(gpu.index)
@@ -227,13 +228,13 @@ _Pointers = ctypes.c_char_p * 1
 
 
 @cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu) -> tuple[Any, Any, Any]:
+def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
     """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
     from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch)
-    kernel = cupy.RawModule(path=str(path)).get_function("cross_forward")
+    kernel = cupy.RawModule(path=str(path)).get_function(name)
     kernel.max_dynamic_shared_size_bytes = config.shared
     return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
 

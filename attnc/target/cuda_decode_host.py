@@ -1,0 +1,82 @@
+"""The Python module beside a CUDA decode kernel: a launch over tiles and shares, and one that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attnc.model.tensors import Tensor
+from attnc.plan.ir import Kernel, Module
+from attnc.target.cuda_decode import CudaDecodeText
+from attnc.target.cuda_host import CudaCall, CudaHostText
+from attnc.target.triton_decode import DecodeText
+from attnc.target.triton_decode_host import DecodeHost
+
+
+class CudaDecodeCall(CudaCall, DecodeHost):
+    """The callable's text."""
+
+    def _empty(self, tensor: Tensor, shape: str) -> str:
+        return CudaCall._empty(self, tensor, shape)
+
+
+class CudaDecodeHost(CudaHostText):
+    """Attribute by attribute what `templates/cuda/host.py.jinja` prints for decoding."""
+
+    _text: CudaDecodeText
+
+    def __init__(self, module: Module, kernel: Kernel, text: CudaDecodeText) -> None:
+        super().__init__(module, kernel, text)
+        self.call = CudaDecodeCall(module, kernel, DecodeText(module, kernel))
+        self.is_split = text.is_split
+        self.sections = False
+        self.has_fixed_shares = text.has_fixed_shares
+        self.combine = text.combine_name
+
+    @property
+    def _tiles(self) -> str:
+        text = self._text
+        heads = {"1": ""}.get(text.kv_heads, f" * {text.kv_heads}") if text.group else " * H"
+        return f"-(-{text.all_rows('M')} // config.BLOCK_M) * B{heads}"
+
+    @property
+    def workspace(self) -> Iterator[str]:
+        if not self.is_split:
+            return
+        layout, longest = self._text.layout, self.call.longest
+        dv, width = layout.dv, layout.d + (0 if layout.v_in_k else layout.dv)
+        yield f"tiles = {self._tiles}"
+        yield f"key_tiles = -(-{longest} // config.BLOCK_N)"
+        sizes = f"config.BLOCK_N * {width * layout.element.bytes}, B * H * M * {4 * (dv + 1)}, config.shared"
+        auto = f"_splits(tiles, key_tiles, {sizes}, q.device)"
+        if self._text.has_fixed_shares:
+            yield f"fixed = -(-{longest} // config.share) if config.share else 0"
+            yield f"splits = config.splits or fixed or {auto}"
+        else:
+            yield f"splits = config.splits or {auto}"
+        yield "rows = B * H * M * splits if splits > 1 else 0"
+        yield f"parts = q.new_empty(rows * {dv + 1}, dtype=torch.float32)  # of o, and behind them of lse"
+
+    @property
+    def _pointer_lines(self) -> list[Sequence[str]]:
+        more = [["o_parts", "lse_parts"]] if self.is_split else []
+        return [*super()._pointer_lines, *more, *([["fallbacks"]] if self.call.counts_fallbacks else [])]
+
+    def _pointer(self, name: str) -> str:
+        match name:
+            case "o_parts":
+                return "parts.data_ptr()"
+            case "lse_parts":
+                return f"parts.data_ptr() + 4 * rows * {self._text.layout.dv}"
+            case "fallbacks":
+                return "0 if fallbacks is None else fallbacks.data_ptr()"
+            case _:
+                return super()._pointer(name)
+
+    @property
+    def _size_values(self) -> list[str]:
+        named = {"SPLITS": "splits", "SHARE": "config.share"}
+        return [named.get(name, name) for name in self._text.size_names]
+
+    @property
+    def blocks(self) -> str:
+        return "tiles * splits" if self.is_split else self._tiles

@@ -1,0 +1,20 @@
+"""decode for cuda.sm_80: calls the module made for D.
+
+Made from specs/decode.attn; `attnc compile specs/decode.attn` makes it again.
+"""
+
+from .d128 import decode as d128
+from .d64 import decode as d64
+
+VARIANTS = {
+    (128,): d128,
+    (64,): d64,
+}
+
+
+def decode(q, k, v, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"decode was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, kv_len, **options)

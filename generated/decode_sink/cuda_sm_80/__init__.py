@@ -1,0 +1,18 @@
+"""decode_sink for cuda.sm_80: calls the module made for D.
+
+Made from specs/decode.attn; `attnc compile specs/decode.attn` makes it again.
+"""
+
+from .d64 import decode_sink as d64
+
+VARIANTS = {
+    (64,): d64,
+}
+
+
+def decode_sink(q, k, v, sink, block_table, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"decode_sink was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, sink, block_table, kv_len, **options)

@@ -1,0 +1,18 @@
+"""mla_decode for cuda.sm_80: calls the module made for D, Dv.
+
+Made from specs/mla_decode.attn; `attnc compile specs/mla_decode.attn` makes it again.
+"""
+
+from .d576_dv512 import mla_decode as d576_dv512
+
+VARIANTS = {
+    (576, 512): d576_dv512,
+}
+
+
+def mla_decode(q, k, block_table, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3], v.shape[3])
+    if key not in VARIANTS:
+        raise ValueError(f"mla_decode was not compiled for (D, Dv) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, block_table, kv_len, **options)

@@ -1,0 +1,20 @@
+"""paged_decode for cuda.sm_80: calls the module made for D.
+
+Made from specs/paged_decode.attn; `attnc compile specs/paged_decode.attn` makes it again.
+"""
+
+from .d128 import paged_decode as d128
+from .d64 import paged_decode as d64
+
+VARIANTS = {
+    (128,): d128,
+    (64,): d64,
+}
+
+
+def paged_decode(q, k, v, block_table, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"paged_decode was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, block_table, kv_len, **options)

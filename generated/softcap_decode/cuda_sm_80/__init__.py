@@ -1,0 +1,18 @@
+"""softcap_decode for cuda.sm_80: calls the module made for D.
+
+Made from specs/unified_decode.attn; `attnc compile specs/unified_decode.attn` makes it again.
+"""
+
+from .d128 import softcap_decode as d128
+
+VARIANTS = {
+    (128,): d128,
+}
+
+
+def softcap_decode(q, k, v, block_table, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"softcap_decode was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, block_table, kv_len, **options)
