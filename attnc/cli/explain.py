@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnc.model.schedule import Schedule
     from attnc.plan import ir
     from attnc.plan.device import Device
+    from attnc.plan.ir_backward import KernelName
     from attnc.runtime.cubin import Usage
 
 
@@ -40,7 +41,8 @@ def explain(
     """Show what a kernel does and why, without a GPU.
 
     Tiles that the mask skips, the loops, shared memory by buffer, registers and spills, the roofline, for
-    CUDA the bytes through each memory, the error bound, and the spec line that each decision follows from.
+    CUDA the bytes through each memory, the error bound, and the spec line that each decision follows from;
+    then the kernels of the backward.
 
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
@@ -48,6 +50,7 @@ def explain(
     from attnc.plan.device import DEVICES
     from attnc.plan.explain import as_dict, as_text
     from attnc.plan.explain import explain as explain_plan
+    from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
 
     if arch not in DEVICES:
         raise Mistake(
@@ -64,9 +67,14 @@ def explain(
     count = len(module.kernels[0].configs)
     if config >= count:
         raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
-    usage = _compiled(module, config, DEVICES[arch]) if is_compiled else None
-    explanation = explain_plan(module, _schedule(program, module), DEVICES[arch], config, usage=usage)
-    say(json.dumps(as_dict(explanation), indent=2) if as_json else as_text(explanation).rstrip())
+    device = DEVICES[arch]
+    usage = _compiled(module, config, device) if is_compiled else None
+    explanation = explain_plan(module, _schedule(program, module), device, config, usage=usage)
+    backward = explain_backward(module, device, _backward_usages(module, device) if is_compiled else {})
+    if as_json:
+        say(json.dumps({**as_dict(explanation), "backward": backward_dict(backward)}, indent=2))
+    else:
+        say(f"{as_text(explanation)}\n{backward_text(backward)}".rstrip())
 
 
 def _chosen(modules: tuple[ir.Module, ...], **wanted: str | None) -> ir.Module:
@@ -93,13 +101,28 @@ def _schedule(program: Program, module: ir.Module) -> Schedule:
     return next(s for s in program.schedules if (s.attention, s.target) == (name, module.target))
 
 
-def _compiled(module: ir.Module, config: int, device: Device) -> Usage | None:
+def _backward_usages(module: ir.Module, device: Device) -> dict[KernelName, Usage | None]:
+    """Registers and spills of each backward kernel under its default config."""
+    from attnc.plan.explain_backward import default_position
+    from attnc.plan.ir_backward import kernels_of
+
+    return {
+        name: _compiled(module, default_position(planned, device), device, name)
+        for name, planned in kernels_of(module).items()
+    }
+
+
+def _compiled(
+    module: ir.Module, config: int, device: Device, backward: KernelName | None = None
+) -> Usage | None:
     """Registers and spills; a compiler that is missing or too old for the architecture costs only these
     lines.
     """
     try:
-        from attnc.runtime.cubin import usage_of
+        from attnc.runtime.cubin import backward_usage, usage_of
 
+        if backward is not None:
+            return backward_usage(module, backward, config, device)
         return usage_of(module, config, device)
     except Exception as failure:  # Triton raises whatever its passes raise
         reason = (str(failure).strip().splitlines() or ["no message"])[0]

@@ -8,7 +8,7 @@ blocks is ever made. What cannot be solved is left to the test of the partial lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal, TypeAlias
 
@@ -189,7 +189,7 @@ def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
         case ">":
             return _at_most_zero(-d + 1, var)
         case "==":
-            return _and(_at_most_zero(d, var), _at_most_zero(-d, var))
+            return _searched_once(_and(_at_most_zero(d, var), _at_most_zero(-d, var)))
         case "!=":
             either = _or(_at_most_zero(d + 1, var), _at_most_zero(-d + 1, var), var)
             # The hull leaves out one position at most, which no tile test would notice either.
@@ -262,7 +262,8 @@ def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Sol
 
 def _solve_float(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:
     if op == "==":
-        return _and(_solve_float("<=", left, right, var), _solve_float(">=", left, right, var))
+        both = _and(_solve_float("<=", left, right, var), _solve_float(">=", left, right, var))
+        return _searched_once(both)
     if op == "!=":
         return _or(_solve_float("<", left, right, var), _solve_float(">", left, right, var), var)
     if var in uses(right):
@@ -311,6 +312,31 @@ def _solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
         reads_zero = conj(relate("<", offset.expr, ZERO), compare(op, _zero(load), limits.lo))
         may = Run(lo=where(reads_zero, ZERO, may.lo))
     return Solution(may, must if limits.hi is not None else NONE)
+
+
+def _searched_once(equality: Solution) -> Solution:
+    """An equality with a sorted load, its `must` in terms of the searches of `may`.
+
+    may is [lower(a), upper(b)) for the bounds a <= b of the other side, must is [lower(b), upper(a)). That is
+    the same where a = b, and empty elsewhere: no element is equal to two numbers.
+    """
+    lower, upper = _search_of(equality.must.lo, "lower"), _search_of(equality.must.hi, "upper")
+    if lower is None or upper is None or lower.value == upper.value:
+        return equality
+    if replace(lower, side="upper") != replace(upper, value=lower.value):
+        return equality
+    must = Run(
+        lo=substitute(equality.must.lo or ZERO, {lower: replace(lower, value=upper.value)}),
+        hi=substitute(equality.must.hi or ZERO, {upper: replace(upper, value=lower.value)}),
+        guard=conj(equality.must.guard, relate("==", lower.value, upper.value)),
+    )
+    return Solution(equality.may, must, equality.exact)
+
+
+def _search_of(bound: Expr | None, side: Literal["lower", "upper"]) -> Search | None:
+    """The one search in a bound, if it is of this kind."""
+    found = [] if bound is None else [node for node in walk(bound) if isinstance(node, Search)]
+    return found[0] if len(found) == 1 and found[0].side == side else None
 
 
 def _zero(load: Load) -> Const:

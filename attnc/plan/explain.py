@@ -22,6 +22,7 @@ from attnc.plan.device import Device
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
 from attnc.plan.resources import Estimate, estimate, features
+from attnc.plan.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
 from attnc.plan.traffic import DeviceMemory, Traffic, device_memory, traffic
 from attnc.plan.tuned import as_knobs
 from attnc.source import Span
@@ -40,30 +41,6 @@ class Usage(Protocol):
     def stack(self) -> int: ...
     @property
     def shared(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """Lower bounds of the run time of one launch, in microseconds, and the work they come from."""
-
-    shape: str
-    picture: Picture
-    heads: int
-    flops: float
-    bytes: float
-    exponentials: float
-    tensor_us: float
-    memory_us: float
-    exp2_us: float
-
-    @property
-    def bound(self) -> str:
-        times = {"tensor cores": self.tensor_us, "memory": self.memory_us, "exponentials": self.exp2_us}
-        return max(times, key=lambda name: times[name])
-
-    @property
-    def us(self) -> float:
-        return max(self.tensor_us, self.memory_us, self.exp2_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +101,7 @@ def as_dict(e: Explanation) -> dict[str, Any]:
         "config": as_knobs(_config(e)),
         "structure": e.kernel.structure,
         "mask": show(e.module.variant.attention.mask),
-        "bounds": [{"name": name, "value": value} for name, value in _bounds(e.kernel)],
+        "bounds": [{"name": name, "value": value} for name, value in bounds_of(e.kernel)],
         "loops": [
             {
                 "start": show(loop.start),
@@ -141,19 +118,8 @@ def as_dict(e: Explanation) -> dict[str, Any]:
             "buffers": {buffer.name: buffer.bytes for buffer in needs.buffers},
         },
         "registers": {"estimate": dict(needs.registers), "limit": e.device.registers_per_thread},
-        "compiled": None
-        if e.usage is None
-        else {"registers": e.usage.registers, "stack": e.usage.stack, "shared": e.usage.shared},
-        "roofline": {
-            "shape": e.roofline.shape,
-            "flops": e.roofline.flops,
-            "bytes": e.roofline.bytes,
-            "exponentials": e.roofline.exponentials,
-            "tensor_us": round(e.roofline.tensor_us, 2),
-            "memory_us": round(e.roofline.memory_us, 2),
-            "exp2_us": round(e.roofline.exp2_us, 2),
-            "bound": e.roofline.bound,
-        },
+        "compiled": usage_dict(e.usage),
+        "roofline": roofline_dict(e.roofline),
         "traffic": None
         if (moved := _traffic(e)) is None
         else asdict(moved[0]) | {"device_memory": asdict(moved[1])},
@@ -164,6 +130,12 @@ def as_dict(e: Explanation) -> dict[str, Any]:
         },
         "because": [{"decision": what, "spec": where} for what, where in _decisions(e)],
     }
+
+
+def usage_dict(usage: Usage | None) -> dict[str, int] | None:
+    if usage is None:
+        return None
+    return {"registers": usage.registers, "stack": usage.stack, "shared": usage.shared}
 
 
 def _head(e: Explanation) -> Iterator[str]:
@@ -191,13 +163,18 @@ def _structure(e: Explanation) -> Iterator[str]:
         yield f"  persistent: one program per SM ({e.device.sms} here) walks over the tiles"
     if grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
-    for name, value in _bounds(e.kernel):
+    yield from loop_lines(e.kernel, tile_q, tile_kv)
+
+
+def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:
+    """The bounds of a program, and its loops."""
+    axis = kernel.regions.axis
+    for name, value in bounds_of(kernel):
         yield f"  {name} = {value}"
-    step = tile_kv if e.kernel.regions.axis == "kv" else tile_q
-    for loop in e.kernel.regions.loops:
+    step = tile_kv if axis == "kv" else tile_q
+    for loop in kernel.regions.loops:
         kind = _KINDS[loop.masked] if isinstance(loop.masked, bool) else f"partial where {_masked(loop)}"
         guard = f", where {show(loop.guard)}" if loop.guard is not None else ""
-        axis = e.kernel.regions.axis
         yield f"  for {axis} in {show(loop.start)} .. {show(loop.stop)} step {step}: {kind}{guard}"
 
 
@@ -215,35 +192,27 @@ def _mask(e: Explanation) -> Iterator[str]:
 
 
 def _resources(e: Explanation) -> Iterator[str]:
-    needs = _needs(e)
-    yield f"shared memory: {needs.shared} B of {e.device.shared_per_block} B a block (estimate)"
+    yield from resource_lines(_needs(e), e.device, e.usage)
+
+
+def resource_lines(needs: Estimate, device: Device, usage: Usage | None) -> Iterator[str]:
+    """What a block is estimated to take, and what the compiler says."""
+    yield f"shared memory: {needs.shared} B of {device.shared_per_block} B a block (estimate)"
     yield from (f"  {b.name:4} {b.bytes:8} B  {b.shape}" for b in needs.buffers)
     registers = ", ".join(f"{name} {count}" for name, count in needs.registers.items())
-    limit = e.device.registers_per_thread
+    limit = device.registers_per_thread
     yield f"registers: {needs.registers_per_thread} a thread of {limit} (estimate: {registers})"
-    if e.usage is not None:
-        spills = f"{e.usage.stack} B spilled a thread" if e.usage.stack else "no spills"
-        yield f"compiled: {e.usage.registers} registers, {spills}, {e.usage.shared} B of shared memory"
+    if usage is not None:
+        spills = f"{usage.stack} B spilled a thread" if usage.stack else "no spills"
+        yield f"compiled: {usage.registers} registers, {spills}, {usage.shared} B of shared memory"
 
 
 def _speed(e: Explanation) -> Iterator[str]:
-    r, device = e.roofline, e.device
-    yield f"roofline at {r.shape}"
-    rows = (
-        ("tensor cores", r.tensor_us, f"{r.flops * 1e-9:.1f} GFLOP at {device.tensor_tflops:.0f} TFLOP/s"),
-        ("memory", r.memory_us, f"{r.bytes * 1e-6:.1f} MB at {device.bandwidth_gbs:.0f} GB/s"),
-        (
-            "exponentials",
-            r.exp2_us,
-            f"{r.exponentials * 1e-9:.2f} G at {device.exp2_per_second * 1e-12:.2f} T/s",
-        ),
-    )
-    yield from (f"  {name:12} {us:9.1f} us  {work}" for name, us, work in rows)
-    yield f"  bound by {r.bound}: no launch takes less than {r.us:.1f} us"
+    yield from roofline_lines(e.roofline, e.device)
     moved = _traffic(e)
     if moved is not None:
         asked, memory = moved
-        yield f"bytes at {r.shape}"
+        yield f"bytes at {e.roofline.shape}"
         yield _bytes("asked of global memory", asked.global_read, asked.global_written)
         why = "o, l and m outgrow the L2 cache" if memory.spills else "each tensor once, at least"
         yield f"{_bytes('of those in device memory', memory.read, memory.written)} ({why})"
@@ -314,22 +283,8 @@ def _scale(kernel: ir.Kernel) -> str:
 def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     """Work of one head times enough heads and sequences for 16k tokens at hidden size 2048."""
     d, dv = features(module.variant.attention.q), features(module.variant.attention.v)
-    heads = max(1, 2048 // d) * max(1, 16384 // p.keys)
-    elements = float(p.visited * p.tile_q * p.tile_kv * heads)
-    flops = 2.0 * elements * (d + dv)
     size = DType(module.variant.attention.q.dtype).bytes
-    moved = float(heads * size * (p.queries * (d + dv) + p.keys * (d + dv)))
-    return Roofline(
-        shape=f"M = N = {p.keys}, {heads} heads in all, {p.visited} of {p.tiles} tiles visited",
-        picture=p,
-        heads=heads,
-        flops=flops,
-        bytes=moved,
-        exponentials=elements,
-        tensor_us=flops / (device.tensor_tflops * 1e12) * 1e6,
-        memory_us=moved / (device.bandwidth_gbs * 1e9) * 1e6,
-        exp2_us=elements / device.exp2_per_second * 1e6,
-    )
+    return roofline_of(d, device, p, columns=d + dv, moved=float(size * (p.queries + p.keys) * (d + dv)))
 
 
 def _sum_terms(bound: ir.ErrorBound, keys: int) -> float:
@@ -338,7 +293,7 @@ def _sum_terms(bound: ir.ErrorBound, keys: int) -> float:
     return 2 * _U * (bound.tile_kv + tiles + 2 * bound.splits + 8)
 
 
-def _bounds(kernel: ir.Kernel) -> list[tuple[str, str]]:
+def bounds_of(kernel: ir.Kernel) -> list[tuple[str, str]]:
     """Names and values of the scalars of a program."""
     found = []
     for statement in (*kernel.program, *kernel.regions.bounds):

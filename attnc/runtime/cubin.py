@@ -18,6 +18,7 @@ from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.decode import share_of
 from attnc.plan.device import Device
+from attnc.plan.ir_backward import KernelName, kernels_of
 from attnc.plan.resources import features
 from attnc.runtime.loader import load_module
 from attnc.runtime.nvrtc import compile_cubin
@@ -54,6 +55,7 @@ def compile_offline(
     capability: int,
     warps: int,
     stages: int,
+    maxnreg: int | None = None,
 ) -> Usage | None:
     """Compiles a `triton.jit` function for e.g. capability 90; None where cuobjdump is missing.
 
@@ -75,7 +77,7 @@ def compile_offline(
         constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
         attrs=divisible,
     )
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, "maxnreg": maxnreg}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     usage = read_usage(compiled.asm["cubin"])
     if usage is None:
@@ -125,6 +127,27 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
     )
 
 
+def backward_usage(module: ir.Module, name: KernelName, position: int, device: Device) -> Usage | None:
+    """The same of a backward kernel, launched without a gradient of lse."""
+    planned = kernels_of(module)[name]
+    kernel, config = planned.kernel, planned.kernel.configs[position]
+    function = getattr(load_module(module), kernel.name)
+    constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"], "dlse_ptr": None}
+    constants["TMA"] = kernel.tma and device.has_tma
+    constants["EARLY_DP"] = config.values.get("dp") != "late"
+    signature = {name: _type_of(name, module, constants) for name in function.arg_names}
+    limit = config["maxnreg"]
+    return compile_offline(
+        function,
+        signature,
+        {name: value for name, value in constants.items() if name in signature},
+        device.capability,
+        int(str(config["warps"])),
+        int(str(config["stages"])),
+        limit if isinstance(limit, int) else None,
+    )
+
+
 def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:
     """Triton's type of a kernel argument by its name: matrices and x_ptr are tensors, the rest 32-bit
     integers.
@@ -132,6 +155,9 @@ def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> s
     if name in constants:
         return "constexpr"
     matrices = {spelled: tensor for tensor, spelled in MATRICES.items()}
+    matrices |= {f"D{spelled}": tensor for spelled, tensor in matrices.items()}
+    if name in ("LSE2", "DELTA"):
+        return f"tensordesc<fp32[1, {constants['BLOCK_M']}]>" if constants["TMA"] else "*fp32"
     if name not in matrices and not name.endswith("_ptr"):
         return "i32"
     tensors = {arg.tensor.name: arg.tensor for arg in (*module.args, *module.outputs)}

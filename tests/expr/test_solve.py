@@ -23,6 +23,7 @@ IN_PREFIX = "q_pos < prefix[b] and kv_idx < prefix[b]"
 # The documents of the queries of a tile. Rows with q_pos < 0 (when M > N) read 0.
 FIRST_DOC = "min(doc[b, q_lo + N - M], doc[b, max(q_lo + N - M, 0)])"
 LAST_DOC = "max(doc[b, q_lo + N - M], doc[b, q_hi + N - M])"
+ONE_DOC = f"{LAST_DOC} == {FIRST_DOC}"
 MAY_PREFIX = "where(q_lo + N - M < prefix[b], prefix[b], 0)"
 MUST_PREFIX = "where(q_hi + N - M < prefix[b], prefix[b], 0)"
 
@@ -59,13 +60,13 @@ KV = {
     ),
     SAME_DOC: (
         f"first(doc[b, :] >= {FIRST_DOC})", f"first(doc[b, :] > {LAST_DOC})",
-        f"first(doc[b, :] >= {LAST_DOC})", f"first(doc[b, :] > {FIRST_DOC})",
+        f"first(doc[b, :] >= {FIRST_DOC})", f"where({ONE_DOC}, first(doc[b, :] > {LAST_DOC}), 0)",
     ),
     f"{SAME_DOC} and ({CAUSAL} or {IN_PREFIX})": (
         f"first(doc[b, :] >= {FIRST_DOC})",
         f"min(first(doc[b, :] > {LAST_DOC}), max(q_hi + N - M + 1, {MAY_PREFIX}))",
-        f"first(doc[b, :] >= {LAST_DOC})",
-        f"min(first(doc[b, :] > {FIRST_DOC}), max(q_lo + N - M + 1, {MUST_PREFIX}))",
+        f"first(doc[b, :] >= {FIRST_DOC})",
+        f"where({ONE_DOC}, min(first(doc[b, :] > {LAST_DOC}), max(q_lo + N - M + 1, {MUST_PREFIX})), 0)",
     ),
 }  # fmt: skip
 
@@ -82,8 +83,8 @@ Q = {
     SAME_DOC: (
         "where(N < M and 0 >= doc[b, kv_lo], 0, first(doc[b, :] >= doc[b, kv_lo]) + M - N)",
         "first(doc[b, :] > doc[b, kv_hi]) + M - N",
-        "first(doc[b, :] >= doc[b, kv_hi]) + M - N",
-        "first(doc[b, :] > doc[b, kv_lo]) + M - N",
+        "first(doc[b, :] >= doc[b, kv_lo]) + M - N",
+        "where(doc[b, kv_hi] == doc[b, kv_lo], first(doc[b, :] > doc[b, kv_hi]) + M - N, 0)",
     ),
 }  # fmt: skip
 

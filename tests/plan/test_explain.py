@@ -9,6 +9,8 @@ import pytest
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.explain import Explanation, as_dict, as_text, explain
+from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
+from attnc.plan.ir_backward import kernels_of
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 
@@ -69,6 +71,36 @@ def test_figures_of_a_causal_kernel() -> None:
     assert roofline["flops"] == pytest.approx(0.5 * 4 * 16384 * 4096 * 2048, rel=0.05)
     assert roofline["bound"] == "tensor cores"
     assert data["error_bound"]["p_roundoff"] == 2.0**-8
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
+def test_every_backward_can_be_explained(path: Path) -> None:
+    for module in plan_program(front(path)).modules:
+        found = explain_backward(module, DEVICES["sm_90"], {}, length=512)
+        text = backward_text(found)
+        for name in kernels_of(module):
+            assert f"backward kernel {name}, config 0 of " in text
+        assert len(backward_dict(found)) == text.count("roofline at M = N = 512")
+
+
+def test_figures_of_a_backward() -> None:
+    module = plan_program(front(SPECS / "full.attn")).modules[0]
+    found = explain_backward(module, DEVICES["sm_90"], {"dq": Compiled()})
+    dq, dkdv = json.loads(json.dumps(backward_dict(found)))
+    whole = 16384 * 4096 * 2048
+    assert dq["roofline"]["flops"] == pytest.approx(6 * whole)  # S, dP, dQ
+    assert dkdv["roofline"]["flops"] == pytest.approx(8 * whole)  # S, dP, dK, dV
+    assert (dq["compiled"], dkdv["compiled"]) == ({"registers": 168, "stack": 0, "shared": 131072}, None)
+    assert dq["grid"].endswith("ceil(M / 128) * B * H")
+    assert sum(dq["shared_memory"]["buffers"].values()) == dq["shared_memory"]["total"] == 163840
+
+
+def test_a_backward_for_a_smaller_device_takes_a_config_that_fits() -> None:
+    module = plan_program(front(SPECS / "causal_gqa.attn")).modules[0]
+    here, there = (explain_backward(module, DEVICES[arch], {}) for arch in ("sm_90", "sm_86"))
+    assert [e.position for e in here] == [0, 0]
+    assert there[0].position == 1
+    assert all(e.needs.shared <= DEVICES["sm_86"].shared_per_block for e in there)
 
 
 def test_another_device_has_other_limits() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
+from attnc.plan.ir_backward import kernels_of
 from attnc.plan.resources import estimate
 from attnc.runtime.cubin import tool
 
@@ -40,6 +41,36 @@ def test_a_kernel_takes_the_shared_memory_that_was_estimated(arch: str) -> None:
     assert needs.shared <= shared <= needs.shared + 1024  # barriers and scratch
     assert stack < 1024
     assert 32 < registers <= 255
+
+
+BACKWARD = """
+import json, sys
+from pathlib import Path
+from attnc.build import front, plan_program
+from attnc.plan.device import DEVICES
+from attnc.plan.ir_backward import kernels_of
+from attnc.runtime.cubin import backward_usage
+module = plan_program(front(Path(sys.argv[1]))).modules[int(sys.argv[2])]
+usages = {name: backward_usage(module, name, 0, DEVICES["sm_90"]) for name in kernels_of(module)}
+print(json.dumps({name: [u.registers, u.stack, u.shared] for name, u in usages.items()}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "variant"), [("causal_gqa", 2), ("fa1", 0), ("document", 0)])
+def test_a_backward_kernel_takes_the_shared_memory_that_was_estimated(name: str, variant: int) -> None:
+    if tool("cuobjdump") is None:
+        pytest.skip("no cuobjdump in Triton's wheel")
+    module = plan_program(front(SPECS / f"{name}.attn")).modules[variant]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", BACKWARD, str(SPECS / f"{name}.attn"), str(variant)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    for kernel, (registers, stack, shared) in json.loads(run.stdout).items():
+        estimated = kernels_of(module)[kernel].kernel.shared[0]
+        # dq of every head lies in memory where it is sequential, and passes through shared memory on its way.
+        assert estimated <= shared <= estimated + (1024 if name != "fa1" else 65536)
+        assert stack < 256
+        assert 32 < registers <= 255
 
 
 COMBINE = """

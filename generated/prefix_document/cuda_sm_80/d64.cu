@@ -350,12 +350,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_forward(co
     const int doc_last = 0 <= last_pos && last_pos < N ? doc_row[last_pos * args.stride_doc_1] : 0;
     const int doc_from = lower_bound(doc_row, args.stride_doc_1, N, min(doc_first, doc_first_2));
     const int doc_to = upper_bound(doc_row, args.stride_doc_1, N, max(doc_first, doc_last));
-    const int doc_from_2 = lower_bound(doc_row, args.stride_doc_1, N, max(doc_first, doc_last));
-    const int doc_to_2 = upper_bound(doc_row, args.stride_doc_1, N, min(doc_first, doc_first_2));
     const int lo = doc_from / BLOCK_N * BLOCK_N;
     const int hi = min(doc_to, max(last_pos + 1, where<int>(first_pos < prefix, prefix, 0)));
-    const int full_lo = doc_from_2;
-    const int full_hi = min(doc_to_2, max(first_pos + 1, where<int>(last_pos < prefix, prefix, 0)));
+    const int full_lo = doc_from;
+    const int full_hi = min(where<int>(max(doc_first, doc_last) == min(doc_first, doc_first_2), min(doc_to, max(first_pos + 1, where<int>(last_pos < prefix, prefix, 0))), 0), N);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     copy_rows<BLOCK_M>(q_tile, queries, q_lo, M);
     int kv_lo = lo, k_next = kv_lo, v_next = kv_lo;

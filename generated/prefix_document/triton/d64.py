@@ -238,12 +238,13 @@ def prefix_document_forward(
     )
     doc_from = _lower_bound(doc_row, stride_doc_1, N, tl.minimum(doc_first, doc_first_2))
     doc_to = _upper_bound(doc_row, stride_doc_1, N, tl.maximum(doc_first, doc_last))
-    doc_from_2 = _lower_bound(doc_row, stride_doc_1, N, tl.maximum(doc_first, doc_last))
-    doc_to_2 = _upper_bound(doc_row, stride_doc_1, N, tl.minimum(doc_first, doc_first_2))
     lo = doc_from // BLOCK_N * BLOCK_N
     hi = tl.minimum(doc_to, tl.maximum(last_pos + 1, tl.where(first_pos < prefix, prefix, 0)))
-    full_lo = doc_from_2
-    full_hi = tl.minimum(doc_to_2, tl.maximum(first_pos + 1, tl.where(last_pos < prefix, prefix, 0)))
+    full_lo = doc_from
+    full_hi = tl.minimum(
+        tl.where(tl.maximum(doc_first, doc_last) == tl.minimum(doc_first, doc_first_2), tl.minimum(doc_to, tl.maximum(first_pos + 1, tl.where(last_pos < prefix, prefix, 0))), 0),
+        N,
+    )
     for kv_lo in range(lo, hi, BLOCK_N):
         acc, l, m = _forward_step(
             acc, l, m, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, doc_q, prefix, doc_row,
@@ -351,12 +352,13 @@ def prefix_document_backward_dq(
     )
     doc_from = _lower_bound(doc_row, stride_doc_1, N, tl.minimum(doc_first, doc_first_2))
     doc_to = _upper_bound(doc_row, stride_doc_1, N, tl.maximum(doc_first, doc_last))
-    doc_from_2 = _lower_bound(doc_row, stride_doc_1, N, tl.maximum(doc_first, doc_last))
-    doc_to_2 = _upper_bound(doc_row, stride_doc_1, N, tl.minimum(doc_first, doc_first_2))
     lo = doc_from // BLOCK_N * BLOCK_N
     hi = tl.minimum(doc_to, tl.maximum(last_pos + 1, tl.where(first_pos < prefix, prefix, 0)))
-    full_lo = doc_from_2
-    full_hi = tl.minimum(doc_to_2, tl.maximum(first_pos + 1, tl.where(last_pos < prefix, prefix, 0)))
+    full_lo = doc_from
+    full_hi = tl.minimum(
+        tl.where(tl.maximum(doc_first, doc_last) == tl.minimum(doc_first, doc_first_2), tl.minimum(doc_to, tl.maximum(first_pos + 1, tl.where(last_pos < prefix, prefix, 0))), 0),
+        N,
+    )
     for kv_lo in range(lo, hi, BLOCK_N):
         dq = _backward_dq_step(
             dq, q, K, V, do, lse2, delta, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, doc_q, prefix, doc_row,
@@ -447,15 +449,13 @@ def prefix_document_backward_dkdv(
     doc_last = tl.load(doc_row + kv_hi.to(tl.int64) * stride_doc_1, mask=kv_hi < N, other=0)
     doc_from = _lower_bound(doc_row, stride_doc_1, N, doc_first)
     doc_to = _upper_bound(doc_row, stride_doc_1, N, doc_last)
-    doc_from_2 = _lower_bound(doc_row, stride_doc_1, N, doc_last)
-    doc_to_2 = _upper_bound(doc_row, stride_doc_1, N, doc_first)
     lo = tl.maximum(
         tl.maximum(tl.where((N < M) & (0 >= doc_first), 0, doc_from + M - N), tl.where(kv_lo < prefix, 0, kv_lo + M - N)),
         0,
     ) // BLOCK_M * BLOCK_M
     hi = doc_to + M - N
-    full_lo = tl.maximum(tl.maximum(doc_from_2 + M - N, tl.where(kv_hi < prefix, 0, kv_hi + M - N)), 0)
-    full_hi = doc_to_2 + M - N
+    full_lo = tl.maximum(tl.maximum(doc_from + M - N, tl.where(kv_hi < prefix, 0, kv_hi + M - N)), 0)
+    full_hi = tl.minimum(tl.where(doc_last == doc_first, doc_to + M - N, 0), M)
     for q_lo in range(lo, hi, BLOCK_M):
         dk, dv = _backward_dkdv_step(
             dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm,
@@ -500,7 +500,7 @@ def prefix_document(
     """
     if torch.compiler.is_compiling() and out is None and lse is None and config is None:
         _register()
-        o, lse = torch.ops.attnc.prefix_document_d64_ba5bb6aa(q, k, v, doc, prefix)
+        o, lse = torch.ops.attnc.prefix_document_d64_dca2a9a6(q, k, v, doc, prefix)
         return o
     if _wants_gradient(q, k, v):
         if out is not None:
@@ -807,18 +807,18 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.prefix_document_d64_ba5bb6aa_backward(do, *ctx.saved_tensors)
+    dq, dk, dv = torch.ops.attnc.prefix_document_d64_dca2a9a6_backward(do, *ctx.saved_tensors)
     return dq, dk, dv, None, None
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.prefix_document_d64_ba5bb6aa, the first time that torch.compile meets prefix_document."""
-    if hasattr(torch.ops.attnc, "prefix_document_d64_ba5bb6aa"):
+    """Makes torch.ops.attnc.prefix_document_d64_dca2a9a6, the first time that torch.compile meets prefix_document."""
+    if hasattr(torch.ops.attnc, "prefix_document_d64_dca2a9a6"):
         return True
-    forward = torch.library.custom_op("attnc::prefix_document_d64_ba5bb6aa", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::prefix_document_d64_dca2a9a6", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     backward = torch.library.custom_op(
-        "attnc::prefix_document_d64_ba5bb6aa_backward", _operate_backward, mutates_args=(),
+        "attnc::prefix_document_d64_dca2a9a6_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -1,0 +1,147 @@
+"""The backward kernels of a plan in words and figures, as `explain` does it for the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnc.expr.show import show
+from attnc.model.attention import Attention
+from attnc.model.tensors import DType
+from attnc.plan import ir
+from attnc.plan.device import Device
+from attnc.plan.explain import Usage, bounds_of, loop_lines, resource_lines, usage_dict
+from attnc.plan.ir_backward import BackwardKernel, KernelName, kernels_of
+from attnc.plan.picture import picture
+from attnc.plan.resources import Estimate, estimate, features
+from attnc.plan.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
+from attnc.plan.tuned import knobs_of_kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardExplanation:
+    """One kernel of a backward under its first config that fits the device, or its first."""
+
+    planned: BackwardKernel
+    position: int
+    needs: Estimate
+    device: Device
+    roofline: Roofline
+    usage: Usage | None
+
+
+def explain_backward(
+    module: ir.Module, device: Device, usages: Mapping[KernelName, Usage | None], length: int = 4096
+) -> tuple[BackwardExplanation, ...]:
+    """Every backward kernel in the order of execution, the rooflines at M = N = `length`; usages: what the
+    compiler says of each.
+    """
+    found = []
+    for name, planned in kernels_of(module).items():
+        position = default_position(planned, device)
+        config = planned.kernel.configs[position]
+        tiles = int(str(config["tile.q"])), int(str(config["tile.kv"]))
+        shape = picture(planned.kernel, length, length, *tiles)
+        attention = module.variant.attention
+        columns, moved = _work(planned, attention), _moved(planned, attention, length)
+        d = features(attention.q)
+        found.append(
+            BackwardExplanation(
+                planned=planned,
+                position=position,
+                needs=estimate(config, module.variant, device, name),
+                device=device,
+                roofline=roofline_of(d, device, shape, columns=columns, moved=moved),
+                usage=usages.get(name),
+            )
+        )
+    return tuple(found)
+
+
+def default_position(planned: BackwardKernel, device: Device) -> int:
+    """The config that a module takes on a device without measurements."""
+    shared = planned.kernel.shared
+    return next((i for i, size in enumerate(shared) if size <= device.shared_per_block), 0)
+
+
+def backward_text(explanations: tuple[BackwardExplanation, ...]) -> str:
+    """For a reader, in a section for each kernel."""
+    return "\n\n".join("\n".join(_section(e)) for e in explanations)
+
+
+def backward_dict(explanations: tuple[BackwardExplanation, ...]) -> list[dict[str, Any]]:
+    """For a program."""
+    return [
+        {
+            "kernel": e.planned.name,
+            "config": _knobs(e),
+            "grid": _grid(e),
+            "bounds": [{"name": name, "value": value} for name, value in bounds_of(e.planned.kernel)],
+            "loops": [
+                {"start": show(loop.start), "stop": show(loop.stop)}
+                for loop in e.planned.kernel.regions.loops
+            ],
+            "shared_memory": {
+                "total": e.needs.shared,
+                "limit": e.device.shared_per_block,
+                "buffers": {buffer.name: buffer.bytes for buffer in e.needs.buffers},
+            },
+            "registers": {"estimate": dict(e.needs.registers), "limit": e.device.registers_per_thread},
+            "compiled": usage_dict(e.usage),
+            "roofline": roofline_dict(e.roofline),
+        }
+        for e in explanations
+    ]
+
+
+def _section(e: BackwardExplanation) -> Iterator[str]:
+    knobs = ", ".join(f"{key} = {value}" for key, value in _knobs(e).items())
+    yield f"backward kernel {e.planned.name}, config {e.position} of {len(e.planned.kernel.configs)}: {knobs}"
+    yield f"  {_grid(e)}"
+    if e.planned.kernel.grid.longest_first:
+        yield "  longest first: the last rows, which see most keys, start first"
+    yield from loop_lines(e.planned.kernel, *_tiles(e))
+    for lines in (resource_lines(e.needs, e.device, e.usage), roofline_lines(e.roofline, e.device)):
+        yield from (f"  {line}" for line in lines)
+
+
+def _knobs(e: BackwardExplanation) -> dict[str, str]:
+    return knobs_of_kernel(e.planned.name, e.planned.kernel.configs[e.position])
+
+
+def _tiles(e: BackwardExplanation) -> tuple[int, int]:
+    config = e.planned.kernel.configs[e.position]
+    return int(str(config["tile.q"])), int(str(config["tile.kv"]))
+
+
+def _grid(e: BackwardExplanation) -> str:
+    tile_q, tile_kv = _tiles(e)
+    heads = "Hkv" if "Hkv" in e.planned.kernel.dims else "H"
+    match e.planned.kernel.grid.over:
+        case "q":
+            return f"a program for each q tile of {tile_q} rows, head and batch: ceil(M / {tile_q}) * B * H"
+        case "kv":
+            share = f"ceil(N / {tile_kv}) * B * {heads}"
+            return f"a program for each kv tile of {tile_kv} keys, KV head and batch: {share}"
+        case "head":
+            return f"a program for each KV head and batch, kv tile after kv tile: B * {heads}"
+
+
+def _work(planned: BackwardKernel, attention: Attention) -> int:
+    """Multiply-adds for each score: S, dP where it is needed, and the gradients."""
+    d, dv = features(attention.q), features(attention.v)
+    made = {"dq": d, "dk": d, "dv": dv}
+    products = d + (0 if planned.name == "dv" else dv) + sum(made[name] for name in planned.makes)
+    return products + (d if planned.chain.adds_dq is not None else 0)
+
+
+def _moved(planned: BackwardKernel, attention: Attention, length: int) -> float:
+    """Bytes of one head: every matrix once, and the two numbers of each row."""
+    d, dv = features(attention.q), features(attention.v)
+    size = DType(attention.q.dtype).bytes
+    width = {"q": d, "k": d, "v": dv, "do": dv, "o": dv, "dq": d, "dk": d, "dv": dv}
+    used = ["q", "k", "do", *planned.makes]
+    used += ["o"] if planned.prologue is not None else []
+    used += ["v"] if planned.name != "dv" else []
+    return float(length * (size * sum(width[name] for name in used) + 8))
