@@ -76,9 +76,9 @@ Tuned = dict[str, tuple[tuple[int | None, int], ...]]
 #: Measured choices: device -> (largest N, index into the configs), the last without a limit.
 TUNED: Tuned = {"NVIDIA H200": ((1024, 0), (4096, 0), (None, 0))}
 BACKWARD_TUNED: dict[str, Tuned] = {
-    "dq": {},
-    "dv": {},
-    "dk": {},
+    "dq": {"NVIDIA H200": ((1024, 0), (4096, 0), (None, 0))},
+    "dv": {"NVIDIA H200": ((1024, 0), (4096, 0), (None, 0))},
+    "dk": {"NVIDIA H200": ((1024, 0), (4096, 0), (None, 0))},
 }
 
 

@@ -75,8 +75,8 @@ Tuned = dict[str, tuple[tuple[int | None, int], ...]]
 #: Measured choices: device -> (largest N, index into the configs), the last without a limit.
 TUNED: Tuned = {"NVIDIA H200": ((1024, 1), (4096, 1), (None, 1))}
 BACKWARD_TUNED: dict[str, Tuned] = {
-    "dq": {},
-    "dkdv": {},
+    "dq": {"NVIDIA H200": ((1024, 1), (4096, 2), (None, 0))},
+    "dkdv": {"NVIDIA H200": ((1024, 1), (4096, 2), (None, 1))},
 }
 
 
