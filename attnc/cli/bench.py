@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -11,7 +11,10 @@ from attnc.cli.console import Mistake, note, progress, say
 
 if TYPE_CHECKING:
     from attnc.bench.cells import Cell, Phase
+    from attnc.bench.decode import DecodeCell
     from attnc.bench.peers import Peer
+
+_Named = TypeVar("_Named", "Cell", "DecodeCell")
 
 
 def bench(
@@ -36,16 +39,23 @@ def bench(
             "--papers", help="Time both loop orders with both splits, and count bytes with Nsight Compute."
         ),
     ] = False,
+    is_decode: Annotated[
+        bool, typer.Option("--decode", help="Time one new token against caches of many sizes.")
+    ] = False,
     is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
 ) -> None:
     """Time the generated kernels beside cuDNN, FlashAttention-2, FlexAttention and eager PyTorch.
 
     One interleaved run on the same data: medians, spreads, TFLOP/s, the ratio to the best peer and the share
-    of the matmul ceiling measured in the same seconds. Needs a CUDA GPU.
+    of the matmul ceiling measured in the same seconds. With --decode GB/s of K and V, under CUDA graph replay
+    with a cold L2, in files named decode.*. Needs a CUDA GPU.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """
+    if is_decode:
+        _decode(out, cells, peers, rounds, is_list)
+        return
     from attnc.bench.cells import masks, quick, standard
 
     if is_papers:
@@ -91,7 +101,34 @@ def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> N
         note(f"wrote {path}")
 
 
-def _matching(cells: tuple[Cell, ...], patterns: str | None) -> tuple[Cell, ...]:
+def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool) -> None:
+    """`attnc bench --decode`: GB/s of K and V under graph replay, and what a call costs the host."""
+    from attnc.bench.decode import decode_cells, scaling_cells
+
+    chosen = _matching((*decode_cells(), *scaling_cells()), cells)
+    if is_list:
+        for cell in chosen:
+            say(f"{cell.name:26} {cell.bytes * 1e-9:9.3f} GB of K and V")
+        return
+    need_gpu()
+    from attnc.bench.decode_peers import DECODERS
+    from attnc.bench.decode_report import markdown, write_decode
+    from attnc.bench.decode_run import eager_cost, measure_decode, warm_up_decode
+    from attnc.bench.report import machine
+
+    wanted = {name.strip() for name in peers.split(",")}
+    decoders = tuple(decoder for decoder in DECODERS if decoder.ours or decoder.name in wanted)
+    note(f"compiling for {len(chosen)} cells")
+    warm_up_decode(chosen, decoders)
+    with progress("bench", len(chosen)) as bar:
+        results = measure_decode(chosen, decoders, rounds, bar.advance)
+    eager = eager_cost(decoders)
+    say(markdown(results, eager, decoders, machine()))
+    for path in write_decode(results, eager, decoders, out):
+        note(f"wrote {path}")
+
+
+def _matching(cells: tuple[_Named, ...], patterns: str | None) -> tuple[_Named, ...]:
     wanted = [pattern.strip() for pattern in (patterns or "").split(",") if pattern.strip()]
     chosen = tuple(cell for cell in cells if not wanted or any(pattern in cell.name for pattern in wanted))
     if not chosen:

@@ -1,0 +1,158 @@
+"""Decode steps on the clock: CUDA graphs that rotate over copies of the inputs, taking turns; and calls.
+
+A graph's replay takes the host out of the time: so a server runs, and kernels of ten microseconds could not
+be told apart otherwise. What a call costs the host is timed apart.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attnc.bench.decode import DecodeCell, draw_decode
+from attnc.bench.decode_peers import DECODERS, Decoder
+from attnc.runtime.timing import Launch, Timing, summarise
+
+_SAMPLE_SECONDS, _BYTES_A_SECOND, _LAUNCH_SECONDS = 4e-3, 4e12, 5e-6
+_EAGER_CALLS, _EAGER_ROUNDS = 200, 15
+_WORKERS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeResult:
+    """Milliseconds of a step by candidate, and why others are missing."""
+
+    cell: DecodeCell
+    timings: Mapping[str, Timing]
+    missing: Mapping[str, str]
+
+    def speed(self, name: str) -> float | None:
+        """GB/s of K and V."""
+        timing = self.timings.get(name)
+        return None if timing is None else self.cell.bytes / timing.median * 1e-6
+
+    def best_peer(self) -> str | None:
+        """The fastest candidate that is not generated."""
+        ours = {decoder.name for decoder in DECODERS if decoder.ours}
+        others = {name: timing.median for name, timing in self.timings.items() if name not in ours}
+        return min(others, key=lambda name: others[name]) if others else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: Any
+    launches: int
+
+    def sample(self) -> float:
+        """Milliseconds of a launch."""
+        event: Any = torch.cuda.Event  # torch ships it without annotations
+        start, end = event(enable_timing=True), event(enable_timing=True)
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / self.launches
+
+
+def warm_up_decode(cells: Sequence[DecodeCell], decoders: Sequence[Decoder]) -> None:
+    """Fills the compile caches of Triton and Inductor, which outlive the processes that fill them."""
+    jobs = [(cell, decoder.name) for decoder in decoders if decoder.compiles for cell in cells]
+    workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        list(pool.map(_launch_once, *zip(*jobs, strict=True)))
+
+
+def _launch_once(cell: DecodeCell, name: str) -> None:
+    decoder = next(decoder for decoder in DECODERS if decoder.name == name)
+    (x,) = draw_decode(cell, 1)
+    try:
+        with torch.no_grad():
+            decoder.make(x)()
+        torch.cuda.synchronize()
+    except Exception:  # the measurement meets the same failure and reports it
+        return
+
+
+def measure_decode(
+    cells: Sequence[DecodeCell], decoders: Sequence[Decoder], rounds: int, report: Callable[[str], None]
+) -> tuple[DecodeResult, ...]:
+    """Times every cell. `report` is called with the name of each before it starts."""
+    results = []
+    for cell in cells:
+        report(cell.name)
+        with torch.no_grad():
+            results.append(_measure(cell, decoders, rounds))
+        torch.cuda.empty_cache()
+    return tuple(results)
+
+
+def _measure(cell: DecodeCell, decoders: Sequence[Decoder], rounds: int) -> DecodeResult:
+    copies = draw_decode(cell, cell.copies)
+    graphs: dict[str, _Captured] = {}
+    missing: dict[str, str] = {}
+    for decoder in decoders:
+        try:
+            graphs[decoder.name] = _capture(cell, [decoder.make(x) for x in copies])
+        except Exception as failure:  # a peer that breaks is a gap in the table, not the end of the run
+            missing[decoder.name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
+            torch.cuda.synchronize()
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    order = list(graphs)
+    for _ in range(rounds):
+        for name in order:
+            samples[name].append(graphs[name].sample())
+        order = order[1:] + order[:1]
+    timings = {name: summarise(values) for name, values in samples.items()}
+    return DecodeResult(cell=cell, timings=timings, missing=missing)
+
+
+def _capture(cell: DecodeCell, launches: Sequence[Launch]) -> _Captured:
+    """A graph of some milliseconds in which the copies take turns, replayed once."""
+    for launch in (*launches, *launches):
+        launch()
+    torch.cuda.synchronize()
+    once = cell.bytes / _BYTES_A_SECOND + _LAUNCH_SECONDS
+    turns = max(1, round(_SAMPLE_SECONDS / once / len(launches)))
+    graph: Any = torch.cuda.CUDAGraph()  # torch ships it without annotations
+    with torch.cuda.graph(graph):
+        for _ in range(turns):
+            for launch in launches:
+                launch()
+    captured = _Captured(graph, turns * len(launches))
+    captured.sample()
+    return captured
+
+
+def eager_cost(decoders: Sequence[Decoder]) -> dict[str, float]:
+    """Microseconds that the host spends on a call, by candidate: medians of interleaved rounds on a cache so
+    small that the GPU never holds it up.
+    """
+    (x,) = draw_decode(DecodeCell(batch=1, heads=32, kv_heads=8, length=1024), 1)
+    launches: dict[str, Launch] = {}
+    samples: dict[str, list[float]] = {}
+    with torch.no_grad():
+        for decoder in decoders:
+            try:
+                launch = decoder.make(x)
+                launch()
+                launch()
+                launches[decoder.name] = launch
+            except Exception:  # the table of speeds says why
+                continue
+        for _ in range(_EAGER_ROUNDS):
+            for name, launch in launches.items():
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(_EAGER_CALLS):
+                    launch()
+                samples.setdefault(name, []).append((time.perf_counter() - start) / _EAGER_CALLS * 1e6)
+    return {name: statistics.median(values) for name, values in samples.items()}
