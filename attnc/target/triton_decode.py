@@ -163,10 +163,9 @@ class DecodeText(KernelText):
         return self._pages_of("kv_lo")
 
     def _pages_of(self, start: str) -> str:
-        """The pages of the tile that begins with this key, if there is one."""
+        """The pages of the tile that begins with this key: up to N, as its rows are read up to there."""
         k = self.rows("k")
-        stop = scalar(self.kernel.regions.loops[-1].stop)
-        return f"_pages_of({k.table}, {k.table_stride}, {start}, {stop}, BLOCK_N, {k.page})"
+        return f"_pages_of({k.table}, {k.table_stride}, {start}, N, BLOCK_N, {k.page})"
 
     def keys_of(self, loop: Loop) -> str:
         """What a loop runs over; the few partial tiles after full ones are not worth filling a pipeline."""

@@ -80,10 +80,8 @@ class DecodeHost(HostText):
     @property
     def result_layouts(self) -> str:
         # a plain tuple: what allocates does not take torch.Size
-        layouts = ", ".join(
-            f"(tuple({tensor.name}.shape), {tensor.name}.stride())" for tensor in self.results
-        )
-        return f"{layouts}," if len(self.results) == 1 else layouts
+        layouts = [f"(tuple({tensor.name}.shape), {tensor.name}.stride())" for tensor in self.results]
+        return f"{layouts[0]}," if len(layouts) == 1 else ", ".join(layouts)
 
     @property
     def counts_fallbacks(self) -> bool:

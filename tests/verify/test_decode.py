@@ -189,3 +189,14 @@ def test_a_prepared_call_serves_other_values_and_only_alike_arguments() -> None:
     with pytest.raises(TypeError, match="expected a tensor"):
         made.a(q, *pool, table, 50)
     assert len(made._CALLS) == 2
+
+
+@pytest.mark.parametrize("softmax", ["online", "unified_max(phi = 0, bounds = [-4, 4], fallback = online)"])
+@pytest.mark.parametrize("splits", ["1", "3"])
+def test_tiles_of_many_pages(splits: str, softmax: str) -> None:
+    """Rows of a tile after the last visible key are read too: their pages must be the right ones."""
+    softmax = softmax if splits == "1" else "online"
+    made = paged(16, schedule=schedule(splits, kv=64, softmax=softmax))
+    for dims in ({"M": 21, "N": 21}, {"M": 33, "N": 17}, {"M": 7, "N": 150}):
+        verdict = check(made, Case(dims={**DIMS, **dims, "B": 1}, seed=1), fills=("nan", "large"))
+        assert verdict.ok, verdict.message

@@ -182,7 +182,7 @@ def decode_sink_forward(
     share = tl.cdiv(tl.cdiv(hi - lo, BLOCK_N), SPLITS) * BLOCK_N
     split_lo = lo + split * share
     split_hi = tl.minimum(split_lo + share, hi)
-    page = _pages_of(block_table_row, stride_block_table_1, split_lo, split_hi, BLOCK_N, 16)
+    page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)
 
     row = row_lo + tl.arange(0, BLOCK_M)
     q_idx = row // G
@@ -198,7 +198,7 @@ def decode_sink_forward(
     l = tl.where(split == 0, tl.full([BLOCK_M], 1.0, tl.float32), 0.0)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     for kv_lo in range(split_lo, split_hi, BLOCK_N):
-        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, split_hi, BLOCK_N, 16)
+        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, N, BLOCK_N, 16)
         acc, l, m = _decode_step(
             acc, l, m, q, K, V, page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             partial=(kv_lo < full_lo) | (kv_lo + BLOCK_N > full_hi), BLOCK_N=BLOCK_N,

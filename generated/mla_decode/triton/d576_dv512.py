@@ -185,7 +185,7 @@ def mla_decode_forward(
     share = tl.cdiv(tl.cdiv(hi, BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
-    page = _pages_of(block_table_row, stride_block_table_1, split_lo, split_hi, BLOCK_N, 64)
+    page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 64)
 
     row = row_lo + tl.arange(0, BLOCK_M)
     q_idx = row // H
@@ -200,13 +200,13 @@ def mla_decode_forward(
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 512], tl.float32)
     for kv_lo in range(split_lo, tl.minimum(full_hi, split_hi), BLOCK_N):
-        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, split_hi, BLOCK_N, 64)
+        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, N, BLOCK_N, 64)
         acc, l, m = _decode_step(
             acc, l, m, q, q_2, K, page, kv_lo, N, stride_kp, stride_kn, q_pos, MASKED=False, BLOCK_N=BLOCK_N,
         )
         page = next_page
     for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
-        rest_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, split_hi, BLOCK_N, 64)
+        rest_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, BLOCK_N, 64)
         acc, l, m = _decode_step(
             acc, l, m, q, q_2, K, rest_page, kv_lo, N, stride_kp, stride_kn, q_pos, MASKED=True,
             BLOCK_N=BLOCK_N,

@@ -187,7 +187,7 @@ def softcap_decode_forward(
     share = tl.cdiv(tl.cdiv(hi, BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
-    page = _pages_of(block_table_row, stride_block_table_1, split_lo, split_hi, BLOCK_N, 16)
+    page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)
 
     row = row_lo + tl.arange(0, BLOCK_M)
     q_idx = row // G
@@ -200,14 +200,14 @@ def softcap_decode_forward(
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     l = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for kv_lo in range(split_lo, tl.minimum(full_hi, split_hi), BLOCK_N):
-        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, split_hi, BLOCK_N, 16)
+        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, N, BLOCK_N, 16)
         acc, l = _unified_step(
             acc, l, q, K, V, page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos, MASKED=False,
             BLOCK_N=BLOCK_N,
         )
         page = next_page
     for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
-        rest_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, split_hi, BLOCK_N, 16)
+        rest_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, BLOCK_N, 16)
         acc, l = _unified_step(
             acc, l, q, K, V, rest_page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             MASKED=True, BLOCK_N=BLOCK_N,

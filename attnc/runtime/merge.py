@@ -1,0 +1,50 @@
+"""Two attention results over different keys of the same rows, joined into the result over all of these keys.
+
+A result is a state: o, normalised, and lse, the natural logarithm of its denominator. Merging is associative
+and commutative up to rounding, and the empty state (o = 0, lse = -inf) changes nothing. It is how a prefix
+that sequences share is attended to once for all of them (cascade), and how ranks that hold parts of the keys
+agree.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def merge_states(
+    o: torch.Tensor, lse: torch.Tensor, other_o: torch.Tensor, other_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, lse) over the keys of both states.
+
+    o, other_o: [..., Dv] of one dtype; lse, other_lse: float32 [...], in the same order of axes as the rows
+    of o. The result has o's dtype, computed in float32 and rounded once. Merging two empty states is empty,
+    without NaN, and what a state with lse = -inf has in o is not looked at. Runs on any device, under CUDA
+    graphs and torch.compile.
+
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    _check(o, lse, other_o, other_lse)
+    m = torch.maximum(lse, other_lse)
+    shift = torch.where(m == float("-inf"), 0.0, m)  # -inf - -inf is NaN
+    weight, other_weight = torch.exp(lse - shift), torch.exp(other_lse - shift)
+    total = weight + other_weight
+    scale = 1.0 / torch.where(total == 0.0, 1.0, total)
+    merged = _weighed(o, weight * scale) + _weighed(other_o, other_weight * scale)
+    return merged.to(o.dtype), m + torch.log(total)
+
+
+def _weighed(o: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    share = weight[..., None]
+    return torch.where(share == 0.0, 0.0, o.float() * share)
+
+
+def _check(o: torch.Tensor, lse: torch.Tensor, other_o: torch.Tensor, other_lse: torch.Tensor) -> None:
+    if other_o.shape != o.shape:
+        raise ValueError(f"other_o: expected shape {list(o.shape)}, like o, got {list(other_o.shape)}")
+    if other_o.dtype != o.dtype:
+        raise TypeError(f"other_o: expected dtype {o.dtype}, like o, got {other_o.dtype}")
+    for name, x in (("lse", lse), ("other_lse", other_lse)):
+        if x.dtype != torch.float32:
+            raise TypeError(f"{name}: expected dtype torch.float32, got {x.dtype}")
+        if x.shape != o.shape[:-1]:
+            raise ValueError(f"{name}: expected shape {list(o.shape[:-1])}, got {list(x.shape)}")

@@ -1,0 +1,18 @@
+"""own_suffix for triton: calls the module made for D.
+
+Made from specs/shared_prefix.attn; `attnc compile specs/shared_prefix.attn` makes it again.
+"""
+
+from .d128 import own_suffix as d128
+
+VARIANTS = {
+    (128,): d128,
+}
+
+
+def own_suffix(q, k, v, block_table, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"own_suffix was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, block_table, kv_len, **options)

@@ -1,0 +1,18 @@
+"""shared_prefix for triton: calls the module made for D.
+
+Made from specs/shared_prefix.attn; `attnc compile specs/shared_prefix.attn` makes it again.
+"""
+
+from .d128 import shared_prefix as d128
+
+VARIANTS = {
+    (128,): d128,
+}
+
+
+def shared_prefix(q, k, v, block_table, kv_len, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"shared_prefix was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, block_table, kv_len, **options)
