@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -30,8 +31,8 @@ from attnc.verify.tolerance import Verdict, expect, judge
 Progress: TypeAlias = Callable[[int, Case, Verdict], None]
 #: Of a case, what is wrong besides its elements; see `properties.violations`.
 Rules: TypeAlias = Callable[["Subject", Case], Iterable[str]]
-#: Every such case is held to the rules too: they run the kernel some twenty times.
-_EVERY = 8
+#: Every such case, or the next small one, is held to the rules too: they run the kernel some twenty times.
+_EVERY, _SMALL = 8, 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +198,7 @@ class _Tally:
     progress: Progress | None
     started: float = field(default_factory=time.monotonic)
     examples: int = 0
+    held: int = 0
     worst: tuple[float, str, Case | None] = (0.0, "", None)
     norm_ratio: float = 0.0
     eager_ratio: float = 0.0
@@ -205,6 +207,12 @@ class _Tally:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+    def is_due(self, case: Case) -> bool:
+        """Whether this case is to be held to the rules: about every eighth, if it is small."""
+        due = (self.examples + 1) // _EVERY > self.held and prod(case.dims.values()) <= _SMALL
+        self.held += due
+        return due
 
     def count(self, case: Case, verdict: Verdict) -> None:
         self.examples += 1
@@ -246,9 +254,9 @@ def verify(
     rules: what every eighth case must keep besides the error bound.
     """
     tally = _Tally(subject, progress)
-    for number, case in enumerate(fixed_cases(subject.variant, subject.limits(), count)):
+    for case in fixed_cases(subject.variant, subject.limits(), count):
         verdict = check(subject, case, fills=fills)
-        if verdict.ok and rules is not None and number % _EVERY == _EVERY - 1:
+        if verdict.ok and rules is not None and tally.is_due(case):
             verdict = keeps(subject, case, rules, verdict)
         tally.count(case, verdict)
         if not verdict.ok:
@@ -295,7 +303,7 @@ def fuzz(
             if tally.seconds > seconds:
                 return
             known[key] = check(subject, case)
-            if known[key].ok and rules is not None and tally.examples % _EVERY == _EVERY - 1:
+            if known[key].ok and rules is not None and tally.is_due(case):
                 known[key] = keeps(subject, case, rules, known[key])
             tally.count(case, known[key])
         verdict = known[key]

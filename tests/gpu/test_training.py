@@ -90,11 +90,11 @@ def test_a_captured_graph_computes_the_same(name: str) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = training.step()
-    for seed in (1, 2):
+    for _ in range(2):
         with torch.no_grad():
-            for kept, value in zip(training.inputs.values(), training.draw(seed).values(), strict=True):
-                if kept.shape == value.shape:  # packed rows are as many as before
-                    kept.copy_(value)
+            for kept in training.inputs.values():
+                if kept.is_floating_point():
+                    kept.uniform_()
         graph.replay()
         assert same(captured, training.step())
 
