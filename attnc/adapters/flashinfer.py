@@ -196,6 +196,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
         non_blocking: bool = True,
+        fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
         q_len_per_req: int = 1,
         **unsupported: object,
@@ -203,6 +204,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         """Takes the tables of a batch: indptr [B + 1], indices [pages in use], last_page_len [B].
 
         sm_scale: by default 1 / sqrt(head_dim). window_left, logits_soft_cap: -1 and 0 or None for none.
+        fixed_split_size: pages that a program takes, for results that do not depend on the rest of the batch.
         ValueError names what is not supported: rotation inside of attention, mixed dtypes, several queries.
         """
         refuse("plan", rope_scale=rope_scale, rope_theta=rope_theta, **unsupported)
@@ -210,6 +212,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
         if q_len_per_req != 1:
             raise ValueError(f"plan: q_len_per_req: expected 1, got {q_len_per_req}")
+        share = (fixed_split_size or 0) * page_size
+        if share % 16 or share < 0:
+            raise ValueError(f"plan: fixed_split_size: expected a multiple of 16 keys, got {share}")
         block_table, kv_len = self._tables(indptr, indices, last_page_len, page_size)
         wanted = Wanted(
             name="batch_decode",
@@ -226,6 +231,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             softcap=float(logits_soft_cap or 0.0),
             decode=True,
             split=not disable_split_kv,
+            share=share,
         )
         self._planned = _Plan(
             kernel(wanted), wanted.dtype, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left

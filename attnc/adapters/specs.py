@@ -18,10 +18,7 @@ _PREFILL = {
     2: "tile.q in {128, 64}, tile.kv in {64, 32}\n  warps in {8, 4}, stages in {3, 2}",
     4: "tile.q in {64, 32}, tile.kv = 32\n  warps = 4, stages = 2",
 }
-_DECODE = {
-    2: "tile.q = 16, tile.kv in {64, 32}\n  warps in {4, 2}, stages in {4, 2}",
-    4: "tile.q = 16, tile.kv = 32\n  warps in {4, 2}, stages in {3, 2}",
-}
+_DECODE_TILES = {2: (128, 64, 32, 16), 4: (64, 32, 16)}
 _BACKWARD = {
     2: "tile.q in {64, 32}, tile.kv in {64, 32}\n    warps = 4, stages in {2, 1}",
     4: "tile.q = 32, tile.kv = 32\n    warps = 4, stages in {2, 1}",
@@ -39,7 +36,8 @@ class Wanted:
     sink, slopes: names of f32[Hkv * G] inputs, "" for none; slopes as in ALiBi
     lse: shape of the lse output, "" for none
     grad: names of inputs that get a gradient
-    decode: for few queries: the heads of a group share a tile and, with `split`, programs share the keys
+    decode: for few queries: the heads of a group share a tile, and programs share the keys
+    split: by the device and shapes; share: instead, this many keys for each, a multiple of 16
     """
 
     name: str
@@ -59,6 +57,7 @@ class Wanted:
     grad: tuple[str, ...] = ()
     decode: bool = False
     split: bool = True
+    share: int = 0
 
     @property
     def text(self) -> str:
@@ -84,8 +83,12 @@ class Wanted:
             *([f"grad {', '.join(self.grad)}"] if self.grad else []),
         ]
         if self.decode:
-            split = "auto" if self.split else "1"
-            knobs = f"loops = [kv], pack = gqa\n  {_DECODE[size]}\n  split.kv = {split}"
+            split = f"fixed({self.share})" if self.share else "auto" if self.split else "1"
+            tiles = ", ".join(str(tile) for tile in _DECODE_TILES[size] if self.share % tile == 0)
+            knobs = (
+                f"loops = [kv], pack = gqa\n  tile.q = 16, tile.kv in {{{tiles}}}\n"
+                f"  warps = 4, stages in {{3, 2}}\n  split.kv = {split}"
+            )
         else:
             knobs = f"loops = [q, kv], order = longest_first\n  {_PREFILL[size]}"
         if self.grad:

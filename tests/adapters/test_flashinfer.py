@@ -50,6 +50,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"window_left": 6},
     {"logits_soft_cap": 3.0, "sm_scale": 0.4},
     {"disable_split_kv": True},
+    {"fixed_split_size": 4},
 ]
 
 
@@ -157,7 +158,8 @@ def test_dense_tables() -> None:
         ({"rope_theta": 1e4}, "rope_theta: expected None, as it is not supported, got 10000.0"),
         ({"kv_data_type": "float8_e4m3fn"}, "kv_data_type: expected torch.float32, like q_data_type, got"),
         ({"q_len_per_req": 2}, "q_len_per_req: expected 1, got 2"),
-        ({"fixed_split_size": 512}, "fixed_split_size: expected None, as it is not supported, got 512"),
+        ({"fixed_split_size": 3}, "fixed_split_size: expected a multiple of 16 keys, got 12"),
+        ({"seq_lens": torch.ones(1)}, "seq_lens: expected None"),
         ({"block_tables": torch.zeros(1, 1)}, r"block_tables: expected None, .*, got a tensor \[1, 1\]"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
