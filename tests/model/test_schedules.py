@@ -143,6 +143,49 @@ def test_where_of_a_phase_prunes_that_phase() -> None:
     assert values(body, "stages", "backward") == [2]
 
 
+BACKWARD = """
+backward {
+  stages in {1, 2}, warps = 8
+  where stages < 2 or warps == 8
+  dq { tile.q = 128, maxnreg in {none, 168} }
+  dkdv { stages in {2, 3}, dp in {late, early} where dp == early or stages == 3 and warps == 8 }
+}
+"""
+
+
+def test_kernels_of_the_backward_start_from_its_keys() -> None:
+    found = configs_of(BACKWARD.replace(" where dp", "\n  where dp"), "dq", grads="grad q")
+    assert [(c["stages"], c["maxnreg"]) for c in found] == [(1, "none"), (1, 168), (2, "none"), (2, 168)]
+    assert {(c["tile.q"], c["tile.kv"], c["warps"]) for c in found} == {(128, 64, 8)}
+    assert found[0]["accumulate.dq"] == "two_pass"
+    assert "dp" not in found[0].values
+
+
+def test_their_own_keys_and_conditions_come_on_top() -> None:
+    found = configs_of(BACKWARD.replace(" where dp", "\n  where dp"), "dkdv", grads="grad q")
+    assert [(c["stages"], c["dp"]) for c in found] == [(2, "early"), (3, "late"), (3, "early")]
+    assert {(c["tile.q"], c["warps"]) for c in found} == {(64, 8)}
+    assert "order" not in found[0].values or found[0]["order"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("dq { stages = 2 }", "E0406"),
+        ("backward { forward { stages = 2 } }", "E0406"),
+        ("backward { dq { dp = late } }", "E0404"),
+        ("backward { dkdv { order = longest_first } }", "E0404"),
+        ("maxnreg = 168", "E0404"),
+        ("backward { maxnreg = 100 }", "E0403"),
+        ("backward { dkdv { accumulate.dq = atomic } }", "E0404"),
+        ("backward { accumulate.dk = sequential }", "E0403"),
+    ],
+)
+def test_what_a_kernel_of_the_backward_cannot_be_told(body: str, code: str) -> None:
+    head = plain("").removesuffix("}\n") + "  grad q, k\n}\n"
+    assert codes_of(f"{head}schedule plain for triton {{\n{body}\n}}\n") == [code]
+
+
 def test_conditions_that_exclude_everything() -> None:
     with pytest.raises(DiagnosticError) as caught:
         configs_of("stages in {2, 3}\nwhere stages > 0\nwhere stages > 3")
