@@ -8,6 +8,7 @@ import typer
 
 import attnc
 from attnc.cli.bench import bench
+from attnc.cli.calibrate import calibrate
 from attnc.cli.compile import check, compile_
 from attnc.cli.console import say
 from attnc.cli.demo import demo
@@ -39,6 +40,7 @@ app.command("demo", rich_help_panel=_JUDGE)(demo)
 app.command("verify", rich_help_panel=_JUDGE)(verify)
 app.command("fuzz", rich_help_panel=_JUDGE)(fuzz)
 app.command("bench", rich_help_panel=_SPEED)(bench)
+app.command("calibrate", rich_help_panel=_SPEED)(calibrate)
 app.command("tune", rich_help_panel=_SPEED)(tune)
 app.command("doctor", rich_help_panel="Machine")(doctor)
 

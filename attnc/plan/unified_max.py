@@ -39,7 +39,7 @@ def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
     low, high = safe_range(dtype)
     for choice in knob.choices:
         if isinstance(choice, Choice) and choice.name == "unified_max" and knob.span is not None:
-            a, b = _bounds(choice)
+            a, b = bounds_of(choice)
             if a < low or b > high:
                 shown = f"[{math.ceil(low * 10) / 10:g}, {math.floor(high * 10) / 10:g}]"
                 yield error(
@@ -60,13 +60,14 @@ def unified_max(attention: Attention, config: Config) -> UnifiedMax | None:
         return None
     phi = choice.args["phi"]
     assert isinstance(phi, float)
-    a, b = _bounds(choice)
+    a, b = bounds_of(choice)
     low, high = score_range(attention.score)
     inside = phi + a <= low and high <= phi + b and attention.softmax.sink is None
     return UnifiedMax(phi=phi * LOG2E, low=a * LOG2E, high=b * LOG2E, fallback=not inside)
 
 
-def _bounds(choice: Choice) -> tuple[float, float]:
+def bounds_of(choice: Choice) -> tuple[float, float]:
+    """Where a row's largest exponent may lie, in natural units."""
     bounds = choice.args["bounds"]
     assert isinstance(bounds, tuple)
     a, b = bounds
