@@ -24,9 +24,11 @@ from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule
+from attnc.plan.cuda_backward import cuda_choices, plan_cuda_backward
+from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.error_bound import error_bound, feature
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule, expressions, wanted_loads
-from attnc.plan.ir import Axis, Dropout, ErrorBound, Grid, Kernel, Softmax
+from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
 from attnc.plan.ir_backward import (
     Accumulate,
     Backward,
@@ -68,12 +70,9 @@ Pair: TypeAlias = tuple[Wanted, Accumulate]
 _IN_MEMORY: dict[str, InMemory] = {"atomic": "atomic", "sequential": "sequential"}
 
 
-def plan_backward(
-    variant: Variant, attention: Attention, schedule: Schedule, forward: ErrorBound
-) -> Backward:
-    """The backward of a normalised attention with gradients; the schedule is known to be lowerable.
-
-    forward: what its forward kernel promises.
+def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, forward: Kernel) -> Backward:
+    """The backward of a normalised attention with gradients, given its forward kernel; the schedule is known
+    to be lowerable.
     """
     default, grads = configs(schedule, "backward", variant)[0], attention.grads
     wanted = [(entry, accumulate_of(entry, default)) for entry in wanted_loads(attention)]
@@ -85,20 +84,24 @@ def plan_backward(
     own_dq = "q" in grads and adds_dq is None
     over_kv = adds_dq is not None or bool({"k", "v"} & set(grads)) or bool(columns)
     over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv) or not is_plain(attention)
-    maker = _Maker(variant=variant, attention=attention, schedule=schedule)
+    cuda = None if forward.cuda is None else plan_cuda_backward(variant, schedule, forward.cuda)
+    apart = cuda is not None  # the rows have a kernel of their own
+    maker = _Maker(variant=variant, attention=attention, schedule=schedule, cuda=cuda)
     kernels: list[BackwardKernel] = []
     if over_q:
-        kernels.append(maker.kernel("kv", others, ("dq",) if own_dq else (), in_sink, stored=over_kv))
+        first = None if apart else in_sink
+        kernels.append(maker.kernel("kv", others, ("dq",) if own_dq else (), first, stored=over_kv))
     if over_kv:
         summed = columns if over_q else [*columns, *others]
-        if adds_dq is None and are_wide(*(tile_width(feature(t)) for t in (attention.q, attention.v))):
+        wide = are_wide(*(tile_width(feature(t)) for t in (attention.q, attention.v)))
+        if adds_dq is None and wide and not apart:
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))
     choices = [config for planned in kernels for config in planned.kernel.configs]
     tiles = [int(str(config[key])) for config in choices for key in ("tile.q", "tile.kv")]
     return Backward(
-        preprocess=None if over_q else maker.preprocess(in_sink),
+        preprocess=None if over_q and not apart else maker.preprocess(in_sink),
         kernels=tuple(kernels),
         gradients=tuple(
             Gradient(tensor=tensor, parts=tuple(e.part(a) for e, a in wanted if e.load.tensor == tensor.name))
@@ -106,8 +109,9 @@ def plan_backward(
             if tensor.name in grads
         ),
         bound=GradientBound(
-            forward=forward, tile=max(tiles), min_tile=min(tiles), scale=kernels[0].chain.scale
+            forward=forward.bound, tile=max(tiles), min_tile=min(tiles), scale=kernels[0].chain.scale
         ),
+        cuda=cuda,
     )
 
 
@@ -124,9 +128,12 @@ class _Maker:
     variant: Variant
     attention: Attention
     schedule: Schedule
+    cuda: CudaBackward | None = None
 
     def choices(self, name: KernelName) -> tuple[Config, ...]:
         """The configs of one kernel that run on some device."""
+        if self.cuda is not None:
+            return cuda_choices(self.cuda, self.variant, self.schedule, name)
         found = configs(self.schedule, phase_of(name), self.variant)
         return portable(found, self.variant, self.schedule, kernel=name)
 
@@ -188,7 +195,7 @@ class _Maker:
                 softmax=softmax,
                 tma=not lengths and is_plain(attention),
                 configs=choices,
-                shared=tuple(shared_memory(config, self.variant, name_of(makes)) for config in choices),
+                shared=tuple(self._shared(config, name_of(makes)) for config in choices),
                 bound=error_bound(attention, choices, softmax),
                 rows=places,
             ),
@@ -202,6 +209,11 @@ class _Maker:
             makes=makes,
             prologue=prologue,
         )
+
+    def _shared(self, config: Config, name: KernelName) -> int:
+        if self.cuda is None:
+            return shared_memory(config, self.variant, name)
+        return sum(self.cuda.shared_memory(config, name).values())
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
         names = LoadNames()

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 from attnc.expr.nodes import Expr, Load
 from attnc.model.tensors import Tensor
+from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.ir import Axis, ErrorBound, Kernel, Let, Module, Statement
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
@@ -151,13 +152,14 @@ class GradientBound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
     """All that follows from `grad ...` in a spec, in the order of execution; gradients in that of the
-    inputs.
+    inputs. cuda: how CUDA kernels lie on the machine (None for Triton).
     """
 
     preprocess: Preprocess | None
     kernels: tuple[BackwardKernel, ...]
     gradients: tuple[Gradient, ...]
     bound: GradientBound
+    cuda: CudaBackward | None = None
 
 
 def name_of(makes: tuple[Made, ...]) -> KernelName:

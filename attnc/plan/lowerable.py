@@ -12,8 +12,9 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule
-from attnc.model.tensors import Dense, Paged, Prefix, Ragged
+from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
+from attnc.plan.cuda_backward import check_cuda_backward
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.names import clashes, clashes_as_size, clashes_with_kernel
@@ -130,22 +131,21 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
     """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for keys in
-    pages or values that are a prefix of them.
+    pages or values that are a prefix of them; for CUDA, not for packed sequences nor f32 either.
     """
-    return (
-        bool(attention.grads)
-        and schedule.target == "triton"
-        and has_rows(attention)
-        and not is_decode(schedule)
-    )
+    if not attention.grads or is_decode(schedule):
+        return False
+    if schedule.target == "triton":
+        return has_rows(attention)
+    return is_plain(attention) and attention.q.dtype is not DType.F32
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """A warning where the spec asks for gradients that are not generated yet."""
     attention = variant.attention
     reason = "k or v is paged or a prefix, or the schedule decodes"
-    if schedule.target != "triton":
-        reason = f"a schedule for {schedule.target} makes a forward kernel"
+    if schedule.target != "triton" and has_rows(attention) and not is_decode(schedule):
+        reason = f"the backward for {schedule.target} takes ordinary tensors of f16 or bf16"
     if attention.grads and not has_backward(attention, schedule) and attention.span is not None:
         yield Diagnostic(
             code="W0802",
@@ -166,8 +166,11 @@ def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         knob for phase in ("backward", *PARTS["backward"]) for knob in schedule.knobs.get(phase, {}).values()
     ]
     scattered = {entry.load.tensor for entry in wanted_loads(normalise(attention)) if entry.places is None}
+    if schedule.target != "triton":
+        yield from check_cuda_backward(knobs)
     for knob in knobs:
-        yield from _knob(knob)
+        if schedule.target == "triton":
+            yield from _knob(knob)
         if knob.key.startswith("accumulate.") and len(knob.choices) > 1:
             yield _unsupported(
                 "one way to sum a gradient for all configs", knob.span, "decides which kernels there are"

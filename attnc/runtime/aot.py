@@ -24,18 +24,21 @@ def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
     folder.mkdir(exist_ok=True)
     paths = []
     for arch in archs:
-        for config in host.CONFIGS:
-            for aligned in (1, 0):
-                path = folder / host._cubin_name(config, aligned, arch)
-                store_bytes(path, compile_cubin(host._source(), host._options(config, aligned, arch)).image)
-                paths.append(path)
+        for name, (_, configs) in host._KERNELS.items():
+            for config in dict.fromkeys(configs):
+                for aligned in (1, 0):
+                    path = folder / host._cubin_name(config, aligned, arch, name)
+                    options = host._options(config, aligned, arch)
+                    store_bytes(path, compile_cubin(host._source(name), options).image)
+                    paths.append(path)
     return tuple(paths)
 
 
-def compile_configs(module: Path, arch: str) -> Iterator[tuple[Any, Cubin]]:
-    """Every config of a generated CUDA module, with its machine code for aligned rows and the compiler's
-    log.
+def compile_configs(module: Path, arch: str, name: str | None = None) -> Iterator[tuple[Any, Cubin]]:
+    """Every config of one kernel of a generated CUDA module (its forward), with its machine code for aligned
+    rows and the compiler's log.
     """
     host: Any = load_file(module)
-    for config in host.CONFIGS:
-        yield config, compile_cubin(host._source(), host._options(config, 1, arch))
+    name = host._FORWARD if name is None else name
+    for config in host._KERNELS[name][1]:
+        yield config, compile_cubin(host._source(name), host._options(config, 1, arch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const, Expr, Search
 from attnc.model.tensors import DType
@@ -67,6 +68,8 @@ SYNTAX = Syntax(
 #: Scalars, and values at row r of a tile.
 scalar = Printer(SYNTAX)
 at_row = Printer(SYNTAX, tile=True)
+#: The same where the rows of a tile are keys.
+at_key = Printer(replace(SYNTAX, broadcast={"q": "", "kv": "[r]"}), tile=True)
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:
@@ -87,17 +90,17 @@ def _factor(text: str, index: Expr) -> str:
     return text if plain else f"({text})"
 
 
-def load(fetch: Fetch, dtype: DType) -> str:
+def load(fetch: Fetch, dtype: DType, show: Printer = at_row) -> str:
     """The element of a fetch, 0 where its guard is false; floats as float."""
     tensor, row = fetch.load.tensor, fetch.row
     base, done = (f"args.{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
-    element = address(base, tensor, fetch.load.indices, at_row, done=done)
+    element = address(base, tensor, fetch.load.indices, show, done=done)
     if dtype in (DType.F16, DType.BF16):
         element = f"to_float({element})"
     if fetch.guard == TRUE:
         return element
     zero = {"float": "0.0f", "bool": "false"}.get(fetch.load.type, "0")
-    return f"{at_row(fetch.guard)} ? {element} : {zero}"
+    return f"{show(fetch.guard)} ? {element} : {zero}"
 
 
 def value_type(dtype: DType) -> str:
@@ -105,7 +108,9 @@ def value_type(dtype: DType) -> str:
     return "float" if dtype.is_float else STORED[dtype]
 
 
-def statement(item: Statement, dtypes: dict[str, DType], sizes: tuple[str, ...]) -> str:
+def statement(
+    item: Statement, dtypes: dict[str, DType], sizes: tuple[str, ...], show: Printer = at_row
+) -> str:
     """A declaration of the value; a length that shortens a size is an assignment."""
     match item:
         case Let(name=name, value=value) if name in sizes:
@@ -118,4 +123,4 @@ def statement(item: Statement, dtypes: dict[str, DType], sizes: tuple[str, ...])
             return f"const {STORED[dtypes[tensor]]}* const {item.name} = &{place};"
         case Fetch():
             dtype = dtypes[item.load.tensor]
-            return f"const {value_type(dtype)} {item.name} = {load(item, dtype)};"
+            return f"const {value_type(dtype)} {item.name} = {load(item, dtype, show)};"

@@ -71,7 +71,10 @@ class CudaHostText:
             if arg.tensor.name in _MATRICES:
                 names[-1] = _unit(arg)
             if names:
-                yield f"{', '.join(names)}{',' if len(names) == 1 else ''} = {arg.tensor.name}.stride()"
+                given = f"{arg.tensor.name}.stride()"
+                if arg in self._module.kept:
+                    given = f"({', '.join('0' * len(names))}) if {arg.tensor.name} is None else {given}"
+                yield f"{', '.join(names)}{',' if len(names) == 1 else ''} = {given}"
 
     @property
     def units(self) -> list[str]:
@@ -116,9 +119,6 @@ class CudaHostText:
     def _pointer_lines(self) -> list[Sequence[str]]:
         return list(batched(self._pointers, 5))
 
-    def _pointer(self, name: str) -> str:
-        return f"{name}.data_ptr()"
-
     @property
     def _size_values(self) -> list[str]:
         row = (self._text.layout.d + self._text.layout.dv) * self._text.layout.element.bytes
@@ -126,6 +126,11 @@ class CudaHostText:
         length = "N" if longest == "N" else f"{longest} // B"
         section = f"_heads_per_section(gpu, {'B * H' if sequences is None else 'H'}, {length} * {row})"
         return [section if name == "SECTION" else name for name in self._text.size_names]
+
+    def _pointer(self, name: str) -> str:
+        if any(arg.tensor.name == name for arg in self._module.kept):
+            return f"0 if {name} is None else {name}.data_ptr()"
+        return f"{name}.data_ptr()"
 
     @property
     def blocks(self) -> str:

@@ -26,7 +26,8 @@ class CudaText(TileText):
         self.element = STORED[layout.element]
         self.ptx = self.element
         self.split = layout.warp_split
-        self.has_lse = attention.lse is not None
+        self.has_lse = attention.lse is not None or bool(module.kept)
+        self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
         self.scalar, self.expression = scalar, at_row
         self.finds_top = kernel.unified is not None and kernel.unified.fallback
         self._score_text = _Uses(self)
@@ -66,7 +67,7 @@ class CudaText(TileText):
 
     @property
     def arguments(self) -> list[Arg]:
-        return [*self.module.args, *self.module.outputs]
+        return [*self.module.args, *self.module.outputs, *self.module.kept]
 
     def strides(self, arg: Arg) -> list[str]:
         """Strides that the kernel takes of a tensor, in elements."""

@@ -22,7 +22,9 @@ class PlaceText:
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
         self.module, self.kernel, self.layout = module, kernel, layout
-        self.dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs)}
+        self.dtypes = {
+            arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs, *module.kept)
+        }
         self.h_kv = scalar(kernel.kv_head)
         self.v_in_k = layout.v_in_k
 

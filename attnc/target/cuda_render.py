@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,23 +14,40 @@ import jinja2
 
 from attnc import __version__
 from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir_backward import kernels_of
 from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.resources import resource
+from attnc.target.cuda_arguments import Arguments
+from attnc.target.cuda_backward import CudaBackwardText
+from attnc.target.cuda_backward_file import CudaFileText
+from attnc.target.cuda_backward_host import CudaBackwardHost
+from attnc.target.cuda_backward_rows import FinishText, RowsText
 from attnc.target.cuda_decode import CudaDecodeText
 from attnc.target.cuda_decode_host import CudaDecodeHost
 from attnc.target.cuda_host import CudaHostText
 from attnc.target.cuda_kernel import CudaText
 from attnc.target.layout import tidy
-from attnc.target.render import GLOSSARY, config_text, constants, mathematics, quote, tuned_table
+from attnc.target.render import (
+    GLOSSARY,
+    config_text,
+    constants,
+    mathematics,
+    quote,
+    triton_environment,
+    tuned_table,
+)
 from attnc.target.triton_host import signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFiles:
-    """source: the `.cu` text; host: the `.py` text, which reads the source from beside it."""
+    """source: the `.cu` text; host: the `.py` text, which reads the sources from beside it; backward: the
+    `.cu` texts of the kernels that make gradients, by name.
+    """
 
     source: str
     host: str
+    backward: Mapping[str, str]
 
 
 def render_cuda(
@@ -59,16 +77,69 @@ def render_cuda(
         if isinstance(text, CudaDecodeText)
         else CudaHostText(module, kernel, text)
     )
+    gradients, (back, files) = "", _backward(module, page)
+    if back is not None:
+        template = triton_environment().get_template("triton/_autograd.py.jinja")
+        gradients = template.render(back=back, host=call)
+        page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
     host = environment.get_template("cuda/host.py.jinja").render(
         common,
         host=call,
+        back=back,
+        gradients=gradients,
         splits=_splits(call),
         tuning={
             "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
+            "backward": {
+                name: [config_text(planned.kernel, at) for at in range(len(planned.kernel.configs))]
+                for name, planned in kernels_of(module).items()
+            },
             "table": tuned_table(tuned.get("forward", {})),
+            "backward_tables": {name: tuned_table(tuned.get(name, {})) for name in kernels_of(module)},
         },
     )
-    return CudaFiles(source=source, host=tidy(host))
+    return CudaFiles(source=source, host=tidy(host), backward=files)
+
+
+def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardHost | None, dict[str, str]]:
+    """The text of the function that launches the backward, and its kernels' files by name; nothing without
+    gradients.
+    """
+    backward = module.backward
+    if backward is None or backward.preprocess is None:
+        return None, {}
+    arguments = Arguments(module)
+    texts: list[tuple[str, CudaFileText]] = [
+        ("backward_preprocess", RowsText(module, arguments, backward.preprocess))
+    ]
+    texts += ((p.kernel.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
+    if arguments.adds_dq:
+        texts.append(("backward_finish", FinishText(module, arguments)))
+    names = {text.name: f"{module.variant.name}_{template}.cu" for template, text in texts}
+    files = {names[text.name]: _backward_source(template, text, page) for template, text in texts}
+    return CudaBackwardHost(module, backward, arguments, names), files
+
+
+def _backward_source(template: str, text: CudaFileText, page: Mapping[str, object]) -> str:
+    environment = _environment()
+    kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernels[0]
+    chain = text.chain if isinstance(text, CudaBackwardText) else None
+    common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
+    text.body = environment.get_template(f"cuda/{template}.cu.jinja").render(common)
+    used = text.body + ("TWO_LOG2E" if text.uses("tanh_") else "")
+    text.numbers = [number for number in constants(kernel) if re.search(rf"\b{number[0]}\b", used)]
+    title = str(page["title"]).split(": forward,")[0]
+    header = {**page, "title": f"{title}: backward, {_TASKS[template]}."}
+    module = environment.get_template("cuda/backward_module.cu.jinja")
+    return _tidy(module.render(common, header=header, body=text.body))
+
+
+_TASKS = {
+    "backward_preprocess": "what the other kernels need of each row",
+    "backward_dq": "a block of threads per q tile",
+    "backward_dkdv": "a block of threads per kv tile",
+    "backward_finish": "dq rounded",
+}
 
 
 def _splits(call: CudaHostText) -> str:

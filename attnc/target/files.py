@@ -20,4 +20,4 @@ def render_files(
     if module.target == "triton":
         return {f"{name}.py": render(module, path=path, sha256=sha256, tuned=tuned)}
     files = render_cuda(module, path=path, sha256=sha256, tuned=tuned)
-    return {f"{name}.py": files.host, f"{name}.cu": files.source}
+    return {f"{name}.py": files.host, f"{name}.cu": files.source, **files.backward}

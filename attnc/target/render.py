@@ -51,7 +51,7 @@ def render(
     """
     (kernel,) = module.kernels
     text = DecodeText(module, kernel) if kernel.structure == "decode" else KernelText(module, kernel)
-    environment = _environment()
+    environment = triton_environment()
     common = {
         "module": module,
         "kernel": kernel,
@@ -102,7 +102,7 @@ def _backward_kernels(
     module: Module, back: BackwardHostText, texts: Iterable[BackwardText], common: Mapping[str, object]
 ) -> Iterator[str]:
     if back.preprocess is not None:
-        template = _environment().get_template(f"{module.target}/backward_preprocess.py.jinja")
+        template = triton_environment().get_template(f"{module.target}/backward_preprocess.py.jinja")
         rows = {
             "preprocess": back.preprocess.planned,
             "text": back.preprocess,
@@ -110,7 +110,7 @@ def _backward_kernels(
         }
         yield template.render({**common, **rows})
     for text in texts:
-        template = _environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
+        template = triton_environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
         own = {"kernel": text.kernel, "chain": text.chain, "text": text, "prologue": text.first}
         yield template.render({**common, **own})
 
@@ -131,7 +131,8 @@ def backward_config_text(planned: BackwardKernel, position: int) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def triton_environment() -> jinja2.Environment:
+    """Of templates of Python text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(resource("templates")),
         undefined=jinja2.StrictUndefined,

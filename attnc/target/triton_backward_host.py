@@ -24,6 +24,12 @@ class BackwardHostText:
     prints.
     """
 
+    #: The template of the launches; what configs are chosen for, and its type; how a number is divided,
+    #: rounded up.
+    launcher = "triton/_backward_launches.py.jinja"
+    device, device_type = "q.device", "torch.device"
+    quotient = "triton.cdiv({}, {})"
+
     def __init__(self, module: Module, backward: Backward, texts: list[BackwardText]) -> None:
         self.module, self._backward, self._texts = module, backward, texts
         self.configs = [config_name(planned) for planned in backward.kernels]
@@ -138,7 +144,9 @@ class BackwardHostText:
                 yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"
         for planned in self._backward.kernels:
             over_q, config = planned.kernel.grid.over == "q", config_name(planned)
-            tiles = f"M_padded // {config}.BLOCK_M" if over_q else f"triton.cdiv(N, {config}.BLOCK_N)"
+            tiles = (
+                f"M_padded // {config}.BLOCK_M" if over_q else self.quotient.format("N", f"{config}.BLOCK_N")
+            )
             for adjoint in (
                 *planned.chain.adjoints,
                 *(planned.prologue.adjoints if planned.prologue else ()),

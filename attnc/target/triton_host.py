@@ -129,6 +129,11 @@ class HostText:
     def outputs(self) -> Iterator[str]:
         yield from self.allocated
         yield "    _contiguous_rows(o=o)"
+        yield from self.kept_checks
+
+    @property
+    def kept_checks(self) -> Iterator[str]:
+        """Of what the kernels write besides, if the caller wants it."""
         for arg in self.module.kept:
             shape = _tuple(_size(b.expected) for b in arg.axes)
             yield f"if {arg.tensor.name} is not None:"

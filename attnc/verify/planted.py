@@ -28,7 +28,8 @@ class Bug:
     """name; spec: the spec file whose module it is planted in; story: how kernels came by such a bug.
 
     anchor: code as a template prints it, whatever its line breaks; NUMBER stands for a literal; patch: what
-    replaces it, or a function of that literal; phase: whose functions to look in.
+    replaces it, or a function of that literal; phase: whose functions to look in. file: of a CUDA module, the
+    kernel of the backward ("backward_dkdv"), or "host" for the Python module; "": the forward kernel.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Bug:
     anchor: str
     patch: str | Callable[[float], str]
     phase: Phase = "forward"
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,9 @@ def _with_bug(module: ir.Module, bug: Bug) -> Subject:
     source = module.variant.source
     files = render_files(module, path=Path(source.path).name, sha256=digest(source))
     if module.target != "triton":
-        name = f"{module.variant.name}.cu"
+        endings = {"": ".cu", "host": ".py"}
+        name = f"{module.variant.name}{endings.get(bug.file, f'_{bug.file}.cu')}"
+        bug = replace(bug, phase="backward") if bug.file == "host" else bug
         return cuda_subject(module, {name: plant(files[name], bug)})
     (text,) = files.values()
     return replace(subject_of(module), module=load_text(plant(text, bug)))

@@ -71,22 +71,22 @@ def launch(
 def attach(module: ModuleType) -> None:
     """Makes a generated module launch on the CPU, every time with the warps in another order."""
     host: Any = module
-    text = host._source()
+    texts = {name: host._source(name) for name in host._KERNELS}
     seeds = count()
 
     def launch_here(
-        config: Any, aligned: bool, gpu: Any, blocks: int, args: bytes, kernel: str = host._FORWARD
+        config: Any, aligned: bool, gpu: Any, blocks: int, args: bytes, name: str = host._FORWARD
     ) -> None:
         defines = {name: getattr(config, name) for name in ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")}
         launch(
-            text,
+            texts[name],
             {**defines, "ALIGNED": int(aligned)},
             args,
             blocks=blocks,
             threads=32 * config.WARPS,
             shared=config.shared,
             seed=next(seeds),
-            kernel=kernel,
+            kernel=name,
         )
 
     host._launch = launch_here

@@ -75,6 +75,7 @@ def cuda_subject(module: ir.Module, texts: Mapping[str, str]) -> Subject:
         bound=module.kernels[0].bound,
         module=loaded,
         device=device,
+        gradients=None if module.backward is None else module.backward.bound,
         warps_matter=True,
     )
 

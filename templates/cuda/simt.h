@@ -117,6 +117,7 @@ union Show {
     const unsigned char* row;
     struct { float a[8], b[4]; } product;
     float value;
+    u32 word;
     bool flag;
 };
 static Show shown[2][MOST];
@@ -320,6 +321,20 @@ static inline float from_lane(float x, int mask)
 {
     const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.value = x; });
     return all[(simt::current % simt::WARP) ^ mask].value;
+}
+
+static inline u32 from_lane_u32(u32 x, int mask)
+{
+    const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.word = x; });
+    return all[(simt::current % simt::WARP) ^ mask].word;
+}
+
+static inline void atomic_add(float* to, float x) { *to += x; }
+
+template <class T>
+static void round_to(T& y, float x)
+{
+    y.bits = (unsigned short)simt::narrow<T>(x);
 }
 
 static inline bool any_lane(bool x)

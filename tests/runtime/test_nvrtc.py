@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attnc.build import front, plan_program
 from attnc.plan import ir
+from attnc.plan.ir_backward import kernels_of
 from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.loader import load_file
 from attnc.runtime.nvrtc import CompilationError, compile_cubin, nvrtc_version
@@ -53,6 +55,26 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_the_backward_compiles_too(path: Path) -> None:
+    module = planned()[path.parts[-3], path.parts[-2], path.stem]
+    host: Any = load_file(path)
+    names = {p.kernel.name: p for p in kernels_of(module).values()}
+    assert set(names) <= set(host._KERNELS)
+    for name in host._KERNELS.keys() - {host._FORWARD}:
+        config, cubin = next(compile_configs(path, "sm_80", name))
+        assert cubin.warnings == ()
+        assert cubin.spills <= NEGLIGIBLE, cubin.log
+        if name in names:
+            assert module.backward is not None
+            kernel, layout = names[name].kernel, module.backward.cuda
+            assert layout is not None
+            needed = sum(layout.registers(kernel.configs[0], names[name].name).values())
+            assert needed <= cubin.registers <= 255
+            assert config.shared == kernel.shared[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_86", "sm_90", "sm_120"])
 def test_newer_architectures_take_the_same_text(arch: str) -> None:
     for _, cubin in compile_configs(ROOT / "generated/causal_gqa/cuda_sm_80/bf16_d64.py", arch):
@@ -75,15 +97,14 @@ def test_what_does_not_compile_is_an_error_with_the_log() -> None:
 
 
 def test_ahead_of_time_cubins_are_what_the_module_looks_for(tmp_path: Path) -> None:
-    original = ROOT / "generated/alibi/cuda_sm_80/d64.py"
-    for suffix in (".py", ".cu"):
-        text = original.with_suffix(suffix).read_text(encoding="utf-8")
-        (tmp_path / f"d64{suffix}").write_text(text, encoding="utf-8")
+    for original in (ROOT / "generated/alibi/cuda_sm_80").glob("d64*"):
+        (tmp_path / original.name).write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
     paths = build_cubins(tmp_path / "d64.py", ["sm_90"])
     module = load_file(tmp_path / "d64.py")
-    assert len(paths) == 2 * len(module.CONFIGS)
-    for config in module.CONFIGS:
+    wanted = [(name, config) for name, (_, configs) in module._KERNELS.items() for config in set(configs)]
+    assert len(paths) == 2 * len(wanted)
+    for name, config in wanted:
         for aligned in (0, 1):
-            found = module._cubin(config, aligned, "sm_90")
+            found = module._cubin(config, aligned, "sm_90", name)
             assert found in paths
             assert found.read_bytes().startswith(b"\x7fELF")

@@ -9,8 +9,9 @@ import pytest
 
 from attnc.build import front, plan_program
 from attnc.plan import ir
+from attnc.verify.cuda_backward_bugs import CUDA_BACKWARD_BUGS
 from attnc.verify.cuda_bugs import CUDA_BUGS
-from attnc.verify.planted import Catch, hunt, table
+from attnc.verify.planted import Bug, Catch, hunt, table
 from attnc.verify.simt import available
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -26,13 +27,10 @@ def module(name: str) -> ir.Module:
     return next(m for m in modules if m.target == "cuda.sm_80" and m.variant.attention.name == name)
 
 
-@pytest.fixture(scope="module")
-def catches() -> list[Catch]:
-    return [hunt(module(bug.spec), bug, examples=60, seconds=30) for bug in CUDA_BUGS]
-
-
 @pytest.mark.slow
-def test_every_bug_is_caught(catches: list[Catch]) -> None:
+@pytest.mark.parametrize("bugs", [CUDA_BUGS, CUDA_BACKWARD_BUGS], ids=["forward", "backward"])
+def test_every_bug_is_caught(bugs: tuple[Bug, ...]) -> None:
+    catches: list[Catch] = [hunt(module(bug.spec), bug, examples=60, seconds=30) for bug in bugs]
     print(f"\n{table(catches)}")
     missed = [catch.bug.name for catch in catches if not catch.caught]
     assert not missed
@@ -40,3 +38,4 @@ def test_every_bug_is_caught(catches: list[Catch]) -> None:
 
 def test_names_are_unique() -> None:
     assert len({bug.name for bug in CUDA_BUGS}) == len(CUDA_BUGS) >= 25
+    assert len({bug.name for bug in CUDA_BACKWARD_BUGS}) == len(CUDA_BACKWARD_BUGS) >= 30

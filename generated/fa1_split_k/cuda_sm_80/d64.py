@@ -51,6 +51,10 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 #: struct Args of the kernel.
 _ARGS = struct.Struct("=8Q15q4i")
 _FORWARD = "fa1_split_k_forward"
+#: Every kernel: the file beside this one, and what it is compiled with, configuration by configuration.
+_KERNELS: dict[str, tuple[str, tuple[Config, ...]]] = {
+    _FORWARD: ("d64.cu", CONFIGS),
+}
 
 
 def fa1_split_k(
@@ -204,6 +208,8 @@ def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
 
 def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
     """Starts the kernel on torch's current stream of the device."""
+    if blocks == 0:
+        return None
     if torch.cuda.current_device() != gpu.index:
         with torch.cuda.device(gpu.index):
             return _launch(config, aligned, gpu, blocks, args, name)
@@ -228,7 +234,7 @@ def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, An
     import cupy
     from cupy.cuda import driver, runtime
 
-    path = _cubin(config, aligned, gpu.arch)
+    path = _cubin(config, aligned, gpu.arch, name)
     kernel = cupy.RawModule(path=str(path)).get_function(name)
     kernel.max_dynamic_shared_size_bytes = config.shared
     return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
@@ -242,42 +248,40 @@ def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
 
 
 @cache
-def _source() -> str:
-    return Path(__file__).with_name("d64.cu").read_text(encoding="utf-8")
+def _source(name: str = _FORWARD) -> str:
+    return Path(__file__).with_name(_KERNELS[name][0]).read_text(encoding="utf-8")
 
 
-def _cubin_name(config: Config, aligned: bool, arch: str) -> str:
+def _cubin_name(config: Config, aligned: bool, arch: str, name: str = _FORWARD) -> str:
     """A hash of all that the machine code is made from."""
-    return (
-        hashlib.sha256("\0".join((*_options(config, aligned, arch), _source())).encode()).hexdigest()
-        + ".cubin"
-    )
+    text = "\0".join((*_options(config, aligned, arch), _source(name)))
+    return hashlib.sha256(text.encode()).hexdigest() + ".cubin"
 
 
-def _cubin(config: Config, aligned: bool, arch: str) -> Path:
+def _cubin(config: Config, aligned: bool, arch: str, name: str = _FORWARD) -> Path:
     """The machine code: from beside this file, from the user's cache, or compiled now."""
-    name = _cubin_name(config, aligned, arch)
-    shipped = Path(__file__).with_name("cubin") / name
+    file_name = _cubin_name(config, aligned, arch, name)
+    shipped = Path(__file__).with_name("cubin") / file_name
     if shipped.is_file():
         return shipped
-    cached = _cache_folder() / name
+    cached = _cache_folder() / file_name
     if not cached.is_file():
         handle, temporary = tempfile.mkstemp(dir=cached.parent, suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
-            file.write(_compile(_options(config, aligned, arch)))
+            file.write(_compile(_options(config, aligned, arch), name))
         Path(temporary).replace(cached)  # in one step: nobody reads half a file
     return cached
 
 
-def _compile(options: tuple[str, ...]) -> bytes:
+def _compile(options: tuple[str, ...], name: str) -> bytes:
     from cupy.cuda import nvrtc
 
-    program = nvrtc.createProgram(_source(), "d64.cu", (), ())
+    program = nvrtc.createProgram(_source(name), _KERNELS[name][0], (), ())
     try:
         nvrtc.compileProgram(program, options)
         return nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError as error:
-        raise RuntimeError(f"d64.cu {options}: {nvrtc.getProgramLog(program)}") from error
+        raise RuntimeError(f"{_KERNELS[name][0]} {options}: {nvrtc.getProgramLog(program)}") from error
     finally:
         nvrtc.destroyProgram(program)
 

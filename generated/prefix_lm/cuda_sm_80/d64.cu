@@ -40,6 +40,7 @@ constexpr int WARP_N = BLOCK_N;
 constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
 constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr float SCALE = 0.18033688011112042f;  // factor of the raw score in base-2 units
+constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
 
 struct Args {
     const bf16* q_ptr;
@@ -47,11 +48,13 @@ struct Args {
     const bf16* v_ptr;
     const int* prefix_ptr;
     bf16* o_ptr;
+    float* lse_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_vb, stride_vn, stride_vh;
     long long stride_prefix_0;
     long long stride_ob, stride_om, stride_oh;
+    long long stride_lseb, stride_lseh, stride_lsem;
     int B, H, M, N, SECTION;
 };
 
@@ -269,7 +272,7 @@ __device__ float row_sum(float x)
     return x + from_lane(x, 2);
 }
 
-// o of one q tile of one head: FlashAttention-2, algorithm 1.
+// o and lse of one q tile of one head: FlashAttention-2, algorithm 1.
 extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -396,6 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_forward(const __
     __syncthreads();  // q_tile is free
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
+        const int row = q_lo + warp * WARP_M + 8 * r + g;
         // line 12: o = diag(l)^-1 acc. A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
         l[r] = row_sum(l[r]);
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
@@ -403,6 +407,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_forward(const __
         for (int j = 0; j < DV / 8; ++j)
             *(u32*)(q_tile + at(warp * WARP_M + 8 * r + g, j) + 2 * t) =
                 pack(acc[r / 2][j][r % 2 * 2] * scale, acc[r / 2][j][r % 2 * 2 + 1] * scale);
+        // line 13: lse = m + log(l), natural logarithm
+        if (args.lse_ptr != nullptr && t == 0 && row < M)
+            args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
+                (m[r] + log2f(l[r])) * LN2;
     }
     __syncthreads();
     const Rows<element> outputs = {args.o_ptr + b * args.stride_ob + h * args.stride_oh, args.stride_om};

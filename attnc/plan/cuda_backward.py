@@ -1,0 +1,152 @@
+"""Which configs of a backward the CUDA kernels can run, and whether their warps share keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
+from attnc.model.attention import Variant
+from attnc.model.configs import configs
+from attnc.model.schedule import Config, Knob, Schedule, knobs_of
+from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
+from attnc.plan.cuda_layout import CHUNK, MMA, CudaLayout, integer
+from attnc.plan.device import DEVICES
+from attnc.plan.resources import features, phase_of
+
+#: A warp draws which elements dropout keeps for at most so many columns at a time.
+_DRAWN = 128
+#: Columns of dk and dv up to which a warp keeps those of 32 keys for itself.
+_NARROW = 128
+#: Accumulators, scores and their gradients take most registers of a thread; the rest is addresses and
+#: fragments in flight.
+_FREE_REGISTERS = 40
+_LIMIT = 255
+
+
+def check_cuda_backward(knobs: Iterable[Knob]) -> Iterator[Diagnostic]:
+    """Every key of the backward's phases that these kernels cannot honour."""
+    for knob in knobs:
+        span = knob.span
+        if span is None:
+            continue
+        match knob.key, knob.choices:
+            case "warp_split" | "order", (_, _, *_):
+                yield Diagnostic(
+                    code="E0602",
+                    message=f"'{knob.key}' shapes the text of a CUDA kernel",
+                    primary=Label(span, "has one value in a schedule"),
+                    hints=("write a second attention to compare",),
+                )
+            case "dp" | "maxnreg" | "tile.d", _:
+                yield Diagnostic(
+                    code="E0602",
+                    message=f"'{knob.key}' is not lowered to CUDA",
+                    primary=Label(span, "the layout of a CUDA kernel decides this"),
+                    hints=("remove it",),
+                )
+            case "accumulate.dq", ("sequential", *_):
+                yield Diagnostic(
+                    code="E0602",
+                    message="a sequential dq is not lowered to CUDA yet",
+                    primary=Label(span, "two_pass and atomic are"),
+                    hints=("write 'two_pass', which is deterministic too",),
+                )
+
+
+def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
+    """How the kernels of a schedule lie. Warps share their keys where the schedule says `warp_split = q`, and
+    where it says nothing and the rows of dk and dv are wide or nothing else fits.
+    """
+    attention = variant.attention
+    adds_dq = (
+        "q" in attention.grads and _candidates(variant, schedule, "dkdv")[0]["accumulate.dq"] == "atomic"
+    )
+    sums = bool(set(attention.grads) - {"q", "k", "v"})
+    wide = layout.qk.width + layout.v.width > _NARROW
+    said = knobs_of(schedule, "dkdv").get("warp_split")
+    orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
+    plans = [CudaBackward(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders]
+    for plan in plans:
+        if any(_misfit(c, plan, variant, "dkdv") is None for c in _candidates(variant, schedule, "dkdv")):
+            return plan
+    return plans[0]
+
+
+def cuda_choices(
+    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: Which
+) -> tuple[Config, ...]:
+    """The configs of one kernel that can run somewhere, in their order. Raises DiagnosticError (E0601) when
+    there is none.
+    """
+    candidates = _candidates(variant, schedule, kernel)
+    reasons = [(config, _misfit(config, plan, variant, kernel)) for config in candidates]
+    kept = tuple(config for config, reason in reasons if reason is None)
+    if not kept:
+        raise DiagnosticError([_nothing_fits(schedule, kernel, reasons[0][1] or "")])
+    return kept
+
+
+def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Config, ...]:
+    """The configs of the schedule; where it names no tiles, those that suit the head dimension."""
+    found = configs(schedule, phase_of(kernel), variant)
+    if {"tile.q", "tile.kv", "warps", "stages"} & knobs_of(schedule, phase_of(kernel)).keys():
+        return found
+    widest = max(features(variant.attention.q), features(variant.attention.v))
+    if over_rows(kernel):
+        tiles = {"tile.q": 128, "tile.kv": 32, "warps": 4} if widest <= 64 else _SQUARE
+    elif widest <= 64:
+        tiles = {"tile.q": 32, "tile.kv": 128, "warps": 4}
+    else:
+        tiles = {"tile.q": 64, "tile.kv": 128 if widest <= 128 else 64, "warps": 8}
+    return tuple(Config(values={**found[0].values, **tiles, "stages": stages}) for stages in (2, 1))
+
+
+_SQUARE = {"tile.q": 64, "tile.kv": 64, "warps": 4}
+
+
+def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which) -> str | None:
+    """Why no GPU of the target can run the config; None if one can."""
+    tile_q, tile_kv, warps = (integer(config, key) for key in ("tile.q", "tile.kv", "warps"))
+    parts = 1 if over_rows(kernel) else plan.parts(config)
+    if tile_q & (tile_q - 1) or tile_q < MMA:
+        return f"tile.q = {tile_q} is not a power of two from {MMA} on"
+    if tile_kv % MMA:
+        return f"tile.kv = {tile_kv} is not a multiple of {MMA}"
+    if over_rows(kernel):
+        if tile_q % (MMA * warps):
+            return f"tile.q = {tile_q} is not a multiple of {MMA * warps}, 16 rows for each of {warps} warps"
+    elif plan.exchange:
+        if parts < 2 or warps % parts or tile_kv * parts != SHARED_KEYS * warps:
+            return f"tile.kv = {tile_kv} is not shared by {warps} warps, {SHARED_KEYS} keys each"
+        if tile_q % (MMA * parts):
+            return f"tile.q = {tile_q} is not a multiple of {MMA * parts}, 16 for each of {parts} warps"
+    elif tile_kv % (MMA * warps):
+        return f"tile.kv = {tile_kv} is not a multiple of {MMA * warps}, 16 keys for each of {warps} warps"
+    columns = tile_kv if over_rows(kernel) else tile_q // parts
+    if variant.attention.softmax.dropout is not None and columns > _DRAWN:
+        return f"dropout draws for at most {_DRAWN} columns at a time"
+    if max(plan.layout.qk.width, plan.layout.v.width) // CHUNK > 32 * warps:
+        return f"{32 * warps} threads are fewer than the {CHUNK}-element pieces of a row"
+    registers = sum(plan.registers(config, kernel).values()) + _FREE_REGISTERS
+    if registers > _LIMIT:
+        return f"needs about {registers} registers a thread; the limit is {_LIMIT}"
+    buffers = plan.shared_memory(config, kernel)
+    most = max(device.shared_per_block for device in DEVICES.values())
+    if sum(buffers.values()) > most:
+        named = " + ".join(f"{name} {size}" for name, size in buffers.items())
+        return f"needs {sum(buffers.values())} B of shared memory ({named}); the limit is {most} B"
+    return None
+
+
+def _nothing_fits(schedule: Schedule, kernel: Which, reason: str) -> Diagnostic:
+    knobs = knobs_of(schedule, phase_of(kernel))
+    spans = [
+        span
+        for key in ("tile.q", "tile.kv", "warps", "stages")
+        if key in knobs and (span := knobs[key].span) is not None
+    ]
+    span = spans[0] if spans else schedule.span
+    if span is None:
+        raise ValueError(f"no span for: {reason}")
+    message = f"no config of schedule '{schedule.attention}' for {kernel} fits {schedule.target}"
+    return error("E0601", message, span, reason)

@@ -1,0 +1,367 @@
+"""The pieces of a CUDA backward kernel's text that its template places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from attnc.expr.nodes import Const, Expr, Index, Ref, walk
+from attnc.expr.show import show
+from attnc.expr.simplify import compare, disj
+from attnc.model.tensors import Role
+from attnc.plan.ir import Fetch, Let, Module, Statement
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.signature import stride_name
+from attnc.plan.steps import expressions_of, statement_expressions
+from attnc.target.cuda import at_key, at_row, load, scalar, statement, value_type
+from attnc.target.cuda_adjoints import CudaSums
+from attnc.target.cuda_arguments import Arguments
+from attnc.target.cuda_backward_file import CudaFileText, default_of
+from attnc.target.triton_adjoints import is_finite
+
+
+class CudaBackwardText(CudaFileText):
+    """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
+
+    makes_tiles = True
+
+    def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
+        super().__init__(module, arguments, planned.kernel.name, default_of(planned))
+        self.planned, self.kernel, self.chain = planned, planned.kernel, planned.chain
+        self.makes = planned.makes
+        self.over_q = self.kernel.grid.over == "q"
+        self.show = at_row if self.over_q else at_key
+        self.exchange = self.plan.exchange and not self.over_q
+        self.groups = "G" in self.kernel.dims and not self.over_q
+        self.kv_heads = "Hkv" if self.groups else "H"
+        self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
+        self.h_kv = scalar(self.kernel.kv_head)
+        self.by_row = "[r]" if self.over_q else ""
+        self.first_query = "first_query" if self.exchange else "0"
+        self.first_column = "first_query + " if self.exchange else ""
+        self.sums = CudaSums(adjoints=self.chain.adjoints, over_q=self.over_q, show=self.show)
+        self.needs_sums = bool(self.sums.vectors)
+        self._used = (
+            *expressions_of(
+                self.kernel.program,
+                self.kernel.outer,
+                self.kernel.regions,
+                self.kernel.step,
+                self.kernel.softmax,
+            ),
+            *self._chain_expressions(),
+        )
+        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in self._used)
+        dropout = self.kernel.softmax.dropout is not None
+        self.needs_q_idx = self.uses_q_pos or any(Index("q_idx") in walk(expr) for expr in self._used)
+        self.needs_kv_idx = (
+            dropout or self.needs_sums or any(Index("kv_idx") in walk(expr) for expr in self._used)
+        )
+        self.needs_q_idx = self.needs_q_idx or bool(self.chain.adjoints)
+        self.needs_kv_idx = self.needs_kv_idx or bool(self.chain.adjoints)
+        self.is_linear = self.chain.slope is None or is_finite(self.chain.slope)
+
+    @property
+    def constants(self) -> Iterator[str]:
+        if self.over_q:
+            yield "constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys"
+            yield "constexpr int COLUMNS = BLOCK_N;  // of the scores of a warp"
+            yield "constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4"
+            return
+        d, dv = self.d_tile, self.dv_tile
+        if self.exchange:
+            yield "constexpr int WARP_N = 32;  // keys of a warp: PARTS warps share them"
+            yield "constexpr int PARTS = WARPS * WARP_N / BLOCK_N;"
+            yield "constexpr int COLUMNS = BLOCK_M / PARTS;  // queries of the scores of a warp"
+            yield f"constexpr int D_COLUMNS = ({d} / 16 + PARTS - 1) / PARTS * 16;  // of dk, for each"
+            yield f"constexpr int DV_COLUMNS = ({dv} / 16 + PARTS - 1) / PARTS * 16;  // of dv"
+            yield f"constexpr bool WHOLE_D = D_COLUMNS * PARTS == {d}, WHOLE_DV = DV_COLUMNS * PARTS == {dv};"
+        else:
+            yield "constexpr int WARP_N = BLOCK_N / WARPS;  // keys of a warp, which walks over all queries"
+            yield "constexpr int COLUMNS = BLOCK_M;  // queries of the scores of a warp"
+            yield f"constexpr int D_COLUMNS = {d}, DV_COLUMNS = {dv};  // of dk and dv"
+            if self.needs_sums:
+                yield "constexpr int PARTS = 1;  // warps that share their keys"
+        yield "constexpr int ROWS = WARP_N / 8;  // rows of a thread: 8 * r + lane / 4"
+        if self.chain.adds_dq:
+            yield from self.dq_constants
+            yield f"constexpr bool WHOLE_DQ = DQ_COLUMNS * DQ_WARPS == {d};"
+
+    # -- expressions ---------------------------------------------------------------------------------------
+
+    def statement(self, item: Statement) -> str:
+        return statement(item, self.dtypes, self.kernel.dims, self.show)
+
+    @property
+    def slope(self) -> str:
+        """d score / d dot, as a factor of ds."""
+        assert self.chain.slope is not None
+        return self.sums.factor(self.chain.slope)
+
+    @property
+    def score_name(self) -> str:
+        return "s" if self.kernel.step.score is None else "score"
+
+    @property
+    def times_scale(self) -> str:
+        return "" if self.kernel.softmax.scale is None else " * SCALE"
+
+    @property
+    def keep_text(self) -> str:
+        assert self.kernel.step.keep is not None
+        return self.show(self.kernel.step.keep)
+
+    @property
+    def keep(self) -> str:
+        """The mask as the condition of a selection."""
+        text = self.keep_text
+        return f"({text})" if re.search(r" (&&|\|\|) ", text) else text
+
+    def _chain_expressions(self) -> Iterator[Expr]:
+        yield from (let.value for let in self.chain.shared)
+        if self.chain.slope is not None:
+            yield self.chain.slope
+        for adjoint in self.chain.adjoints:
+            yield from (adjoint.value, adjoint.guard, *adjoint.load.indices)
+
+    @property
+    def dropout(self) -> str:
+        dropout = self.kernel.softmax.dropout
+        assert dropout is not None
+        return f"{scalar(dropout.p)}, {scalar(dropout.seed)}"
+
+    @property
+    def keep_scale(self) -> str:
+        assert self.kernel.softmax.dropout is not None
+        p = scalar(self.kernel.softmax.dropout.p)
+        return f"{p} < 1.0f ? 1.0f / (1.0f - {p}) : 0.0f"
+
+    @property
+    def scale(self) -> str:
+        """The factor of dq and dk."""
+        return f"{self.chain.scale!r}f"
+
+    # -- loads, by what they vary along ---------------------------------------------------------------------
+
+    @property
+    def _fetches(self) -> tuple[Fetch, ...]:
+        step = self.kernel.step
+        return tuple(dict.fromkeys((*self.kernel.outer, *step.fetches, *step.masked_fetches)))
+
+    @property
+    def row_fetches(self) -> tuple[Fetch, ...]:
+        """Loads with one value for each row of the tile."""
+        rows = ("q",) if self.over_q else ("kv",)
+        return tuple(fetch for fetch in self._fetches if fetch.axes == rows)
+
+    def row_array(self, fetch: Fetch) -> str:
+        return f"{value_type(self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
+
+    def row_value(self, fetch: Fetch) -> str:
+        return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor], self.show)};"
+
+    @property
+    def _columns(self) -> list[Fetch]:
+        columns = ("kv",) if self.over_q else ("q",)
+        return [fetch for fetch in self._fetches if fetch.axes == columns]
+
+    @property
+    def column_values(self) -> Iterator[str]:
+        """Loads with one value for each column of the tile; some only where the mask is tested."""
+        masked = self.kernel.step.masked_fetches
+        for fetch in self._columns:
+            if fetch not in masked or self.mode == "always":
+                yield self.statement(fetch)
+            elif self.mode == "each":
+                dtype = self.dtypes[fetch.load.tensor]
+                element = load(fetch, dtype, self.show)
+                guarded = f"({element})" if " ? " in element else element
+                yield f"const {value_type(dtype)} {fetch.name} = partial ? {guarded} : 0;"
+
+    @property
+    def column_mask_values(self) -> Iterator[str]:
+        """Those that the mask needs, where it is tested apart."""
+        assert self.kernel.step.keep is not None
+        wanted = _needed(self.kernel.step.keep, self._fetches)
+        return (self.statement(fetch) for fetch in self._columns if fetch.name in wanted)
+
+    @property
+    def element_values(self) -> Iterator[str]:
+        """What the score of one element is made from."""
+        for fetch in self.kernel.step.fetches:
+            if fetch.axes == ("q", "kv"):
+                yield self.statement(fetch)
+        for let in self.chain.shared:
+            yield f"const float {let.name} = {self.show(let.value)};"
+        if self.kernel.step.score is not None:
+            yield f"const float score = {self.show(self.kernel.step.score)};"
+
+    @property
+    def element_mask_values(self) -> Iterator[str]:
+        """Those that the mask needs element by element, besides what the score has."""
+        assert self.kernel.step.keep is not None
+        wanted = _needed(self.kernel.step.keep, self._fetches)
+        for fetch in (*self.kernel.step.fetches, *self.kernel.step.masked_fetches):
+            known = self.mode != "after" and fetch in self.kernel.step.fetches
+            if fetch.axes == ("q", "kv") and fetch.name in wanted and not known:
+                yield self.statement(fetch)
+
+    def elements_read(self, index: str) -> bool:
+        """Whether the pass over the elements mentions an index."""
+        step = self.kernel.step
+        exprs = [*self._chain_expressions(), *([] if step.score is None else [step.score])]
+        fetches = [*step.fetches, *(step.masked_fetches if self.mode != "after" else ())]
+        exprs += (expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
+        if self.mode in ("always", "each") and step.keep is not None:
+            exprs.append(step.keep)
+        used = any(Index(index) in walk(expr) for expr in exprs)
+        if index == "q_idx":
+            used = used or self.elements_read("q_pos")
+        scattered = any(not self.sums.is_vector(adjoint) for adjoint in self.chain.adjoints)
+        return used or (scattered and index != "q_pos")
+
+    # -- the sums of other gradients ------------------------------------------------------------------------
+
+    @property
+    def starts(self) -> Iterator[str]:
+        return self.sums.starts
+
+    @property
+    def adjoint_steps(self) -> Iterator[str]:
+        return self.sums.steps
+
+    @property
+    def column_sums(self) -> list[str]:
+        return self.sums.column_sums
+
+    @property
+    def column_ends(self) -> Iterator[str]:
+        return self.sums.column_ends
+
+    @property
+    def ends(self) -> Iterator[str]:
+        return self.sums.ends
+
+    # -- the frame -----------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> Iterator[str]:
+        """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
+        shortened = {item.name for item in self.kernel.program if isinstance(item, Let)}
+        for const, names in (
+            ("const ", [name for name in self.kernel.dims if name not in shortened]),
+            ("", [name for name in self.kernel.dims if name in shortened]),
+        ):
+            if names:
+                yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
+
+    def head_offset(self, name: str) -> str:
+        """From the first element of k, v, dk or dv to the rows of this KV head."""
+        tensor = self.arguments.tensors.by_name[name]
+        terms = [
+            f"b * args.{stride_name(tensor, axis)}" for axis in [tensor.axis(Role.BATCH)] if axis is not None
+        ]
+        axis = tensor.axis(Role.HEAD)
+        if axis is not None and self.kernel.kv_head != Const(0):
+            terms.append(f"{self.kv_name} * args.{stride_name(tensor, axis)}")
+        return " + ".join(terms) or "0"
+
+    @property
+    def program(self) -> tuple[Statement, ...]:
+        """Statements in front of the loop over query heads: those that no head changes."""
+        if not self.groups:
+            return self.kernel.program if self.kv_name == "h" else ()
+        late = self.head_program
+        return tuple(item for item in self.kernel.program if item not in late)
+
+    @property
+    def head_program(self) -> tuple[Statement, ...]:
+        if not self.groups:
+            return () if self.kv_name == "h" else self.kernel.program
+        late: list[Statement] = []
+        for item in self.kernel.program:
+            exprs = statement_expressions(item)
+            names = {other.name for other in late}
+            row = item.row.name if isinstance(item, Fetch) and item.row else ""
+            nodes = [node for expr in exprs for node in walk(expr)]
+            if row in names or any(
+                node == Index("h") or (isinstance(node, Ref) and node.name in names) for node in nodes
+            ):
+                late.append(item)
+        return tuple(late)
+
+    @property
+    def what(self) -> str:
+        names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
+        own = (*(("dq",) if self.chain.adds_dq else ()), *self.makes, *names)
+        return " and ".join(own) or "rows"
+
+    @property
+    def q_lo(self) -> str:
+        tile = "(q_tiles - 1 - rank / heads)" if self.kernel.grid.longest_first else "rank / heads"
+        return f"{tile} * BLOCK_M"
+
+    @property
+    def mode(self) -> str:
+        """Where the mask is tested: "never", "always", in partial tiles "after" everything else, or, where
+        sums need it earlier, for "each" element.
+        """
+        if self.kernel.step.keep is None:
+            return "never"
+        known = {"true": "always", "false": "never"}.get(self.masked)
+        return known or ("each" if self.chain.adjoints else "after")
+
+    @property
+    def lo(self) -> str:
+        return scalar(self.kernel.regions.loops[0].start)
+
+    @property
+    def hi(self) -> str:
+        return scalar(self.kernel.regions.loops[-1].stop)
+
+    @property
+    def masked(self) -> str:
+        """Whether the tile at hand is partial: the regions follow one upon the other."""
+        loops = self.kernel.regions.loops
+        start = Index("kv_lo" if self.over_q else "q_lo")
+        last = loops[-1]
+        if len(loops) == 1:
+            return scalar(Const(last.masked) if isinstance(last.masked, bool) else last.masked)
+        if loops[0].masked is True:  # the partial tiles come first
+            return scalar(compare("<", start, last.start))
+        return scalar(compare(">=", start, last.start))
+
+    @property
+    def guard(self) -> str:
+        guards = [loop.guard for loop in self.kernel.regions.loops if loop.guard is not None]
+        return scalar(disj(*guards)) if guards else ""
+
+    @property
+    def bounds_comment(self) -> str:
+        mask = self.module.variant.attention.mask
+        axis = self.kernel.regions.axis
+        if isinstance(mask, Const):
+            return "" if axis == "q" else "no mask: whole kv tiles, then the keys that are left"
+        text = mask.span.text if mask.span else show(mask)
+        return f"{text}: which {axis} tiles are partial, and which are full"
+
+    def reads(self, index: str) -> bool:
+        """Whether a loop bound or a guard uses the index."""
+        regions = self.kernel.regions
+        exprs = [expr for loop in regions.loops for expr in loop.expressions]
+        exprs += (expr for item in regions.bounds for expr in statement_expressions(item))
+        return any(Index(index) in walk(expr) for expr in exprs)
+
+
+def _needed(expr: Expr, fetches: tuple[Fetch, ...]) -> set[str]:
+    """Names of the loads that the expression needs, directly or through another load."""
+    by_name = {fetch.name: fetch for fetch in fetches}
+    wanted: set[str] = set()
+    todo = [expr]
+    while todo:
+        for node in walk(todo.pop()):
+            if isinstance(node, Ref) and node.name in by_name and node.name not in wanted:
+                wanted.add(node.name)
+                fetch = by_name[node.name]
+                todo += [*fetch.load.indices, fetch.guard]
+    return wanted

@@ -1,0 +1,92 @@
+"""What every `.cu` file of a backward begins with: types, sizes, the arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnc.model.tensors import DType
+from attnc.plan.cuda_backward_layout import CudaBackward
+from attnc.plan.cuda_layout import integer
+from attnc.plan.ir import Module
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.target.cuda import STORED
+from attnc.target.cuda_arguments import Arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a kernel is compiled with: rows and keys of its tiles, warps, tiles that are copied ahead."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+def default_of(planned: BackwardKernel) -> Launch:
+    """The first config of a kernel."""
+    config = planned.kernel.configs[0]
+    sizes = (integer(config, key) for key in ("tile.q", "tile.kv", "warps", "stages"))
+    return Launch(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
+
+
+class CudaFileText:
+    """What every `.cu` file of a backward begins with."""
+
+    #: What `_device.cu.jinja` asks: whether a unified maximum falls back.
+    finds_top = False
+    makes_tiles = False
+
+    def __init__(self, module: Module, arguments: Arguments, name: str, default: Launch) -> None:
+        assert module.backward is not None
+        assert module.backward.cuda is not None
+        self.module, self.arguments, self.name, self.launch = module, arguments, name, default
+        self.plan: CudaBackward = module.backward.cuda
+        self.layout = self.plan.layout
+        self.element = self.ptx = STORED[self.layout.element]
+        self.padded = (self.layout.d, self.layout.dv) != (self.layout.qk.width, self.layout.v.width)
+        self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
+        self.dtypes = arguments.dtypes
+        self.numbers: list[tuple[str, str, str]] = []
+        self.body = ""
+
+    @property
+    def storage_types(self) -> list[str]:
+        """16-bit floats among the arguments."""
+        found = {STORED[dtype] for dtype in self.dtypes.values() if dtype in (DType.F16, DType.BF16)}
+        return sorted(found)
+
+    @property
+    def loaded_types(self) -> frozenset[str]:
+        return frozenset(self.storage_types)
+
+    @property
+    def rounded_types(self) -> list[str]:
+        """16-bit floats that gradients other than those of q, k and v are written as."""
+        return self.arguments.rounded_types
+
+    @property
+    def fields(self) -> Iterator[str]:
+        return self.arguments.fields
+
+    @property
+    def constants(self) -> Iterator[str]:
+        """Sizes that follow from the configuration."""
+        yield from ()
+
+    @property
+    def dq_constants(self) -> Iterator[str]:
+        """How the warps of the kernel for dk and dv share a tile of dq."""
+        yield "constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && WARPS % (BLOCK_M / 32) == 0 ? 32 : BLOCK_M;"
+        yield "constexpr int DQ_WARPS = WARPS * DQ_ROWS / BLOCK_M;  // warps that share its rows"
+        yield f"constexpr int DQ_COLUMNS = ({self.d_tile} / 16 + DQ_WARPS - 1) / DQ_WARPS * 16;"
+        yield "constexpr int DQ_SIZE = BLOCK_M * DQ_COLUMNS * DQ_WARPS;"
+
+    def uses(self, name: str) -> bool:
+        """Whether the kernel, or a device function that it calls, mentions the name."""
+        called = {"row_sum": "row_sum(", "branch": "branch()"}.get(name, name)
+        if name in ("min_(", "max_(", "where<"):
+            return bool(re.search(rf"\b{re.escape(name)}", self.body))
+        return called in self.body

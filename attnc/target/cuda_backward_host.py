@@ -1,0 +1,127 @@
+"""The pieces of the function that launches a CUDA backward: what `templates/triton/_autograd.py.jinja` prints
+for this target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attnc.plan.ir import Module
+from attnc.plan.ir_backward import Backward
+from attnc.target.cuda_arguments import Arguments
+from attnc.target.cuda_backward_rows import ROWS_WARPS, finish_name
+from attnc.target.cuda_host import batched
+from attnc.target.triton_backward import BackwardText
+from attnc.target.triton_backward_host import BackwardHostText
+from attnc.target.triton_parameters import config_name
+
+#: Pointers in a line of the packed arguments.
+_POINTERS = 5
+
+
+class CudaBackwardHost(BackwardHostText):
+    """Text of the function that launches the kernels. files: the kernels in the order of execution, with
+    their sources.
+    """
+
+    launcher = "cuda/_backward_launches.py.jinja"
+    device, device_type = "_gpu(q.get_device())", "Gpu"
+    quotient = "-(-{} // {})"
+
+    def __init__(
+        self, module: Module, backward: Backward, arguments: Arguments, files: Mapping[str, str]
+    ) -> None:
+        super().__init__(module, backward, [BackwardText(module, planned) for planned in backward.kernels])
+        self._arguments, self.files = arguments, files
+        self.adds_dq = arguments.adds_dq
+        self.format = arguments.format
+        assert backward.cuda is not None
+        self._layout = backward.cuda.layout
+        self._sums = backward.cuda.sums
+        self.pieces = self._layout.qk.width // 16
+        self._kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
+
+    @property
+    def tma(self) -> str:
+        return "False"
+
+    @property
+    def allocations(self) -> Iterator[str]:
+        for line in super().allocations:
+            if line.startswith("dq = torch.zeros(q.shape, dtype=torch.float32"):
+                yield "dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)"
+                shape = f"B, H, {self._q_tiles}, _dq_size({self.configs[-1]})"
+                yield f"dq_sum = torch.zeros(({shape}), dtype=torch.float32, device=q.device)"
+            else:
+                yield line
+
+    @property
+    def sums(self) -> Iterator[str]:
+        return (line for line in super().sums if not line.startswith("dq = "))
+
+    @property
+    def matrices(self) -> str:
+        """Tensors whose rows the kernels copy."""
+        return ", ".join(("q", "k", "v", "o", "do", *self._arguments.made))
+
+    @property
+    def packed(self) -> Iterator[str]:
+        """Values of the packed struct, line by line like its fields."""
+        pointers = [_pointer(name) for _, name in self._arguments.pointers]
+        for names in batched(pointers, _POINTERS):
+            yield ", ".join(names)
+        for line in self._arguments.strides:
+            yield ", ".join(value for _, value in line)
+        values = {"SECTION": "section", "KV_SECTION": "kv_section"}
+        yield ", ".join(values.get(name, name) for name in self._arguments.sizes)
+
+    @property
+    def sections(self) -> str:
+        """Query heads whose K and V, and KV heads whose q and do, lie in the L2 cache together."""
+        row = (self._layout.d + self._layout.dv) * self._layout.element.bytes
+        group = " * G" if self._kv_heads == "Hkv" else ""
+        first = f"_heads_in_cache(gpu, B * H, N * {row})"
+        return f"{first}, _heads_in_cache(gpu, B * {self._kv_heads}, M * {row}{group})"
+
+    @property
+    def _q_tiles(self) -> str:
+        return self.quotient.format("M", f"{self.configs[-1]}.BLOCK_M")
+
+    @property
+    def calls(self) -> Iterator[tuple[str, str, str]]:
+        """(kernel, config, blocks) in the order of execution."""
+        rows = f"_row_config({self.configs[0]})"
+        yield self._preprocess, rows, f"M_padded // {self.configs[0]}.BLOCK_M * B * H"
+        for planned in self._backward.kernels:
+            config = config_name(planned)
+            if planned.kernel.grid.over == "q":
+                yield planned.kernel.name, config, f"M_padded // {config}.BLOCK_M * B * H"
+            else:
+                tiles = self.quotient.format("N", f"{config}.BLOCK_N")
+                yield planned.kernel.name, config, f"{tiles} * B * {self._kv_heads}"
+        if self.adds_dq:
+            yield finish_name(self.module), self.configs[-1], f"{self._q_tiles} * B * H"
+
+    @property
+    def _preprocess(self) -> str:
+        assert self._backward.preprocess is not None
+        return self._backward.preprocess.name
+
+    @property
+    def row_changes(self) -> str:
+        """What the kernel for the rows has unlike the one whose tiles it shares."""
+        return f"WARPS={ROWS_WARPS}, STAGES=1, shared={4 * ROWS_WARPS if self._sums else 0}"
+
+    @property
+    def kernels(self) -> Iterator[tuple[str, str, str]]:
+        """(function, source, what it is compiled with)."""
+        configs = {p.kernel.name: f'BACKWARD_CONFIGS["{p.name}"]' for p in self._backward.kernels}
+        first = self._backward.kernels[0].name
+        configs[self._preprocess] = f'tuple(map(_row_config, BACKWARD_CONFIGS["{first}"]))'
+        configs[finish_name(self.module)] = f'BACKWARD_CONFIGS["{self._backward.kernels[-1].name}"]'
+        for name, source in self.files.items():
+            yield name, source, configs[name]
+
+
+def _pointer(name: str) -> str:
+    return "0 if dlse is None else dlse.data_ptr()" if name == "dlse" else f"{name}.data_ptr()"
