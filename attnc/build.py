@@ -22,10 +22,10 @@ from attnc.model.attention import Program
 from attnc.model.projection import projection_variants
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
-from attnc.model.variants import variants
+from attnc.model.variants import labelled, variants
 from attnc.plan import ir
 from attnc.plan.cuda import PORTABLE
-from attnc.plan.dispatch import load_tables, projection_rows
+from attnc.plan.dispatch import Table, load_tables, projection_rows, schedule_rows
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
@@ -98,7 +98,8 @@ def plan_program(program: Program) -> Planned:
         if schedule.target not in TARGETS and schedule.span is not None:
             warnings.append(_not_compiled(schedule, schedule.span))
             continue
-        for variant in variants(program, program.attention(schedule.attention)):
+        for plain in variants(program, program.attention(schedule.attention)):
+            variant = labelled(plain, schedule.label)
             try:
                 modules.append(plan(variant, schedule))
             except DiagnosticError as failure:
@@ -128,6 +129,7 @@ def compile_program(
     """
     planned = plan_program(program)
     choices = () if tuned is None else load_tuned(tuned)
+    tables = () if dispatch is None else load_tables(dispatch)
     sha256 = digest(program.source)
     families: dict[str, list[ir.Module]] = {}
     outputs: list[Output] = []
@@ -138,16 +140,16 @@ def compile_program(
         outputs += (Output(path=f"{folder}/{file}", text=text) for file, text in files.items())
     for folder, family in families.items():
         attention = program.attention(family[0].variant.attention.name)
-        outputs.append(Output(path=f"{folder}/__init__.py", text=render_dispatch(attention, family, name)))
-    outputs += _projection_outputs(program, planned.projections, name, dispatch)
+        text = render_dispatch(attention, family, name, schedule_rows(family, tables))
+        outputs.append(Output(path=f"{folder}/__init__.py", text=text))
+    outputs += _projection_outputs(program, planned.projections, name, tables)
     ordered = tuple(sorted(outputs, key=lambda output: output.path))
     return Compiled(outputs=ordered, warnings=planned.warnings)
 
 
 def _projection_outputs(
-    program: Program, modules: Iterable[ProjectionModule], name: str, dispatch: Source | None
+    program: Program, modules: Iterable[ProjectionModule], name: str, tables: tuple[Table, ...]
 ) -> list[Output]:
-    tables = () if dispatch is None else load_tables(dispatch)
     families: dict[str, list[ProjectionModule]] = {}
     outputs: list[Output] = []
     for module in modules:

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "source", "diagnostics", "resources", "expr", "syntax", "model", "reference",
     "reference_gradients", "plan", "target", "build",
-    "paging", "runtime", "verify", "tune", "tune_projection", "calibrate", "bench", "adapters",
-    "cli", "__main__", "__init__",
+    "paging", "runtime", "verify", "tune", "tune_projection", "tune_schedules", "calibrate",
+    "bench", "adapters", "cli", "__main__", "__init__",
 )  # fmt: skip
 
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
@@ -51,7 +51,7 @@ OWNERS = {
 # The layers that need torch. What runs in `attnc compile` must not need them.
 NUMERIC = {
     "reference", "reference_gradients", "paging", "runtime", "verify", "tune", "tune_projection",
-    "calibrate", "bench", "adapters",
+    "tune_schedules", "calibrate", "bench", "adapters",
 }  # fmt: skip
 
 # What judges a kernel shares no reasoning with what makes it, or both would be wrong together.

@@ -98,7 +98,8 @@ def _chosen(modules: tuple[ir.Module, ...], **wanted: str | None) -> ir.Module:
 
 def _schedule(program: Program, module: ir.Module) -> Schedule:
     name = module.variant.attention.name
-    return next(s for s in program.schedules if (s.attention, s.target) == (name, module.target))
+    wanted = (name, module.target, module.label)
+    return next(s for s in program.schedules if (s.attention, s.target, s.label) == wanted)
 
 
 def _backward_usages(module: ir.Module, device: Device) -> dict[KernelName, Usage | None]:

@@ -43,6 +43,7 @@ def tune(
             continue
         with progress(path.name, None) as bar:
             winners = measure(path, rounds, bar.advance, wanted, target)
+        tune_labels(path, rounds)
         for winner in winners:
             choice = winner.choice
             knobs = ", ".join(f"{key} = {choice.config[key]}" for key in _SHOWN if key in choice.config)
@@ -73,6 +74,22 @@ def tune_layers(path: Path, rounds: int) -> None:
         for M, best in layer.best.items():
             times = ", ".join(f"{impl} {time:.1f} us" for impl, (_, time) in best.items())
             say(f"  M = {M:3}: {layer.crossovers.chosen[M]:12} ({times})")
+    if tuned:
+        note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
+
+
+def tune_labels(path: Path, rounds: int) -> None:
+    """Tunes which of several schedules of an attention is taken for which sizes, and prints the table."""
+    from attnc.build import dispatch_path
+    from attnc.tune_schedules import tune_schedules
+
+    with progress(path.name, None) as bar:
+        tuned = tune_schedules(path, rounds, bar.advance)
+    for found in tuned:
+        for row in found.table.rows:
+            sizes = zip(found.table.sizes, row.limits, strict=True)
+            limits = ", ".join("any" if limit is None else f"{size} <= {limit}" for size, limit in sizes)
+            say(f"{found.name} {found.variant} {limits}: {row.choice['schedule']}")
     if tuned:
         note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
 

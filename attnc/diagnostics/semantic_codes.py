@@ -219,7 +219,8 @@ SCHEDULES = {
     ),
     "E0408": CodeInfo(
         "second schedule",
-        "An attention or projection has one schedule for a target; sets of values express alternatives.",
+        "An attention has one schedule for a target, or several with labels ('as NAME'), among which a table "
+        "by sizes picks; a projection has one. Sets of values express other alternatives.",
     ),
     "E0409": CodeInfo(
         "conditions that no config satisfies",

@@ -98,6 +98,9 @@ def resolve_dataflow(tree: ast.Schedule, report: Report) -> Dataflow | None:
             "only for triton",
             hints=(f"write 'schedule {tree.attention.id} for triton'",),
         )
+    if tree.label is not None:
+        label = "implementations are alternatives already"
+        report.error("E0408", "a projection has one schedule, without a label", tree.label.span, label)
     block = _Block(report)
     for entry in tree.entries:
         match entry:

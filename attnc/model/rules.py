@@ -138,18 +138,25 @@ def check_unused(tree: ast.Attention, attention: Attention, report: Report) -> N
 def check_one_schedule_each(
     schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Report
 ) -> None:
-    """An attention has one schedule for a target."""
-    first: dict[tuple[str, str], Schedule] = {}
+    """An attention has one schedule for a target, or several with labels of their own."""
+    known: dict[tuple[str, str], list[Schedule]] = {}
     for schedule in schedules:
-        other = first.setdefault((schedule.attention, schedule.target), schedule)
-        if other is not schedule and schedule.span and other.span:
+        others = known.setdefault((schedule.attention, schedule.target), [])
+        clash = next((other for other in others if other.label in ("", schedule.label)), None)
+        if clash is None and others and not schedule.label:
+            clash = others[0]
+        if clash is not None and schedule.span and clash.span:
+            called = f" called '{schedule.label}'" if schedule.label == clash.label != "" else ""
+            example = f"schedule {schedule.attention} for {schedule.target} as prefill"
             report.error(
                 "E0408",
-                f"second schedule of '{schedule.attention}' for {schedule.target}",
+                f"second schedule of '{schedule.attention}' for {schedule.target}{called}",
                 schedule.span,
                 "this one",
-                related=(Label(other.span, "the first"),),
+                related=(Label(clash.span, "the first"),),
+                hints=(f"give each a label of its own: '{example}'",),
             )
+        others.append(schedule)
 
 
 def check_backward_has_grads(

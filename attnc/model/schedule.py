@@ -48,7 +48,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One `schedule NAME for TARGET` block.
+    """One `schedule NAME for TARGET` block, or `schedule NAME for TARGET as LABEL`.
 
     `knobs[phase][key]`: keys written outside a phase block belong to "forward". `where`: pruning conditions
     per phase, kept as syntax and evaluated over a config's knobs and the variant's params.
@@ -58,6 +58,7 @@ class Schedule:
     target: str
     knobs: Mapping[Phase, Mapping[str, Knob]]
     where: Mapping[Phase, tuple[ast.Expr, ...]]
+    label: str = ""
     span: Span | None = field(default=None, compare=False, repr=False)
 
 

@@ -64,6 +64,7 @@ def resolve_schedule(
         target=tree.target.id,
         knobs={phase: block.knobs[phase] for phase in PHASES if block.knobs[phase]},
         where={phase: tuple(block.where[phase]) for phase in PHASES if block.where[phase]},
+        label=tree.label.id if tree.label else "",
         span=tree.span,
     )
 

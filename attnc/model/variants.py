@@ -75,6 +75,13 @@ def variant_name(params: Mapping[str, ParamValue]) -> str:
     return "_".join(parts) or "default"
 
 
+def labelled(variant: Variant, label: str) -> Variant:
+    """The variant under one of several schedules: `d128_prefill`."""
+    if not label:
+        return variant
+    return replace(variant, name=label if variant.name == "default" else f"{variant.name}_{label}")
+
+
 def _spell(value: ParamValue) -> str:
     if isinstance(value, bool):
         return "_true" if value else "_false"

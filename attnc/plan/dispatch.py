@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
+from attnc.model.variants import variant_name
+from attnc.plan import ir
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.source import Source
 
@@ -22,6 +24,8 @@ FORMAT = 1
 #: What a projection is chosen by, and an attention.
 PROJECTION_SIZES = ("M",)
 ATTENTION_SIZES = ("M", "N", "BH")
+#: The largest sizes that a row admits, and the label of the schedule that it picks.
+LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,70 @@ def projection_rows(
         if known:
             found[device] = (*known[:-1], (None, known[-1][1]))
     return found
+
+
+def schedule_rows(family: Sequence[ir.Module], tables: Iterable[Table]) -> dict[tuple[str, str], LabelRows]:
+    """What the dispatcher of an attention's schedules embeds: (device, variant without label) -> rows."""
+    labels = {module.label for module in family}
+    tables = tuple(tables)
+    found: dict[tuple[str, str], LabelRows] = {}
+    for variant in dict.fromkeys(plain_name(module) for module in family):
+        attention, target = family[0].variant.attention.name, family[0].target
+        for device, table in newest(tables, attention, target, variant).items():
+            rows = tuple(
+                (row.limits, row.choice["schedule"]) for row in table.rows if row.choice["schedule"] in labels
+            )
+            if rows and all(limit is None for limit in rows[-1][0]):
+                found[device, variant] = rows
+    return found
+
+
+def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
+    """For a device that nobody has measured: decode kernels up to as many rows as a tile has, then the first
+    other schedule.
+    """
+    labels = {module.label: module.kernels[0].structure == "decode" for module in family}
+    decode = next((label for label, is_decode in labels.items() if is_decode), None)
+    other = next((label for label, is_decode in labels.items() if not is_decode), None)
+    anything = (None,) * len(ATTENTION_SIZES)
+    if decode is None or other is None:
+        return ((anything, next(iter(labels))),)
+    return (((16, *anything[1:]), decode), (anything, other))
+
+
+def plain_name(module: ir.Module) -> str:
+    """The name of the module's variant, whatever its schedule."""
+    return variant_name(module.variant.params)
+
+
+def joined(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows of a grid in lexical order of their limits from the last size to the first, as few as decide
+    alike: neighbours along the first size with one choice become one, and boxes that decide as the next one
+    does are left out.
+    """
+    boxes: dict[tuple[int | None, ...], list[Row]] = {}
+    for row in rows:
+        box = boxes.setdefault(row.limits[1:], [])
+        if box and box[-1].choice == row.choice:
+            box.pop()
+        box.append(row)
+    kept: list[list[Row]] = []
+    for box in boxes.values():
+        same = kept and _decides_alike(kept[-1], box) and _wider(kept[-1][0].limits, box[0].limits)
+        kept[-1:] = [box] if same else [*kept[-1:], box]
+    return tuple(row for box in kept for row in box)
+
+
+def _decides_alike(one: Sequence[Row], other: Sequence[Row]) -> bool:
+    return [(row.limits[0], row.choice) for row in one] == [(row.limits[0], row.choice) for row in other]
+
+
+def _wider(inner: Sequence[int | None], outer: Sequence[int | None]) -> bool:
+    """Whether all that the inner limits admit along the later sizes, the outer ones do."""
+    return all(
+        wide is None or (narrow is not None and narrow <= wide)
+        for narrow, wide in zip(inner[1:], outer[1:], strict=True)
+    )
 
 
 def admits(limits: Sequence[int | None], sizes: Sequence[int]) -> bool:

@@ -294,7 +294,7 @@ class Module:
 
     sizes: what the host computes from the sizes of the arguments.
     kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
-    for it.
+    for it. label: of the schedule, where an attention has several for this target.
     """
 
     variant: Variant
@@ -304,4 +304,5 @@ class Module:
     kernels: tuple[Kernel, ...]
     sizes: tuple[Let, ...] = ()
     kept: tuple[Arg, ...] = ()
+    label: str = ""
     backward: Backward | None = None

@@ -36,6 +36,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         outputs=results(attention),
         kernels=(kernel,),
         kept=kept(attention) if differentiable else (),
+        label=schedule.label,
         backward=plan_backward(variant, attention, schedule, kernel) if differentiable else None,
     )
     verify_module(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,10 +54,7 @@ class Layer:
         made: dict[str, Launch] = {}
         for position in positions:
             config = self.module.CONFIGS[position]
-            calls = [
-                lambda w=w, config=config: function(x, w, *self.bias, out=y, config=config)
-                for w in self.weights
-            ]
+            calls = [partial(function, x, w, *self.bias, out=y, config=config) for w in self.weights]
             try:
                 made[str(position)] = replayed(calls)
             except Exception:  # too large for this device, or the compiler gave up: not a candidate

@@ -42,16 +42,24 @@ class Problem:
     dims: Mapping[str, int]
 
 
-def problem_for(module: ir.Module, length: int, *, device: str = "cuda", tokens: int = _TOKENS) -> Problem:
+def problem_for(
+    module: ir.Module,
+    length: int,
+    *,
+    device: str = "cuda",
+    tokens: int = _TOKENS,
+    sizes: Mapping[str, int] | None = None,
+) -> Problem:
     """N(0, 1) inputs with M = N = `length` and as many sequences as make `tokens` tokens.
 
     Sorted integers number documents of 1000 tokens; other integers of the size of a length are one eighth of
     it. Packed sequences are all as long, pages lie in random order; a decode kernel gets M = 1 and, on a GPU,
-    sixteen times as many sequences.
+    sixteen times as many sequences. sizes: dims that are to be something else.
     """
     decodes = module.kernels[0].structure == "decode"
     tokens *= 16 if decodes and device != "cpu" else 1
     dims = {**_DIMS, "B": max(1, tokens // length), "M": 1 if decodes else length, "N": length}
+    dims |= sizes or {}
     dims |= _memory_dims(module, dims)
     heads = module.variant.attention.q.size(Role.HEAD)
     if all(node.name in dims for node in walk(heads) if isinstance(node, Dim)):

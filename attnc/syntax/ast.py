@@ -264,11 +264,12 @@ ScheduleEntry: TypeAlias = Setting | Where | Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule(Node):
-    """`schedule NAME for TARGET { ... }`; the name may be that of a projection too"""
+    """`schedule NAME for TARGET as LABEL { ... }`; the name may be that of a projection too"""
 
     attention: Name
     target: Name
     entries: tuple[ScheduleEntry, ...]
+    label: Name | None = None
 
 
 # --- file ---------------------------------------------------------------------------------------------------

@@ -69,8 +69,15 @@ class _Builder:
                 return ast.Projection(name=name, items=parts, span=span)
             case _:
                 target, *entries = children[1:]
+                label = None
+                if entries and entries[0].data == "label":
+                    label = self.name(_trees(entries.pop(0))[0])
                 return ast.Schedule(
-                    attention=name, target=self.name(target), entries=self.entries(entries), span=span
+                    attention=name,
+                    target=self.name(target),
+                    label=label,
+                    entries=self.entries(entries),
+                    span=span,
                 )
 
     def statement(self, tree: Cst) -> Iterator[ast.AttentionItem]:

@@ -30,6 +30,7 @@ _WORDS = {
     "IN": "'in'",
     "COLON": "':'",
     "FOR": "'for'",
+    "AS": "'as'",
     "VIA": "'via'",
     "IS": "'is'",
     "LBRACE": "'{'",

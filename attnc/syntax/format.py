@@ -40,7 +40,8 @@ def format_file(file: ast.File) -> str:
                 writer.block(f"projection {item.name.id}", item, item.name, item.items, 0, end)
             case ast.Schedule():
                 head = f"schedule {item.attention.id} for {item.target.id}"
-                writer.block(head, item, item.target, item.entries, 0, end)
+                head += f" as {item.label.id}" if item.label else ""
+                writer.block(head, item, item.label or item.target, item.entries, 0, end)
     writer.comments_before(end, 0)
     return "".join(f"{line}\n" for line in _align(writer.rows))
 

@@ -7,7 +7,7 @@ keyword of the function, its first choice being the default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,10 +15,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from attnc.expr.nodes import Param
 from attnc.model.attention import Attention
 from attnc.model.projection import Projection
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan import ir
+from attnc.plan.dispatch import LabelRows, guess_rows, plain_name
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.resources import resource
+from attnc.target.layout import tidy
 from attnc.target.triton import TORCH_DTYPES
 
 
@@ -33,14 +35,22 @@ class Selector:
     default: str = ""
 
 
-def render_dispatch(attention: Attention, family: Sequence[ir.Module], path: str) -> str:
+def render_dispatch(
+    attention: Attention,
+    family: Sequence[ir.Module],
+    path: str,
+    measured: Mapping[tuple[str, str], LabelRows] | None = None,
+) -> str:
     """The text for the modules of one attention and target, made from the spec at `path`.
 
-    `attention` still has its params.
+    `attention` still has its params; measured: (device, variant) -> which schedule for which sizes, where
+    there are several.
     """
     selectors = tuple(
         _selector(attention.inputs, param.name, _literal(param.choices[0])) for param in attention.params
     )
+    if any(module.label for module in family):
+        return _render_schedules(attention, family, path, selectors, measured or {})
     return (
         _environment()
         .get_template("dispatch.py.jinja")
@@ -58,6 +68,57 @@ def render_dispatch(attention: Attention, family: Sequence[ir.Module], path: str
             ],
         )
     )
+
+
+def _render_schedules(
+    attention: Attention,
+    family: Sequence[ir.Module],
+    path: str,
+    selectors: Sequence[Selector],
+    measured: Mapping[tuple[str, str], LabelRows],
+) -> str:
+    """The same for an attention with several schedules for the target."""
+    values = {plain_name(m): [_literal(m.variant.params[s.param]) for s in selectors] for m in family}
+    members: dict[str, list[tuple[str, str]]] = {name: [] for name in values}
+    for module in family:
+        members[plain_name(module)].append((module.label, module.variant.name))
+    text = (
+        _environment()
+        .get_template("dispatch_schedules.py.jinja")
+        .render(
+            name=attention.name,
+            target=family[0].target,
+            spec=path,
+            inputs=[tensor.name for tensor in attention.inputs if _has_memory(tensor.name, family[0])],
+            selectors=selectors,
+            keywords=[selector for selector in selectors if selector.default],
+            variants=[(values[name], modules) for name, modules in members.items()],
+            sizes=_sizes(attention),
+            tuned=[
+                (device, values[name], [_row(row) for row in rows])
+                for (device, name), rows in sorted(measured.items())
+            ],
+            guess=[_row(row) for row in guess_rows(family)],
+        )
+    )
+    return tidy(text)
+
+
+def _row(row: tuple[tuple[int | None, ...], str]) -> str:
+    return repr(row).replace("'", '"')
+
+
+def _sizes(attention: Attention) -> tuple[str, str, str]:
+    """M, N, and batch times heads, of the arguments."""
+    q, k = attention.q, attention.k
+    batch, heads = q.axis(Role.BATCH), q.axis(Role.HEAD)
+    rows = f"q.shape[{q.axis(Role.QUERY)}]"
+    match k.storage:
+        case Paged(block_table=table, page=page):
+            keys = f"{table}.shape[1] * {page}"
+        case _:
+            keys = f"k.shape[{k.axis(Role.KEY)}]"
+    return rows, keys, f"q.shape[{heads}]" if batch is None else f"q.shape[{batch}] * q.shape[{heads}]"
 
 
 def render_projection_dispatch(projection: Projection, family: Sequence[ProjectionModule], path: str) -> str:

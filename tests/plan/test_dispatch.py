@@ -1,6 +1,7 @@
 """Tables of dispatch: the file, and what of it a projection's module embeds."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,18 +9,25 @@ import pytest
 
 from attnc.build import compile_program, front, plan_program
 from attnc.diagnostics import DiagnosticError
+from attnc.plan import ir
 from attnc.plan.dispatch import (
+    ATTENTION_SIZES,
     PROJECTION_SIZES,
+    LabelRows,
     Row,
     Table,
     admits,
     dump_tables,
+    guess_rows,
+    joined,
     load_tables,
     projection_rows,
+    schedule_rows,
 )
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.source import Source
 
+EXTEND = Path(__file__).parents[2] / "specs" / "extend.attn"
 SPEC = Path(__file__).parents[2] / "specs" / "llama_7b.attn"
 
 
@@ -103,3 +111,63 @@ def test_other_files_are_refused(module: ProjectionModule, change: object) -> No
 def test_rows_admit_what_is_within_every_limit() -> None:
     assert admits((16, None, 64), (16, 1 << 20, 1))
     assert not admits((16, None, 64), (17, 1, 1))
+
+
+# --- several schedules of one attention ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def family() -> tuple[ir.Module, ...]:
+    return plan_program(front(EXTEND)).modules
+
+
+def grid(*rows: tuple[tuple[int | None, ...], str]) -> list[Row]:
+    return [Row(limits=limits, choice={"schedule": label}, microseconds=1.0) for limits, label in rows]
+
+
+def picked(rows: Sequence[Row], sizes: tuple[int, ...]) -> str:
+    return next(row.choice["schedule"] for row in rows if admits(row.limits, sizes))
+
+
+def test_modules_are_named_after_their_schedules(family: tuple[ir.Module, ...]) -> None:
+    assert [module.variant.name for module in family] == ["d128_split", "d128_drafts", "d128_rows"]
+    assert [module.label for module in family] == ["split", "drafts", "rows"]
+
+
+def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir.Module, ...]) -> None:
+    assert guess_rows(family) == (((16, None, None), "split"), ((None, None, None), "rows"))
+    assert guess_rows(family[2:]) == (((None, None, None), "rows"),)
+
+
+def test_measured_schedules_are_embedded(family: tuple[ir.Module, ...]) -> None:
+    known = Table(
+        name="extend",
+        target="triton",
+        variant="d128",
+        device="NVIDIA H200",
+        toolchain="triton 3.6.0",
+        sizes=ATTENTION_SIZES,
+        rows=tuple(grid(((4, None, None), "split"), ((9, None, None), "gone"), ((None,) * 3, "rows"))),
+    )
+    rows: LabelRows = (((4, None, None), "split"), ((None, None, None), "rows"))
+    assert schedule_rows(family, [known]) == {("NVIDIA H200", "d128"): rows}
+    text = Source("t.json", dump_tables([known]))
+    page = next(
+        output.text
+        for output in compile_program(front(EXTEND), "extend.attn", None, text).outputs
+        if output.path == "extend/triton/__init__.py"
+    )
+    assert '    ("NVIDIA H200", (128,)): (\n        ((4, None, None), "split"),\n' in page
+
+
+def test_joining_rows_changes_no_choice() -> None:
+    rows = grid(
+        ((1, 1024, 32), "a"), ((4, 1024, 32), "a"), ((None, 1024, 32), "b"),
+        ((1, None, 32), "a"), ((4, None, 32), "a"), ((None, None, 32), "b"),
+        ((1, 1024, None), "a"), ((4, 1024, None), "b"), ((None, 1024, None), "b"),
+        ((1, None, None), "c"), ((4, None, None), "c"), ((None, None, None), "c"),
+    )  # fmt: skip
+    few = joined(rows)
+    assert len(few) == 5
+    for sizes in ((M, N, BH) for M in (1, 3, 4, 5, 99) for N in (1, 1024, 4096) for BH in (1, 32, 33)):
+        assert picked(few, sizes) == picked(rows, sizes)

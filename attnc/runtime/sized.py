@@ -1,0 +1,42 @@
+"""An attention at given sizes on this GPU, in as many copies as push each other out of the L2 cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from attnc.model.tensors import Role
+from attnc.plan import ir
+from attnc.plan.tuned import Choice
+from attnc.runtime.graphs import replayed
+from attnc.runtime.loader import load_module
+from attnc.runtime.timing import Launch
+from attnc.runtime.trial import problem_for
+
+#: Bytes of K and V that are read between two readings of one, and most copies.
+_COLD, _MOST = 256 << 20, 16
+
+
+class Sized:
+    """Inputs of an attention with M query rows and N keys in each of B sequences."""
+
+    def __init__(self, module: ir.Module, M: int, N: int, B: int) -> None:
+        first = problem_for(module, N, sizes={"M": M, "B": B})
+        named = {arg.tensor.name: at for at, arg in enumerate(module.args)}
+        q, k = (first.tensors[named[name]] for name in "qk")
+        self.copies = max(1, min(_MOST, _COLD // (2 * k.numel() * k.element_size())))
+        clones = [tuple(tensor.clone() for tensor in first.tensors) for _ in range(self.copies - 1)]
+        self.problems = [first.tensors, *clones]
+        axis = module.variant.attention.q.axis(Role.HEAD)
+        assert axis is not None, "q has heads"
+        self.heads = int(q.shape[axis])
+
+    def graph(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
+        """A graph of one call for each copy, with the config that the module takes by itself."""
+        loaded: Any = load_module(module, choices)
+        function = getattr(loaded, module.variant.attention.name)
+        with torch.no_grad():
+            return replayed([partial(function, *tensors) for tensors in self.problems])

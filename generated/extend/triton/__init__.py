@@ -1,0 +1,49 @@
+"""extend for triton: calls the module made for D, by the schedule for the sizes.
+
+Made from specs/extend.attn; `attnc compile specs/extend.attn` makes it again.
+"""
+
+import torch
+
+from .d128_split import extend as d128_split
+from .d128_drafts import extend as d128_drafts
+from .d128_rows import extend as d128_rows
+
+#: By D, and by schedule.
+VARIANTS = {
+    (128,): {
+        "split": d128_split,
+        "drafts": d128_drafts,
+        "rows": d128_rows,
+    },
+}
+#: Measured: device and variant -> (largest M, N and batch times heads; schedule); the first row that admits them decides.
+TUNED = {}
+#: The same for a device that nobody has measured.
+GUESS = (
+    ((16, None, None), "split"),
+    ((None, None, None), "rows"),
+)
+
+
+def extend(q, k, v, kv_len, *, schedule=None, **options):
+    """See the module of a variant for shapes and options; schedule: which one, instead of the table's choice.
+
+    Raises ValueError where no variant was compiled.
+    """
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise ValueError(f"extend was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    if schedule is None:
+        schedule = _choose(q.device, key, (q.shape[1], k.shape[1], q.shape[0] * q.shape[2]))
+    elif schedule not in VARIANTS[key]:
+        raise ValueError(f"schedule: expected one of {list(VARIANTS[key])}, got {schedule!r}")
+    return VARIANTS[key][schedule](q, k, v, kv_len, **options)
+
+
+def _choose(device, key, sizes):
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    for limits, schedule in TUNED.get((name, key), GUESS):
+        if all(limit is None or size <= limit for size, limit in zip(sizes, limits)):
+            return schedule
+    raise AssertionError("the last row admits all sizes")
