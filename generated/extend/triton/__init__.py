@@ -18,7 +18,19 @@ VARIANTS = {
     },
 }
 #: Measured: device and variant -> (largest M, N and batch times heads; schedule); the first row that admits them decides.
-TUNED = {}
+TUNED = {
+    ("NVIDIA H200", (128,)): (
+        ((1, 1024, 16), "split"),
+        ((None, 1024, 16), "drafts"),
+        ((1, 8192, 16), "split"),
+        ((1024, 8192, 16), "drafts"),
+        ((None, 8192, 16), "rows"),
+        ((4, None, 16), "split"),
+        ((None, None, 16), "drafts"),
+        ((1, None, None), "split"),
+        ((None, None, None), "drafts"),
+    ),
+}
 #: The same for a device that nobody has measured.
 GUESS = (
     ((16, None, None), "split"),
