@@ -192,6 +192,13 @@ BACKWARD_BUGS: tuple[Bug, ...] = (
         "dq = torch.empty(q.shape, dtype=torch.float32, device=q.device)",
     ),
     _bug(
+        "dq of the last keys alone",
+        "fa1",
+        "each tile of keys wrote its share of dq over those before",
+        "tl.load(dq_at, mask=(q_idx < M)[:, None], other=0.0) + dq",
+        "dq",
+    ),
+    _bug(
         "gradient of the first batch alone",
         "bias",
         "a bias shared by the batch has a gradient summed over the batch",
