@@ -90,6 +90,20 @@ BACKWARD_BUGS: tuple[Bug, ...] = (
         "dslope += tl.sum(ds",
     ),
     _bug(
+        "gradient of the slope in base 2",
+        "alibi",
+        "the exponent is in base 2, so log2(e) was thought to belong to its derivative",
+        "dslope -= tl.sum(ds",
+        "dslope -= 1.4426950408889634 * tl.sum(ds",
+    ),
+    _bug(
+        "gradient of the sink in base 2",
+        "local_sink",
+        "the sink is scaled by log2(e) before exp2, its derivative is not",
+        "-tl.sum(tl.exp2(sink",
+        "-1.4426950408889634 * tl.sum(tl.exp2(sink",
+    ),
+    _bug(
         "gradient of the sink turned over",
         "local_sink",
         "the sink only takes probability away",
@@ -175,6 +189,28 @@ BACKWARD_BUGS: tuple[Bug, ...] = (
         "the end of the last row that sees the tile was rounded down",
         "hi = tl.minimum(kv_hi + M - N + 129, M)",
         "hi = tl.minimum(kv_hi + M - N + 129, M) // BLOCK_M * BLOCK_M",
+    ),
+    # Packed sequences
+    _bug(
+        "rows of the first sequence",
+        "varlen",
+        "the workspace of lse and delta was numbered within a sequence",
+        "first_row = h.to(tl.int64) * T + q_first q_head",
+        "first_row = h.to(tl.int64) * T\n        q_head",
+    ),
+    _bug(
+        "queries counted like keys",
+        "varlen",
+        "with one cu_seqlens for both it made no difference",
+        "q_first = tl.load(cu_q_ptr + b.to(tl.int64) * stride_cu_q_0)",
+        "q_first = tl.load(cu_k_ptr + b.to(tl.int64) * stride_cu_k_0)",
+    ),
+    _bug(
+        "keys behind the last sequence",
+        "varlen",
+        "the gradients of keys that no sequence has were never written",
+        "dk = torch.zeros(k.shape",
+        "dk = torch.empty(k.shape",
     ),
     # Memory
     _bug(

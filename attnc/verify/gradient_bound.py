@@ -10,6 +10,11 @@ rule.
 
 First order, componentwise, like `tolerance` (Blanchard, Higham, Higham, arXiv 1909.03469). Derivatives of the
 score enter the bound through `expr.derive`; the values that they are compared with do not.
+
+The rounding of o is the largest error, and it reaches delta_i = do_i . o_i alone. Sums over many rows would
+be hidden by the sum of all its sizes, but the do of `cotangents_of` are independent normal numbers that know
+nothing of o's errors: sum_i c_i do_i . e_i is normal with variance sum_i c_i^2 |e_i|^2. Six of its standard
+deviations bound it (one sum in 10^9 is larger), so that a gradient whose terms cancel is still known well.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.expr.derive import derive
-from attnc.expr.nodes import Expr, Load
+from attnc.expr.nodes import Expr, Index, Load, uses
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan.ir_backward import GradientBound
@@ -31,6 +36,7 @@ from attnc.verify.tolerance import SLACK, Verdict, expected_rows, to_float64
 
 _FLUSHED = 2.0**-126
 _LARGEST_F16 = 65504.0
+_DEVIATIONS = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +58,34 @@ def expect_gradients(
     """
     arrays = to_arrays(attention, tensors)
     given = {name: to_float64(value) for name, value in cotangents.items()}
-    errors = {name: np.zeros(arrays[name].shape) for name in {"q", "k", "v", *attention.grads}}
+    sums = _Sums.zeros({name: arrays[name] for name in {"q", "k", "v", *attention.grads}})
     with np.errstate(all="ignore"):
         for head in heads(attention, arrays):
             do = head.place(attention.o, given)
             dlse = np.zeros(head.shape[0])
             if attention.lse is not None and "lse" in given:
                 dlse = head.place(attention.lse, given)[:, 0]
-            _Errors.of(head, do, dlse, bound).add_to(errors)
+            _Errors.of(head, do, dlse, bound).add_to(sums)
+        errors = {name: sums.total(name) for name in attention.grads}
     values = gradients(attention, tensors, cotangents)
     return {name: _expected(attention, name, values[name], errors[name]) for name in attention.grads}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Errors of every gradient: of all but delta's error from o, the size of that, and its variance."""
+
+    rest: Mapping[str, Floats]
+    size: Mapping[str, Floats]
+    variance: Mapping[str, Floats]
+
+    @staticmethod
+    def zeros(like: Mapping[str, Array]) -> _Sums:
+        return _Sums(*({name: np.zeros(x.shape) for name, x in like.items()} for _ in range(3)))
+
+    def total(self, name: str) -> Floats:
+        known = np.minimum(self.size[name], _DEVIATIONS * np.sqrt(self.variance[name]))
+        return np.asarray(self.rest[name] + known)
 
 
 def _expected(attention: Attention, name: str, value: Floats, error: Floats) -> ExpectedGradient:
@@ -104,7 +128,11 @@ def judge_gradients(expected: Mapping[str, ExpectedGradient], found: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """Probabilities, gradients of scores and their errors for some rows of one head, all [M, N]."""
+    """Probabilities, gradients of scores and their errors for some rows of one head, all [M, N].
+
+    ds_error: without what comes from o by delta; delta_size, delta_spread: that error of each row, at most,
+    and its standard deviation.
+    """
 
     head: Head
     bound: GradientBound
@@ -114,7 +142,10 @@ class _Errors:
     p_error: Floats
     ds: Floats
     ds_error: Floats
-    sink_error: float
+    delta_size: Floats
+    delta_spread: Floats
+    probability: Floats
+    sink: tuple[float, float, float]
 
     @staticmethod
     def of(head: Head, do: Floats, dlse: Floats, bound: GradientBound) -> _Errors:
@@ -144,15 +175,15 @@ class _Errors:
             dot_error += DType(forward.p_dtype).unit_roundoff
         dp_error = factor * dot_error * products + 2 * U * np.abs(dp)
         delta = (do * o).sum(axis=1) - dlse
-        delta_error = (np.abs(do) * o_error).sum(axis=1) + (head.v.shape[1] + 3) * U * np.abs(do * o).sum(
-            axis=1
-        )
+        delta_size = (np.abs(do) * o_error).sum(axis=1)
+        delta_spread = np.sqrt((o_error * o_error).sum(axis=1))
+        delta_error = (head.v.shape[1] + 3) * U * np.abs(do * o).sum(axis=1)
         delta_error = delta_error + 2 * U * (np.abs(delta) + np.abs(dlse))
         difference = dp - delta[:, None]
         ds = p * difference
         ds_error = p_error * np.abs(difference) + p * (dp_error + delta_error[:, None]) + 3 * U * np.abs(ds)
 
-        sink_error = 0.0
+        sink = (0.0, 0.0, 0.0)
         if head.attention.softmax.sink is not None:
             weight = np.exp(head.sink - row[:, 0]) * ~np.isneginf(lse)
             relative = lse_error[:, 0] + U * (
@@ -160,14 +191,27 @@ class _Errors:
             )
             terms = weight * np.abs(delta)
             many = 2 * U * (bound.tile + len(terms) + 8)
-            sink_error = float((weight * delta_error + terms * (relative + many)).sum())
-        masked = np.where(seen, ds_error, 0.0)
-        factor_p = factor * p
+            sink = (
+                float((weight * delta_error + terms * (relative + many)).sum()),
+                float((weight * delta_size).sum()),
+                float(((weight * delta_spread) ** 2).sum()),
+            )
         return _Errors(
-            head, bound, do, dot, factor_p, factor * p_error, np.where(seen, ds, 0.0), masked, sink_error
+            head,
+            bound,
+            do,
+            dot,
+            factor * p,
+            factor * p_error,
+            np.where(seen, ds, 0.0),
+            np.where(seen, ds_error, 0.0),
+            delta_size,
+            delta_spread,
+            p,
+            sink,
         )
 
-    def add_to(self, errors: Mapping[str, Floats]) -> None:
+    def add_to(self, sums: _Sums) -> None:
         """Adds what these rows contribute to the error of every gradient."""
         head, bound, attention = self.head, self.bound, self.head.attention
         forward, group = bound.forward, max(self.head.dims["H"] // max(self.head.dims["Hkv"], 1), 1)
@@ -184,14 +228,27 @@ class _Errors:
         lost = abs(bound.scale) * max(element.smallest_subnormal / 2, _FLUSHED)
         error = self.ds_error * np.abs(slope.value) + np.abs(self.ds) * slope.error + rounded
         error = np.where(head.visible, error + lost, 0.0)
+        weight = self.probability * np.abs(slope.value)
+        by_delta = weight * self.delta_size[:, None]
         if element is DType.F16:
-            error = np.where(np.abs(d_dot) + error > _LARGEST_F16 * abs(bound.scale), np.inf, error)
-        k_size, q_size, views = np.abs(head.k), np.abs(head.q), {**head.arrays, **errors}
-        dq = rows(attention.q, views, head.b)[head.first : head.first + m, head.h]
-        dk = rows(attention.k, views, head.b)[:n, head.h // group]
-        dv = rows(attention.v, views, head.b)[:n, head.h // group]
+            largest = np.abs(d_dot) + error + by_delta
+            error = np.where(largest > _LARGEST_F16 * abs(bound.scale), np.inf, error)
+        k_size, q_size = np.abs(head.k), np.abs(head.q)
+        rest, size, variance = ({**head.arrays, **of} for of in (sums.rest, sums.size, sums.variance))
+        dq, dq_size, dq_variance = (
+            rows(attention.q, of, head.b)[head.first : head.first + m, head.h]
+            for of in (rest, size, variance)
+        )
+        dk, dk_size, dk_variance = (
+            rows(attention.k, of, head.b)[:n, head.h // group] for of in (rest, size, variance)
+        )
+        dv = rows(attention.v, rest, head.b)[:n, head.h // group]
         dq += (error + over_keys * np.abs(d_dot)) @ k_size
+        dq_size += by_delta @ k_size
+        dq_variance += ((weight @ k_size) * self.delta_spread[:, None]) ** 2
         dk += (error + over_rows * np.abs(d_dot)).T @ q_size
+        dk_size += by_delta.T @ q_size
+        dk_variance += ((weight * self.delta_spread[:, None]) ** 2).T @ (q_size * q_size)
         p_dtype = DType(forward.p_dtype)
         relative = p_dtype.unit_roundoff + forward.product_error + 2 * U + over_rows
         if forward.o_dtype is not forward.p_dtype:
@@ -201,18 +258,37 @@ class _Errors:
         dv += p_error.T @ np.abs(self.do)
         for load, value in derivative.loads:
             if load.tensor in attention.grads:
-                self._scatter(errors[load.tensor], load, self._term(value))
+                self._add_load(sums, load, value)
         sink = attention.softmax.sink
         if sink is not None:
             for load, value in derive(sink).loads:
                 if load.tensor in attention.grads:
-                    size = abs(float(head.value(value).item()))
+                    factor = 2 * abs(float(head.value(value).item()))
                     at = tuple(int(head.value(index).item()) for index in load.indices)
-                    errors[load.tensor][at] += 2 * size * self.sink_error
+                    sums.rest[load.tensor][at] += factor * self.sink[0]
+                    sums.size[load.tensor][at] += factor * self.sink[1]
+                    sums.variance[load.tensor][at] += factor**2 * self.sink[2]
 
-    def _term(self, value: Expr) -> Floats:
-        """The error of what each score adds to the gradient of a load."""
+    def _add_load(self, sums: _Sums, load: Load, value: Expr) -> None:
+        """The errors of what all scores add to the gradient of a load."""
         slope = self._analyse(value)
+        self._scatter(sums.rest[load.tensor], load, self._term(slope))
+        weight = self.probability * slope.value
+        sizes = np.abs(weight) * self.delta_size[:, None]
+        self._scatter(sums.size[load.tensor], load, sizes)
+        if not any("kv_idx" in uses(index) for index in load.indices):
+            # One error of delta in all terms of a row: the terms may cancel.
+            spread = np.abs(weight.sum(axis=1)) * self.delta_spread
+            first = np.zeros(self.head.shape)
+            first[:, :1] = (spread**2)[:, None]
+            self._scatter(sums.variance[load.tensor], load, first)
+        elif Index("kv_idx") in load.indices:
+            self._scatter(sums.variance[load.tensor], load, (weight * self.delta_spread[:, None]) ** 2)
+        else:  # several keys of a row may read one element
+            self._scatter(sums.variance[load.tensor], load, np.full(self.head.shape, np.inf))
+
+    def _term(self, slope: Approx) -> Floats:
+        """The error of what each score adds, but for delta's from o."""
         m, n = self.head.dims["M"], self.head.shape[1]
         tiles = sum(-(-length // self.bound.min_tile) for length in (m, n))
         many = 2 * U * (2 * self.bound.tile + tiles + self.head.dims["B"] * self.head.dims["H"] + 8)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from attnc.build import plan_program
 from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
+from attnc.reference_gradients import gradients
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
@@ -147,6 +150,22 @@ def test_lengths_of_ordinary_tensors(spec: dict[str, Any]) -> None:
     verdict = check(made, case(made, 3), fills=("nan",))
     assert verdict.ok, verdict.message
     assert list(violations(made, case(made, 0))) == []
+
+
+def test_the_reference_takes_sequences_one_by_one() -> None:
+    packed, plain = (subject(storage).variant.attention for storage in (SELF, PLAIN))
+    make = np.random.default_rng(0)
+    ends, heads = (0, 7, 7, 12), {"q": 2, "k": 1, "v": 1}
+    tensors = {name: make.standard_normal((14, count, 16)) for name, count in heads.items()}
+    given = {"o": make.standard_normal((14, 2, 16)), "lse": make.standard_normal((14, 2))}
+    whole = gradients(packed, {**tensors, "cu": np.array(ends)}, given)
+    for first, end in pairwise(ends):
+        cut = {name: x[None, first:end] for name, x in tensors.items()}
+        own = {name: x[None, first:end] for name, x in given.items()}
+        alone = gradients(plain, {**cut, "unused": np.zeros(1, np.int64)}, own)
+        for name, value in alone.items():
+            np.testing.assert_array_equal(value[0], whole[name][first:end])
+    assert not any(whole[name][12:].any() for name in whole)
 
 
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
