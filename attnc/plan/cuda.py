@@ -69,6 +69,14 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     for knob in knobs.values():
         yield from _knob(knob)
     yield from _wide(variant, knobs)
+    softmax, split = knobs.get("softmax"), knobs.get("warp_split")
+    if softmax and split and "kv" in split.choices and Choice(name="two_pass", args={}) in softmax.choices:
+        yield _unsupported(
+            "two passes are not lowered to CUDA where warps share the keys",
+            softmax.span,
+            "with warp_split = kv",
+            "write 'warp_split = q', or 'softmax = online'",
+        )
 
 
 def _wide(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
@@ -94,13 +102,6 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
                     knob.span,
                     "cannot be tiled",
                     "remove it",
-                )
-            case "softmax", Choice(name="two_pass"):
-                yield _unsupported(
-                    "the softmax 'two_pass' is not lowered to CUDA yet",
-                    knob.span,
-                    "this softmax",
-                    "online is",
                 )
             case _:
                 continue

@@ -37,6 +37,7 @@ class CudaFileText:
 
     #: What `_device.cu.jinja` asks: whether a unified maximum falls back.
     finds_top = False
+    page = 0
     makes_tiles = False
 
     def __init__(self, module: Module, arguments: Arguments, name: str, default: Launch) -> None:

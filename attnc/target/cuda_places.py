@@ -41,9 +41,19 @@ class PlaceText:
         return "__syncwarp()" if self.own_copies else "__syncthreads()"
 
     @property
+    def count(self) -> str:
+        """Keys that they copy at once."""
+        return "WARP_N" if self.own_copies else "BLOCK_N"
+
+    @property
     def copied(self) -> str:
-        """Keys that they copy at once, and how many they are, where they are not the whole block."""
+        """The same, and how many they are, where they are not the whole block."""
         return "WARP_N, 32" if self.own_copies else "BLOCK_N"
+
+    @property
+    def sharers(self) -> str:
+        """How many they are, in a function."""
+        return "SHARERS" if self.own_copies else "THREADS"
 
     @property
     def copy_from(self) -> str:

@@ -62,10 +62,22 @@ class TileText(PlaceText):
     @property
     def tiles(self) -> list[tuple[str, str, str, str, str]]:
         """(function, offset function, columns, columns of the tile, what) of each copy function."""
+        if self.page:
+            return [(f"copy_{self.copy_q}", self.at_qk, "D", self.d_tile, "q")]
         if self.same_tiles:
             return [("copy_rows", "at", "D", self.d_tile, "q, k or v")]
         v = [] if self.v_in_k else [("copy_v_rows", "at_v", "DV", self.dv_tile, "v")]
         return [("copy_qk_rows", "at_qk", "D", self.d_tile, "q or k"), *v]
+
+    @property
+    def paged_tiles(self) -> list[tuple[str, str, str, str, str]]:
+        """The same of keys and values in pages."""
+        if not self.page:
+            return []
+        if self.same_tiles:
+            return [("copy_pages", "at", "D", self.d_tile, "k or v")]
+        v = [] if self.v_in_k else [("copy_v_pages", "at_v", "DV", self.dv_tile, "v")]
+        return [("copy_k_pages", "at_qk", "D", self.d_tile, "k"), *v]
 
     @property
     def after_tiles(self) -> str:
@@ -95,8 +107,12 @@ class TileText(PlaceText):
 
     @property
     def copy_k(self) -> str:
+        if self.page:
+            return "pages" if self.same_tiles else "k_pages"
         return self.copy_q
 
     @property
     def copy_v(self) -> str:
+        if self.page:
+            return "pages" if self.same_tiles else "v_pages"
         return "rows" if self.same_tiles else "v_rows"

@@ -210,17 +210,24 @@ CUDA_BUGS: tuple[Bug, ...] = (
     # Pages and packed sequences
     Bug(
         name="32-bit page offsets",
-        spec="chunked_prefill",
+        spec="paged_decode",
         story="a page's number times its stride passes 2^31 in a pool of a few gigabytes",
         anchor="first + page * page_stride",
         patch="first + (int)(page * page_stride)",
     ),
     Bug(
-        name="table entries past the end read",
+        name="rows past the end of a page's sequence copied",
         spec="chunked_prefill",
-        story="a tile that is only partly inside read pages that nobody had given the sequence",
-        anchor="const bool inside = first + row + i < stop;",
-        patch="const bool inside = true;",
+        story="the rest of the last page is what its owner before left there, and 0 * NaN is NaN",
+        anchor="from + chunk * 8, key < stop)",
+        patch="from + chunk * 8, true)",
+    ),
+    Bug(
+        name="pages of the next tile",
+        spec="chunked_prefill",
+        story="pages are looked up a tile ahead, and v was copied with those of the keys after it",
+        anchor="values, v_pages, v_next, N",
+        patch="values, k_pages, v_next, N",
     ),
     Bug(
         name="page size assumed",

@@ -337,6 +337,12 @@ static void round_to(T& y, float x)
     y.bits = (unsigned short)simt::narrow<T>(x);
 }
 
+static inline int of_lane(int x, int lane)
+{
+    const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.word = x; });
+    return int(all[lane].word);
+}
+
 static inline bool any_lane(bool x)
 {
     const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.flag = x; });
@@ -358,12 +364,7 @@ static inline bool any_thread(bool x)
     return any;
 }
 
-static inline int atomicAdd(int* place, int x)
-{
-    const int before = *place;
-    *place = before + x;
-    return before;
-}
+static inline int atomicAdd(int* place, int x) { return (*place += x) - x; }
 
 static inline void copy_async(void* to, const void* from, bool inside)
 {

@@ -160,6 +160,17 @@ def test_pages_equal_contiguous_rows_bitwise(page: int) -> None:
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("mask", ["causal", "window(20, 3)"])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_two_passes(mask: str, stages: int) -> None:
+    schedule = (
+        f"schedule a for cuda.sm_80 {{ tile.q = 32, warps = 2, stages = {stages}, softmax = two_pass }}"
+    )
+    made = paged(16, mask=mask, schedule=schedule)
+    for seed, dims in enumerate(({}, {"N": 200, "M": 70}, {"N": 0})):
+        right(made, Case(dims={**DIMS, **dims}, seed=seed, logits="spike" if seed else "random"))
+
+
 def test_chunks_of_a_prompt_equal_all_of_it() -> None:
     torch.manual_seed(0)
     made = packed(True).module.a, paged(16).module.a

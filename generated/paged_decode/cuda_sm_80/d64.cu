@@ -133,6 +133,9 @@ __device__ float exp2_(float x)
 // The value of the lane whose number differs in the bits of `mask`.
 __device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 
+// The value of lane `lane`.
+__device__ int of_lane(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+
 #endif
 
 // Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
@@ -153,7 +156,7 @@ template <class Value>
 struct Rows {
     Value* first;
     long long stride;
-    __device__ Value* at(int row, bool) const { return first + row * stride; }
+    __device__ Value* at(int row) const { return first + row * stride; }
 };
 
 // Rows of heads that share keys: row i is query i / group of head i % group.
@@ -162,20 +165,44 @@ struct Heads {
     Value* first;
     long long stride, head_stride;
     int group;
-    __device__ Value* at(int row, bool) const { return first + row / group * stride + row % group * head_stride; }
+    __device__ Value* at(int row) const { return first + row / group * stride + row % group * head_stride; }
 };
 
-// Rows in pages: row i is row i % PAGE of page table[i / PAGE]. The table is not read past the end.
+// Rows in pages: row i is row i % PAGE of page table[i / PAGE].
 constexpr u32 PAGE = 16;
 struct Pages {
     const element* first;  // of page 0
     long long page_stride, stride;
     const int* table;
     long long table_stride;
-    __device__ const element* at(u32 row, bool inside) const
+    __device__ const element* at(u32 row, int page) const { return first + page * page_stride + row % PAGE * stride; }
+};
+
+// The pages of COUNT rows, looked up a tile before they are needed: a lane has those of rows lane, lane + 32, ...
+template <int COUNT>
+struct PageNumbers {
+    int pages[(COUNT + 31) / 32];
+
+    // Of rows first .. first + COUNT - 1; the table is not read from row `stop` on.
+    __device__ void find(const Pages& rows, int first, int stop)
     {
-        const long long page = inside ? table[row / PAGE * table_stride] : 0;
-        return first + page * page_stride + row % PAGE * stride;
+        #pragma unroll
+        for (int i = 0; i < COUNT; i += 32) {
+            const u32 row = first + i + threadIdx.x % 32;
+            pages[i / 32] = (int)row < stop ? rows.table[row / PAGE * rows.table_stride] : 0;
+        }
+    }
+
+    // Of one of them; all lanes of a warp ask at once.
+    __device__ int of(int row) const
+    {
+        int page = of_lane(pages[0], row % 32);
+        #pragma unroll
+        for (int i = 32; i < COUNT; i += 32) {
+            const int other = of_lane(pages[i / 32], row % 32);
+            page = row / 32 == i / 32 ? other : page;
+        }
+        return page;
     }
 };
 
@@ -200,7 +227,23 @@ __device__ void store_chunk(element* to, const element* from)
 #endif
 }
 
-// Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
+// Starts copying rows first .. first + COUNT - 1 of k or v; zeros from row `stop` on.
+template <int COUNT, int SHARERS = THREADS>
+__device__ void copy_pages(element* to, const Pages& rows, const PageNumbers<COUNT>& pages, int first, int stop)
+{
+    constexpr int CHUNKS = D / 8, AT_ONCE = SHARERS / CHUNKS;  // rows
+    const int thread = threadIdx.x % SHARERS;
+    const int row = thread / CHUNKS, chunk = thread % CHUNKS;
+    #pragma unroll
+    for (int i = 0; i < COUNT; i += AT_ONCE) {
+        const int key = first + row + i;
+        const element* const from = rows.at(key, pages.of(row + i));
+        if ((SHARERS % CHUNKS == 0 || row < AT_ONCE) && (COUNT % AT_ONCE == 0 || row + i < COUNT))
+            copy_chunk(to + at(row + i, chunk), from + chunk * 8, key < stop);
+    }
+}
+
+// Starts copying rows first .. first + COUNT - 1 of q; zeros from row `stop` on.
 // The threads that do so together: SHARERS of them.
 template <int COUNT, int SHARERS = THREADS, class Place>
 __device__ void copy_rows(element* to, const Place& rows, int first, int stop)
@@ -213,7 +256,7 @@ __device__ void copy_rows(element* to, const Place& rows, int first, int stop)
         for (int i = 0; i < COUNT; i += AT_ONCE)
             if (COUNT % AT_ONCE == 0 || row + i < COUNT) {
                 const bool inside = first + row + i < stop;
-                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i, inside) + chunk * 8,
+                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i) + chunk * 8,
                            inside);
             }
 }
@@ -226,7 +269,7 @@ __device__ void store_o(const Place& o, const element* tile, int first, int stop
     for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         if (first + row < stop)
-            store_chunk(o.at(first + row, true) + chunk * 8, tile + at(row, chunk));
+            store_chunk(o.at(first + row) + chunk * 8, tile + at(row, chunk));
     }
 }
 
@@ -362,17 +405,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_decode_forward(const
     copy_rows<BLOCK_M>(q_tile, queries, row_lo, M * G);
     commit_copies();
     int kv_lo = split_lo, k_next = kv_lo, v_next = kv_lo;
+    PageNumbers<WARP_N> k_pages, v_pages;  // of the tiles that are copied next
+    k_pages.find(keys, k_next + warp * WARP_N, N);
 
     // Copies run ahead of the loop: K by STAGES tiles, V by one less, each a group.
     auto copy_k = [&](int stage) {
         if (k_next < split_hi)
-            copy_rows<WARP_N, 32>(k_tiles + (stage * BLOCK_N + warp * WARP_N) * D, keys, k_next + warp * WARP_N, N);
+            copy_pages<WARP_N, 32>(k_tiles + (stage * BLOCK_N + warp * WARP_N) * D, keys, k_pages, k_next + warp * WARP_N, N);
         commit_copies();
         k_next = next(k_next);
+        v_pages = k_pages;
+        k_pages.find(keys, k_next + warp * WARP_N, N);
     };
     auto copy_v = [&](int stage) {
         if (v_next < split_hi)
-            copy_rows<WARP_N, 32>(v_tiles + (stage * BLOCK_N + warp * WARP_N) * DV, values, v_next + warp * WARP_N, N);
+            copy_pages<WARP_N, 32>(v_tiles + (stage * BLOCK_N + warp * WARP_N) * DV, values, v_pages, v_next + warp * WARP_N, N);
         commit_copies();
         v_next = next(v_next);
     };

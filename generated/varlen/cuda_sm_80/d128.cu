@@ -148,7 +148,7 @@ template <class Value>
 struct Rows {
     Value* first;
     long long stride;
-    __device__ Value* at(int row, bool) const { return first + row * stride; }
+    __device__ Value* at(int row) const { return first + row * stride; }
 };
 
 // Starts copying 8 elements to shared memory; zeros if not `inside`.
@@ -183,7 +183,7 @@ __device__ void copy_rows(element* to, const Place& rows, int first, int stop)
         for (int i = 0; i < COUNT; i += AT_ONCE)
             if (COUNT % AT_ONCE == 0 || row + i < COUNT) {
                 const bool inside = first + row + i < stop;
-                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i, inside) + chunk * 8,
+                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i) + chunk * 8,
                            inside);
             }
 }
@@ -195,7 +195,7 @@ __device__ void store_o(const Rows<element>& o, const element* tile, int first, 
     for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         if (first + row < stop)
-            store_chunk(o.at(first + row, true) + chunk * 8, tile + at(row, chunk));
+            store_chunk(o.at(first + row) + chunk * 8, tile + at(row, chunk));
     }
 }
 
