@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from attnc.bench.decode_peers import Decoder
 from attnc.bench.decode_run import DecodeResult
 from attnc.bench.report import machine
@@ -25,7 +23,7 @@ def write_decode(
     table, data, plot = (folder / f"decode.{ending}" for ending in ("md", "json", "png"))
     table.write_text(markdown(results, eager, decoders, machine()), encoding="utf-8")
     data.write_text(as_json(results, eager, machine()), encoding="utf-8")
-    return (table, data, plot) if draw_plot(results, decoders, plot) else (table, data)
+    return (table, data, plot) if draw_plot(results, decoders, plot, machine()["device"]) else (table, data)
 
 
 def markdown(
@@ -104,7 +102,7 @@ def _ratio(result: DecodeResult, name: str, other: str | None, *, named: bool = 
     return f"{mine / theirs:.2f}x {other}" if named else f"{mine / theirs:.3f}"
 
 
-def draw_plot(results: Sequence[DecodeResult], decoders: Sequence[Decoder], path: Path) -> bool:
+def draw_plot(results: Sequence[DecodeResult], decoders: Sequence[Decoder], path: Path, device: str) -> bool:
     """Horizontal bars, a group for each cell, beside the time of one sequence over its length; False where
     matplotlib is missing.
     """
@@ -124,8 +122,7 @@ def draw_plot(results: Sequence[DecodeResult], decoders: Sequence[Decoder], path
     bars.margins(y=0.01)
     bars.invert_yaxis()
     bars.set_xlabel("GB/s of K and V (longer is faster)")
-    bars.legend(loc="lower right", fontsize="small")
-    bars.set_title(f"Decode, bf16, {torch.cuda.get_device_name()}")
+    bars.set_title(f"Decode, bf16, {device}")
     _growth(growth, results, decoders)
     for axes in (bars, growth):
         axes.spines[["top", "right"]].set_visible(False)
@@ -148,3 +145,4 @@ def _growth(axes: Any, results: Sequence[DecodeResult], decoders: Sequence[Decod
     axes.set_yscale("log")
     axes.set_xlabel("keys")
     axes.set_ylabel("microseconds, batch 1")
+    axes.legend(loc="upper left", fontsize="small")
