@@ -31,7 +31,12 @@ def demo(
     compiled = compile_spec(one_spec(spec), out.parent)
     write(compiled.outputs, out)
     took = time.perf_counter() - begin
-    modules = plan_program(front(spec)).modules
+    planned = plan_program(front(spec))
+    modules = planned.modules
+    if planned.projections and not modules:
+        raise Mistake(
+            f"'{spec}' has projections alone, and the demo is of attentions", f"run 'attnc verify {spec}'"
+        )
     if not modules:
         raise Mistake(f"'{spec}' has no schedule", "add one: schedule NAME for triton { ... }")
     module = modules[0]

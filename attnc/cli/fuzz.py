@@ -49,7 +49,7 @@ def fuzz(
 
     path = one_spec(spec)
     layers = chosen_projections((path,), attention, variant, target)
-    modules = chosen_modules((path,), attention, variant, target, is_optional=bool(layers))
+    modules = chosen_modules((path,), attention, variant, target)
     if repro is not None:
         _again(repro, modules)
         return

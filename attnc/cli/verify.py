@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -66,7 +66,7 @@ def verify(
 
     paths = find_specs(specs or [])
     layers = chosen_projections(paths, attention, variant, target)
-    modules = chosen_modules(paths, attention, variant, target, is_optional=bool(layers))
+    modules = chosen_modules(paths, attention, variant, target)
     if is_sanitized:
         from attnc.cli.sanitize import sanitize_modules
 
@@ -118,41 +118,33 @@ def verify(
 
 
 def chosen_modules(
-    paths: tuple[Path, ...],
-    attention: str | None,
-    variant: str | None,
-    target: str,
-    *,
-    is_optional: bool = False,
+    paths: tuple[Path, ...], attention: str | None, variant: str | None, target: str
 ) -> tuple[ir.Module, ...]:
-    """The modules of the specs that the options leave. Raises DiagnosticError, and Mistake when there is
-    none, unless there may be none.
+    """The modules of attentions that the options leave. Raises DiagnosticError, and Mistake when they leave
+    no module at all, be it of a projection.
     """
     from attnc.build import front, plan_program
 
-    planned = [module for path in paths for module in plan_program(front(path)).modules]
-    if is_optional:
-        return tuple(
-            module
-            for module in planned
-            if module.target == target
-            and attention in (None, module.variant.attention.name)
-            and variant in (None, module.variant.name)
-        )
-    if not planned:
-        raise Mistake("no spec has a schedule that is compiled", "add one: schedule NAME for triton { ... }")
-    found = _only(planned, "target", target, lambda module: module.target)
-    found = _only(found, "attention", attention, lambda module: module.variant.attention.name)
-    return tuple(_only(found, "variant", variant, lambda module: module.variant.name))
-
-
-def _only(
-    modules: list[ir.Module], what: str, wanted: str | None, name: Callable[[ir.Module], str]
-) -> list[ir.Module]:
-    """Those of this name, all where none is wanted. Raises Mistake when there is none."""
-    found = [module for module in modules if wanted is None or name(module) == wanted]
+    planned = [plan_program(front(path)) for path in paths]
+    found = [
+        *((m.target, m.variant.attention.name, m.variant.name, m) for p in planned for m in p.modules),
+        *((m.target, m.name, m.variant.name, None) for p in planned for m in p.projections),
+    ]
     if not found:
-        known = list(dict.fromkeys(map(name, modules)))
+        raise Mistake("no spec has a schedule that is compiled", "add one: schedule NAME for triton { ... }")
+    for at, (what, wanted) in enumerate((("target", target), ("attention", attention), ("variant", variant))):
+        found = _only(found, what, wanted, at)
+    return tuple(module for *_, module in found if module is not None)
+
+
+_Named: TypeAlias = "tuple[str, str, str, ir.Module | None]"
+
+
+def _only(modules: list[_Named], what: str, wanted: str | None, at: int) -> list[_Named]:
+    """Those with this name at a position, all where none is wanted. Raises Mistake when there is none."""
+    found = [module for module in modules if wanted is None or module[at] == wanted]
+    if not found:
+        known = list(dict.fromkeys(str(module[at]) for module in modules))
         hint = "".join(did_you_mean(wanted or "", known)) or f"there is {', '.join(known)}"
         raise Mistake(f"there is no {what} '{wanted}'", hint)
     return found
