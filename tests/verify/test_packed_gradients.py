@@ -175,6 +175,7 @@ def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.slow
 def test_many_sequences() -> None:
     """More than one round of the search looks at."""
     made = subject()
