@@ -11,7 +11,7 @@ from attnc.model.schedule import Config, Knob, Schedule, knobs_of
 from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
 from attnc.plan.cuda_layout import CHUNK, MMA, CudaLayout, integer
 from attnc.plan.device import DEVICES
-from attnc.plan.resources import features, phase_of
+from attnc.plan.resources import Buffer, Estimate, features, phase_of
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128
@@ -84,6 +84,31 @@ def cuda_choices(
     if not kept:
         raise DiagnosticError([_nothing_fits(schedule, kernel, reasons[0][1] or "")])
     return kept
+
+
+def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: Which) -> Estimate:
+    """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
+    tile_q, tile_kv, stages = (integer(config, key) for key in ("tile.q", "tile.kv", "stages"))
+    d, dv = plan.layout.qk.width, plan.layout.v.width
+    shapes = {
+        "q": f"{tile_q}x{d}",
+        "do": f"{tile_q}x{dv}",
+        "k": f"{tile_kv}x{d}",
+        "v": f"{tile_kv}x{dv}",
+        "p": f"{tile_kv}x{tile_q}",
+        "ds": f"{tile_kv}x{tile_q}",
+        "rows": f"{stages} x 2x{tile_q}",
+        "sums": "other gradients",
+    }
+    streamed = ("k", "v") if over_rows(kernel) else ("q", "do")
+    buffers = tuple(
+        Buffer(
+            name=name, shape=f"{stages} x {shapes[name]}" if name in streamed else shapes[name], bytes=size
+        )
+        for name, size in plan.shared_memory(config, kernel).items()
+    )
+    registers = {**plan.registers(config, kernel), "other": _FREE_REGISTERS}
+    return Estimate(buffers=buffers, registers=registers)
 
 
 def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Config, ...]:

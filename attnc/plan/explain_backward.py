@@ -8,8 +8,10 @@ from typing import Any
 
 from attnc.expr.show import show
 from attnc.model.attention import Attention
+from attnc.model.schedule import Config
 from attnc.model.tensors import DType
 from attnc.plan import ir
+from attnc.plan.cuda_backward import cuda_backward_estimate
 from attnc.plan.device import Device
 from attnc.plan.explain import Usage, bounds_of, loop_lines, resource_lines, usage_dict
 from attnc.plan.ir_backward import BackwardKernel, KernelName, kernels_of
@@ -50,13 +52,20 @@ def explain_backward(
             BackwardExplanation(
                 planned=planned,
                 position=position,
-                needs=estimate(config, module.variant, device, name),
+                needs=_needs(module, config, name, device),
                 device=device,
                 roofline=roofline_of(d, device, shape, columns=columns, moved=moved),
                 usage=usages.get(name),
             )
         )
     return tuple(found)
+
+
+def _needs(module: ir.Module, config: Config, kernel: KernelName, device: Device) -> Estimate:
+    cuda = None if module.backward is None else module.backward.cuda
+    if cuda is None:
+        return estimate(config, module.variant, device, kernel)
+    return cuda_backward_estimate(cuda, config, kernel)
 
 
 def default_position(planned: BackwardKernel, device: Device) -> int:

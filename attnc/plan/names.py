@@ -44,7 +44,7 @@ CUDA_MODULE = frozenset((
     "Gpu", "gpu",
     "hashlib", "l", "m", "NamedTuple", "os", "out", "parts", "Path", "rows", "stat", "struct",
     "tempfile", "torch", "TUNED",
-    "unaligned",
+    "unaligned", "section", "kv_section", "dq_sum",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((
@@ -94,6 +94,17 @@ CUDA_KERNEL = frozenset((
     "o_parts", "PHI", "SHARE", "SHARERS", "SPLITS", "thread", "top", "wrong", "w", "wait_copies", "warp",
     "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
 ))  # fmt: skip
+#: The same of the backward's `.cu` files.
+CUDA_BACKWARD = frozenset((
+    "DEPTH", "DQ_COLUMNS", "DQ_ROWS", "DQ_SIZE", "DQ_WARPS", "DV_COLUMNS", "D_COLUMNS", "I", "J",
+    "KV_SECTION", "LEFT_WIDTH", "PERIOD", "Pair", "SIZE", "WHOLE", "WHOLE_D", "WHOLE_DQ", "WHOLE_DV",
+    "WIDTH", "add_product", "add_shared_product", "at_tile", "atomic_add", "block_sum", "copy",
+    "delta_pair", "delta_tile", "do_tile", "do_tiles", "dot", "dq_sum", "draw_four", "drawn", "ds_tile",
+    "first_key", "first_query", "from_lane_u32", "gradients", "kv_next", "left_first", "left_to_tile",
+    "lse2_pair", "lse2_tile", "multiply_rows", "multiply_transposed", "p_tile", "piece", "pieces",
+    "products", "right", "right_first", "round_to", "rounded", "store_rows", "theirs", "to_left",
+    "to_tile", "total", "xs", "ys",
+))  # fmt: skip
 _KERNELS = ("forward", "backward", "combine", "preprocess")
 
 
@@ -105,7 +116,7 @@ def clashes(name: str, target: str = "triton") -> bool:
 
 def clashes_as_size(name: str, target: str = "triton") -> bool:
     """Whether a module for the target cannot have a size of this name."""
-    in_cuda = target != "triton" and name in CUDA_KERNEL | CPP
+    in_cuda = target != "triton" and name in CUDA_KERNEL | CUDA_BACKWARD | CPP
     return clashes(name, target) or name in KERNEL or in_cuda
 
 
@@ -116,7 +127,7 @@ def clashes_with_kernel(name: str, attention: str) -> bool:
 
 def own_name(name: str) -> str:
     """What a kernel calls a value of this name."""
-    taken = name in KERNEL | CUDA_KERNEL | CPP or clashes(name) or name.endswith("_ptr")
+    taken = name in KERNEL | CUDA_KERNEL | CUDA_BACKWARD | CPP or clashes(name) or name.endswith("_ptr")
     return f"{name.lstrip('_')}_value" if taken or name.startswith("stride_") else name
 
 

@@ -206,6 +206,15 @@ class CudaBackwardText(CudaFileText):
             if fetch.axes == ("q", "kv") and fetch.name in wanted and not known:
                 yield self.statement(fetch)
 
+    def mask_reads(self, index: str) -> bool:
+        """Whether the pass that only tests the mask mentions an index."""
+        step = self.kernel.step
+        assert step.keep is not None
+        wanted = _needed(step.keep, self._fetches)
+        fetches = [fetch for fetch in self._fetches if fetch.name in wanted]
+        exprs = [step.keep, *(e for fetch in fetches for e in (*fetch.load.indices, fetch.guard))]
+        return any(Index(index) in walk(expr) for expr in exprs)
+
     def elements_read(self, index: str) -> bool:
         """Whether the pass over the elements mentions an index."""
         step = self.kernel.step
@@ -294,7 +303,7 @@ class CudaBackwardText(CudaFileText):
     def what(self) -> str:
         names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
         own = (*(("dq",) if self.chain.adds_dq else ()), *self.makes, *names)
-        return " and ".join(own) or "rows"
+        return " and ".join(filter(None, (", ".join(own[:-1]), *own[-1:])))
 
     @property
     def q_lo(self) -> str:

@@ -38,7 +38,7 @@ def wrap(line: str, width: int = WIDTH) -> str:
         )
     calls = ((match.end() - 1, _matching(line, match.end() - 1)) for match in _CALL.finditer(line))
     opening, closing = max(calls, key=lambda call: call[1] - call[0], default=(-1, -1))
-    if closing < 0:
+    if closing <= opening + 1:  # no call, or one without arguments
         return line
     lines = [line[: opening + 1], *_fill(line[opening + 1 : closing], f"{indent}    ", width)]
     return "\n".join((*lines, f"{indent}{line[closing:]}"))

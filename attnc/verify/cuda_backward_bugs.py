@@ -261,7 +261,7 @@ CUDA_BACKWARD_BUGS: tuple[Bug, ...] = (
     # Masks, transposed
     _bug(
         "transposed bounds aligned top-left",
-        "causal_gqa",
+        "alibi",
         _DKDV,
         "the first row that sees a key is not the key's number, unless M = N",
         "lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M",

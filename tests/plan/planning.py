@@ -19,6 +19,7 @@ FRAME = """attention under_test {{
   normalize = {softmax}
   output o: {dtype}[B, H, M, {d}]
   output lse: f32[B, H, M]
+{grads}
 }}
 schedule under_test for {target} {{
 {schedule}
@@ -36,6 +37,7 @@ def planned(
     dtype: str = "bf16",
     d: int = 64,
     target: str = "triton",
+    grads: str = "",
 ) -> Module:
     """The module of one attention with this mask, score and schedule."""
     lines = "\n".join(f"  input {line}" for line in inputs)
@@ -48,6 +50,7 @@ def planned(
         dtype=dtype,
         d=d,
         target=target,
+        grads=f"  grad {grads}" if grads else "",
     )
     program = resolve(parse(Source("under_test.attn", text)), prelude())
     (variant,) = variants(program, program.attentions[0])

@@ -30,7 +30,7 @@ def module(name: str) -> ir.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("bugs", [CUDA_BUGS, CUDA_BACKWARD_BUGS], ids=["forward", "backward"])
 def test_every_bug_is_caught(bugs: tuple[Bug, ...]) -> None:
-    catches: list[Catch] = [hunt(module(bug.spec), bug, examples=60, seconds=30) for bug in bugs]
+    catches: list[Catch] = [hunt(module(bug.spec), bug, examples=60, seconds=60) for bug in bugs]
     print(f"\n{table(catches)}")
     missed = [catch.bug.name for catch in catches if not catch.caught]
     assert not missed

@@ -389,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) alibi_backward_dq(const __
                     if (partial) {
                         p = kv_idx <= q_pos[r] ? p : 0.0f;
                     }
-                    float ds = p * (dp - delta[r]);
+                    const float ds = p * (dp - delta[r]);
                     dslope[r] -= ds * abs(q_pos[r] - kv_idx);
                     s = p;
                     dp = ds;

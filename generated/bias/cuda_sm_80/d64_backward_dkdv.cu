@@ -297,7 +297,7 @@ __device__ float row_sum(float x)
     return x + from_lane(x, 2);
 }
 
-// dk and dv and dkey_bias of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
+// dk, dv and dkey_bias of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
 extern "C" __global__ void __launch_bounds__(THREADS) bias_backward_dkdv(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -389,8 +389,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) bias_backward_dkdv(const _
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
                     const float pair_tile = q_idx < M && kv_idx[r] < N ? to_float(pair_row[q_idx * args.stride_pair_1 + kv_idx[r] * args.stride_pair_2]) : 0.0f;
                     const float score = s * 0.125f + pair_tile + key_bias_kv[r];
-                    float p = exp2_(score * SCALE - lse2);
-                    float ds = p * (dp - delta);
+                    const float p = exp2_(score * SCALE - lse2);
+                    const float ds = p * (dp - delta);
                     dkey_bias[r] += ds;
                     s = p;
                     dp = ds;

@@ -384,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bias_backward_dq(const __g
                     if (partial) {
                         p = kv_idx < N ? p : 0.0f;
                     }
-                    float ds = p * (dp - delta[r]);
+                    const float ds = p * (dp - delta[r]);
                     if (q_idx[r] < M && kv_idx < N)
                         round_to(dpair_tile[(long long)q_idx[r] * args.N + kv_idx], ds);
                     s = p;

@@ -276,9 +276,9 @@ __device__ float row_sum(float x)
 
 // Whether two neighbouring elements are kept: words kv_idx % 4 and the next of Philox-4x32-10 (Salmon et al., SC 2011)
 // at (kv_idx / 4, q_idx, h, b), kv_idx even. A pure function of the seed and the element, whatever the tiling.
-__device__ void keep_dropout(bool (&keep)[2], float p, long long seed, int b, int h, int q_idx, int kv_idx)
+__device__ void keep_dropout(bool (&keep)[2], float p, long long key, int b, int h, int q_idx, int kv_idx)
 {
-    u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+    u32 key0 = (u32)key, key1 = (u32)(key >> 32);
     u32 c0 = kv_idx / 4, c1 = q_idx, c2 = h, c3 = b;
     for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
         const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;

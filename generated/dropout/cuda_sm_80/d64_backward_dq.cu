@@ -291,9 +291,9 @@ __device__ void branch() { asm volatile("" ::: "memory"); }
 
 // Which of four neighbouring elements dropout keeps, as four bits: words of Philox-4x32-10 (Salmon et al., SC 2011) at
 // (kv_idx / 4, q_idx, h, b). A pure function of the seed and the element, whatever the tiling.
-__device__ u32 draw_four(float p, long long seed, int b, int h, int q_idx, int kv_idx)
+__device__ u32 draw_four(float p, long long key, int b, int h, int q_idx, int kv_idx)
 {
-    u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+    u32 key0 = (u32)key, key1 = (u32)(key >> 32);
     u32 c0 = kv_idx / 4, c1 = q_idx, c2 = h, c3 = b;
     for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
         const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;
@@ -396,10 +396,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_backward_dq(const 
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                    float p = exp2_(s * SCALE - lse2[r]);
+                    const float p = exp2_(s * SCALE - lse2[r]);
                     const bool keep = kept[r] >> (2 * j + c) & 1;
                     dp = keep ? dp * keep_scale : 0.0f;
-                    float ds = p * (dp - delta[r]);
+                    const float ds = p * (dp - delta[r]);
                     s = keep ? p * keep_scale : 0.0f;
                     dp = ds;
                 }

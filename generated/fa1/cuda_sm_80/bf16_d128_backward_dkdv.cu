@@ -392,8 +392,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_backward_dkdv(const __
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                    float p = exp2_(s * SCALE - lse2);
-                    float ds = p * (dp - delta);
+                    const float p = exp2_(s * SCALE - lse2);
+                    const float ds = p * (dp - delta);
                     s = p;
                     dp = ds;
                 }

@@ -360,8 +360,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_backward_dq(const __gr
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                    float p = exp2_(s * SCALE - lse2[r]);
-                    float ds = p * (dp - delta[r]);
+                    const float p = exp2_(s * SCALE - lse2[r]);
+                    const float ds = p * (dp - delta[r]);
                     s = p;
                     dp = ds;
                 }

@@ -365,7 +365,7 @@ __device__ void branch() { asm volatile("" ::: "memory"); }
 template <class Value>
 __device__ Value where(bool condition, Value then, Value otherwise) { return condition ? then : otherwise; }
 
-// dq and dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
+// dq, dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
 extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -449,8 +449,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const _
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                    float p = exp2_(s * SCALE - lse2);
-                    float ds = p * (dp - delta);
+                    const float p = exp2_(s * SCALE - lse2);
+                    const float ds = p * (dp - delta);
                     s = p;
                     dp = ds;
                 }
@@ -463,7 +463,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const _
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int q_idx = q_lo + first_query + 8 * j + 2 * t + c;
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         if (!(kv_idx[r] < N))

@@ -385,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) local_sink_backward_dkdv(c
                         float& dp = gradients[r / 2][j][r % 2 * 2 + c];
                         const float t = tanh_(s * 0.0025f);
                         const float score = t;
-                        float p = exp2_(score * SCALE - lse2);
+                        const float p = exp2_(score * SCALE - lse2);
                         float ds = p * (dp - delta);
                         ds *= (1.0f - t * t);
                         s = p;

@@ -376,8 +376,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_backward_dkdv(cons
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                    float p = exp2_(s * SCALE - lse2);
-                    float ds = p * (dp - delta);
+                    const float p = exp2_(s * SCALE - lse2);
+                    const float ds = p * (dp - delta);
                     s = p;
                     dp = ds;
                 }
@@ -390,7 +390,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_backward_dkdv(cons
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int q_idx = q_lo + 8 * j + 2 * t + c;
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         if (!(kv_idx[r] < kv_len))

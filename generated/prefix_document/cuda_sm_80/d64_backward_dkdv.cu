@@ -417,8 +417,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_backward_d
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                    float p = exp2_(s * SCALE - lse2);
-                    float ds = p * (dp - delta);
+                    const float p = exp2_(s * SCALE - lse2);
+                    const float ds = p * (dp - delta);
                     s = p;
                     dp = ds;
                 }

@@ -1,0 +1,96 @@
+"""What the backward kernels of the CUDA targets decide: layouts, what fits, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.diagnostics import DiagnosticError
+from attnc.plan.cuda_backward import cuda_backward_estimate
+from attnc.plan.cuda_backward_layout import CudaBackward
+from attnc.plan.ir import Module
+from attnc.plan.ir_backward import kernels_of
+from tests.plan.planning import planned
+
+
+def module_of(backward: str = "", *, d: int = 64, dtype: str = "bf16", grads: str = "q, k, v") -> Module:
+    schedule = "  tile.q = 64" + (f"\n  backward {{\n    {backward}\n  }}" if backward else "")
+    return planned(schedule=schedule, d=d, dtype=dtype, grads=grads, target="cuda.sm_80")
+
+
+def layout_of(module: Module) -> CudaBackward:
+    assert module.backward is not None
+    assert module.backward.cuda is not None
+    return module.backward.cuda
+
+
+def refusal(backward: str, **options: int) -> str:
+    with pytest.raises(DiagnosticError) as caught:
+        module_of(backward, **options)  # type: ignore[arg-type]  # only d is passed
+    (diagnostic,) = caught.value.diagnostics
+    return f"{diagnostic.code}: {diagnostic.message}: {diagnostic.primary.text}"
+
+
+def test_dq_has_a_kernel_of_its_own_unless_it_is_added_atomically() -> None:
+    assert list(kernels_of(module_of())) == ["dq", "dkdv"]
+    assert list(kernels_of(module_of("accumulate.dq = atomic"))) == ["dkdv"]
+    assert list(kernels_of(module_of(d=256))) == ["dq", "dkdv"]  # one kernel, however wide
+
+
+@pytest.mark.parametrize(("d", "exchange"), [(64, False), (72, True), (128, True), (256, True)])
+def test_warps_share_keys_where_accumulators_are_wide(d: int, exchange: bool) -> None:
+    module = module_of(d=d)
+    layout = layout_of(module)
+    assert layout.exchange is exchange
+    config = kernels_of(module)["dkdv"].kernel.configs[0]
+    assert layout.registers(config, "dkdv")["acc"] <= 128
+    assert layout.parts(config) > 1 or not exchange
+
+
+def test_the_schedule_may_say_how_warps_share() -> None:
+    tiles = "dkdv {\n tile.q = 64, tile.kv = 128, warps = 8\n }"
+    assert not layout_of(module_of(f"warp_split = kv\n{tiles}", d=128)).exchange
+    assert layout_of(module_of(f"warp_split = q\n{tiles}", d=64)).exchange
+
+
+def test_shared_memory_is_counted_by_buffer() -> None:
+    tiles = "dkdv {\n tile.q = 64, tile.kv = 128, warps = 8, stages = 2\n }"
+    module = module_of(f"accumulate.dq = atomic, warp_split = q\n{tiles}", d=128)
+    kernel = kernels_of(module)["dkdv"].kernel
+    estimate = cuda_backward_estimate(layout_of(module), kernel.configs[0], "dkdv")
+    assert {buffer.name: buffer.bytes for buffer in estimate.buffers} == {
+        "k": 128 * 128 * 2,
+        "v": 128 * 128 * 2,
+        "q": 2 * 64 * 128 * 2,
+        "do": 2 * 64 * 128 * 2,
+        "ds": 128 * 64 * 2,
+        "p": 128 * 64 * 2,
+        "rows": 2 * 2 * 64 * 4,
+    }
+    assert kernel.shared == (estimate.shared,)
+
+
+def test_configs_that_cannot_run_are_dropped() -> None:
+    module = module_of(
+        "warp_split = kv\n"
+        "dkdv {\n tile.q in {32, 48, 64}, tile.kv in {32, 128}, warps = 4, stages in {1, 8}\n }"
+    )
+    tiles = [(c["tile.q"], c["tile.kv"], c["stages"]) for c in kernels_of(module)["dkdv"].kernel.configs]
+    assert tiles == [(32, 128, 1), (32, 128, 8)]
+
+
+@pytest.mark.parametrize(
+    ("backward", "said"),
+    [
+        ("warp_split in {q, kv}", "'warp_split' shapes the text of a CUDA kernel"),
+        ("maxnreg = 128", "'maxnreg' is not lowered to CUDA"),
+        ("dkdv {\n dp = late\n }", "'dp' is not lowered to CUDA"),
+        ("accumulate.dq = sequential", "a sequential dq is not lowered to CUDA yet"),
+        ("dkdv {\n tile.kv = 16, warps = 4\n }", "is not a multiple of 64, 16 keys for each of 4 warps"),
+        ("dkdv {\n tile.q = 48\n }", "tile.q = 48 is not a power of two"),
+        ("dq {\n tile.q = 32\n }", "tile.q = 32 is not a multiple of 64, 16 rows for each of 4 warps"),
+        ("dkdv {\n tile.kv = 256\n }", "registers a thread; the limit is 255"),
+        ("dkdv {\n stages = 8, tile.q = 128, warps = 8, tile.kv = 128\n }", "B of shared memory (k 16384"),
+    ],
+)
+def test_what_cannot_be_lowered_is_refused_with_the_reason(backward: str, said: str) -> None:
+    assert said in refusal(backward)
