@@ -220,9 +220,11 @@ class DecodeText(KernelText):
 
     @property
     def visited(self) -> str:
+        """Keys that the shares are of: none, not fewer, where a tile's rows all stand before the first key."""
         split = self.kernel.split
         assert split is not None
-        return scalar(split.hi) if split.lo == ZERO else f"{scalar(split.hi)} - {scalar(split.lo)}"
+        keys = scalar(split.hi) if split.lo == ZERO else f"{scalar(split.hi)} - {scalar(split.lo)}"
+        return f"tl.maximum({keys}, 0)"
 
     @property
     def split_lo(self) -> str:

@@ -62,6 +62,12 @@ def test_more_shares_than_tiles() -> None:
     assert verdict.ok, verdict.message
 
 
+def test_many_more_queries_than_keys() -> None:
+    """Shares of no keys at all: the table has no page for them, and none before its first."""
+    verdict = check(decode("4"), Case(dims={"B": 2, "M": 400, "N": 3, "Hkv": 1, "G": 1}, seed=1), fills=("nan",))
+    assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize("splits", ["1", "4"])
 def test_the_sink_counts_once(splits: str) -> None:
     made = subject(

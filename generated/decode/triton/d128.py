@@ -136,7 +136,7 @@ def decode_forward(
     hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     # this program's share: whole tiles, as many as the others have, or what is left of them
-    share = tl.cdiv(tl.cdiv(hi, BLOCK_N), SPLITS) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
 
@@ -242,7 +242,7 @@ def decode(
     """
     if torch.compiler.is_compiling() and out is None and config is None:
         _register()
-        return torch.ops.attnc.decode_d128_f92ff228(q, k, v, kv_len)
+        return torch.ops.attnc.decode_d128_f1b0b62b(q, k, v, kv_len)
     layout = _layout((q, k, v, kv_len), out, config)
     call = _CALLS.get(layout)
     if call is None:
@@ -512,10 +512,10 @@ def _operate_fake(
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.decode_d128_f92ff228, the first time that torch.compile meets decode."""
-    if hasattr(torch.ops.attnc, "decode_d128_f92ff228"):
+    """Makes torch.ops.attnc.decode_d128_f1b0b62b, the first time that torch.compile meets decode."""
+    if hasattr(torch.ops.attnc, "decode_d128_f1b0b62b"):
         return True
-    forward = torch.library.custom_op("attnc::decode_d128_f92ff228", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::decode_d128_f1b0b62b", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     return True
 

@@ -137,7 +137,7 @@ def decode_forward(
     hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     # this program's share: whole tiles, as many as the others have, or what is left of them
-    share = tl.cdiv(tl.cdiv(hi, BLOCK_N), SPLITS) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
 
@@ -243,7 +243,7 @@ def decode(
     """
     if torch.compiler.is_compiling() and out is None and config is None:
         _register()
-        return torch.ops.attnc.decode_d64_54bd58ab(q, k, v, kv_len)
+        return torch.ops.attnc.decode_d64_fbca860d(q, k, v, kv_len)
     layout = _layout((q, k, v, kv_len), out, config)
     call = _CALLS.get(layout)
     if call is None:
@@ -513,10 +513,10 @@ def _operate_fake(
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.decode_d64_54bd58ab, the first time that torch.compile meets decode."""
-    if hasattr(torch.ops.attnc, "decode_d64_54bd58ab"):
+    """Makes torch.ops.attnc.decode_d64_fbca860d, the first time that torch.compile meets decode."""
+    if hasattr(torch.ops.attnc, "decode_d64_fbca860d"):
         return True
-    forward = torch.library.custom_op("attnc::decode_d64_54bd58ab", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::decode_d64_fbca860d", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     return True
 

@@ -179,7 +179,7 @@ def decode_sink_forward(
     full_lo = tl.maximum(last_pos - 128, 0)
     full_hi = first_pos + 1
     # this program's share: whole tiles, as many as the others have, or what is left of them
-    share = tl.cdiv(tl.cdiv(hi - lo, BLOCK_N), SPLITS) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = lo + split * share
     split_hi = tl.minimum(split_lo + share, hi)
     page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)

@@ -135,7 +135,7 @@ def extend_forward(
     hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     # this program's share: whole tiles, as many as the others have, or what is left of them
-    share = tl.cdiv(tl.cdiv(hi, BLOCK_N), SPLITS) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
 
@@ -241,7 +241,7 @@ def extend(
     """
     if torch.compiler.is_compiling() and out is None and config is None:
         _register()
-        return torch.ops.attnc.extend_d128_split_bfe1cfb4(q, k, v, kv_len)
+        return torch.ops.attnc.extend_d128_split_f7f392d0(q, k, v, kv_len)
     layout = _layout((q, k, v, kv_len), out, config)
     call = _CALLS.get(layout)
     if call is None:
@@ -511,10 +511,10 @@ def _operate_fake(
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.extend_d128_split_bfe1cfb4, the first time that torch.compile meets extend."""
-    if hasattr(torch.ops.attnc, "extend_d128_split_bfe1cfb4"):
+    """Makes torch.ops.attnc.extend_d128_split_f7f392d0, the first time that torch.compile meets extend."""
+    if hasattr(torch.ops.attnc, "extend_d128_split_f7f392d0"):
         return True
-    forward = torch.library.custom_op("attnc::extend_d128_split_bfe1cfb4", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::extend_d128_split_f7f392d0", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     return True
 

@@ -182,7 +182,7 @@ def mla_decode_forward(
     hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     # this program's share: whole tiles, as many as the others have, or what is left of them
-    share = tl.cdiv(tl.cdiv(hi, BLOCK_N), SPLITS) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
     page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 64)

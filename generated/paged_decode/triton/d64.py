@@ -192,7 +192,7 @@ def paged_decode_forward(
     if SHARE > 0:
         share = SHARE
     else:
-        share = tl.cdiv(tl.cdiv(hi, BLOCK_N), SPLITS) * BLOCK_N
+        share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
     page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)

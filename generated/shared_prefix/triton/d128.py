@@ -180,7 +180,7 @@ def shared_prefix_forward(
     # no mask: whole kv tiles, then the keys that are left
     full_hi = N // BLOCK_N * BLOCK_N
     # this program's share: whole tiles, as many as the others have, or what is left of them
-    share = tl.cdiv(tl.cdiv(N, BLOCK_N), SPLITS) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(tl.maximum(N, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, N)
     page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)
