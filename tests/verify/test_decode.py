@@ -194,6 +194,9 @@ def test_a_prepared_call_serves_other_values_and_only_alike_arguments() -> None:
         made.a(q, *pool, table, length.long())
     with pytest.raises(TypeError, match="expected a tensor"):
         made.a(q, *pool, table, 50)
+    for wrong in (out[0], (), 5):
+        with pytest.raises(TypeError, match="out: expected a tuple of 2 tensors"):
+            made.a(q, *pool, table, length, out=wrong)
     assert len(made._CALLS) == 2
 
 

@@ -382,7 +382,8 @@ def _layout(tensors: tuple[torch.Tensor, ...], out: object, *options: object) ->
     """What a call is prepared for, or None if the arguments are not what they should be."""
     try:
         hash(options)
-        return (options, *[(x.shape, x.stride(), x.dtype, x.device) for x in (*tensors, *(out or ()))])
+        given = tensors if out is None else (*tensors, *out)
+        return (options, out is None, *[(x.shape, x.stride(), x.dtype, x.device) for x in given])
     except (AttributeError, TypeError):
         return None
 
