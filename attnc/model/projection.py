@@ -143,7 +143,7 @@ class _Resolver:
             self.report.error("E0201", message, name.span, "second definition", related=related)
             return
         dtype = self._dtype(tree.dtype)
-        shape = tuple(self._size(axis, tree) for axis in tree.shape)
+        shape = tuple(map(self._size, tree.shape))
         wanted = SHAPES[name.id]
         if len(shape) != len(wanted):
             self._shape_error(f"'{name.id}' has {len(shape)} axes", tree.span, f"it is [{', '.join(wanted)}]")
@@ -175,7 +175,7 @@ class _Resolver:
         )
         return None
 
-    def _size(self, tree: ast.Expr, tensor: ast.Node) -> Expr | None:
+    def _size(self, tree: ast.Expr) -> Expr | None:
         match tree:
             case ast.Number(value=int() as value) if 1 <= value < 2**31:
                 return Const(value)
