@@ -220,7 +220,7 @@ class DecodeText(KernelText):
 
     @property
     def visited(self) -> str:
-        """Keys that the shares are of: none, not fewer, where a tile's rows all stand before the first key."""
+        """Keys that the shares are of: none, not fewer, where a tile's rows stand before the first key."""
         split = self.kernel.split
         assert split is not None
         keys = scalar(split.hi) if split.lo == ZERO else f"{scalar(split.hi)} - {scalar(split.lo)}"

@@ -64,7 +64,9 @@ def test_more_shares_than_tiles() -> None:
 
 def test_many_more_queries_than_keys() -> None:
     """Shares of no keys at all: the table has no page for them, and none before its first."""
-    verdict = check(decode("4"), Case(dims={"B": 2, "M": 400, "N": 3, "Hkv": 1, "G": 1}, seed=1), fills=("nan",))
+    verdict = check(
+        decode("4"), Case(dims={"B": 2, "M": 400, "N": 3, "Hkv": 1, "G": 1}, seed=1), fills=("nan",)
+    )
     assert verdict.ok, verdict.message
 
 
