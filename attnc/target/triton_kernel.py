@@ -116,14 +116,6 @@ class KernelText:
         return [f"{MATRICES[name]} += {offset}" for name, offset in moves if offset]
 
     @property
-    def k_offset(self) -> str:
-        return self.offset("k")
-
-    @property
-    def v_offset(self) -> str:
-        return self.offset("v")
-
-    @property
     def lse_offset(self) -> str:
         return self.offset("lse")
 

@@ -338,8 +338,3 @@ def save(directory: Path, subject: Subject, failure: Failure) -> Path:
     path = directory / f"{variant.attention.name}-{variant.name}-{digest}.json"
     path.write_text(text + "\n", encoding="utf-8")
     return path
-
-
-def with_config(case: Case, config: int) -> Case:
-    """The same case for another config."""
-    return replace(case, config=config)

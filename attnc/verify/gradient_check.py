@@ -5,7 +5,7 @@ Workspaces are full of NaN before the kernels see them, so that an element that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -94,12 +94,3 @@ def _device(problem: Problem) -> torch.device:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def differing(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> str | None:
-    """The name of a gradient that is not bitwise the same in both."""
-    for name, value in left.items():
-        pair = [x.contiguous().flatten().view(torch.uint8) for x in (value, right[name])]
-        if not torch.equal(*pair):
-            return f"d{name}"
-    return None
