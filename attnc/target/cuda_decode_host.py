@@ -31,6 +31,7 @@ class CudaDecodeHost(CudaHostText):
         self.sections = False
         self.has_fixed_shares = text.has_fixed_shares
         self.combine = text.combine_name
+        self.joined_bytes = 4 * (text.layout.dv + 1)  # of shared memory, for each warp
 
     @property
     def _tiles(self) -> str:
