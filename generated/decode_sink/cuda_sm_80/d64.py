@@ -159,8 +159,8 @@ def decode_sink(
     ) % 8
     _launch(config, not unaligned, gpu, tiles * splits, args)
     if splits > 1:
-        joining = config._replace(shared=config.WARPS * 260)  # not a tile's, which few blocks fit
-        _launch(joining, True, gpu, B * H * M, args, "decode_sink_combine")
+        # With its own shared memory, not a tile's, which few blocks fit.
+        _launch(config._replace(shared=config.WARPS * 260), True, gpu, B * H * M, args, "decode_sink_combine")
     return o
 
 

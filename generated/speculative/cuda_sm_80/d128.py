@@ -150,8 +150,8 @@ def speculative(
     ) % 8
     _launch(config, not unaligned, gpu, tiles * splits, args)
     if splits > 1:
-        joining = config._replace(shared=config.WARPS * 516)  # not a tile's, which few blocks fit
-        _launch(joining, True, gpu, B * H * M, args, "speculative_combine")
+        # With its own shared memory, not a tile's, which few blocks fit.
+        _launch(config._replace(shared=config.WARPS * 516), True, gpu, B * H * M, args, "speculative_combine")
     return o
 
 
