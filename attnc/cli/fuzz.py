@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,10 @@ from attnc.cli.verify import (
     show_result,
 )
 
+if TYPE_CHECKING:
+    from attnc.plan import ir
+    from attnc.verify.check import Rules
+
 _FAILURES = Path(".attnc") / "failures"
 
 
@@ -34,6 +38,9 @@ def fuzz(
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     examples: Annotated[int, typer.Option(min=1, help="Most cases for each variant.")] = 1000,
     seed: Annotated[int, typer.Option(help="Another seed draws other cases.")] = 0,
+    targets_agree: Annotated[
+        bool, typer.Option("--across", help="Hold every eighth case to the spec's other targets instead.")
+    ] = False,
     repro: Annotated[Path | None, typer.Option(help="Run the case in this file again.")] = None,
     as_json: JSON = False,
 ) -> None:
@@ -56,6 +63,7 @@ def fuzz(
     reports: list[dict[str, Any]] = []
     for module in modules:
         subject = subject_of(module)
+        rules = _agreement(path, module) if targets_agree else violations
         name = f"{module.variant.attention.name} {module.variant.name}"
         with progress(name, examples) as bar:
             report = run(
@@ -65,7 +73,7 @@ def fuzz(
                 seed=seed,
                 failures=_FAILURES,
                 progress=lambda *_, bar=bar, name=name: bar.advance(name),
-                rules=violations,
+                rules=rules,
             )
         reports.append(as_dict(subject, report))
         if not as_json:
@@ -79,6 +87,24 @@ def fuzz(
         say(json.dumps(reports, indent=2))
     if not all(report["ok"] for report in reports):
         raise typer.Exit(1)
+
+
+def _agreement(path: Path, module: ir.Module) -> Rules:
+    """The rule that the variant's modules for other targets compute the same. Mistake when there is none."""
+    from attnc.build import front, plan_program
+    from attnc.verify.agreement import across
+    from attnc.verify.subjects import subject_of
+
+    variant = module.variant
+    peers = {
+        other.target: subject_of(other)
+        for other in plan_program(front(path)).modules
+        if other.target != module.target
+        and (other.variant.attention.name, other.variant.name) == (variant.attention.name, variant.name)
+    }
+    if not peers:
+        raise Mistake(f"'{variant.attention.name}' has schedules for {module.target} alone", "add one more")
+    return across(peers)
 
 
 def _again(path: Path, modules: Any) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from attnc.plan.names import clashes
+
 #: Names that kernels, or the host code around them, might use for themselves.
 NAMES = (
     "acc_2", "alpha", "args", "BLOCK_M", "cap", "d", "device", "doc", "doc_q", "first", "first_pos",
@@ -173,18 +175,20 @@ def _nonzero(divisor: str) -> str:
 
 
 @st.composite
-def specs(draw: st.DrawFn, depth: int = 2) -> str:
-    """The text of a file with one attention and its schedule for triton."""
-    dtype = draw(st.sampled_from(("bf16", "f16", "f32")))
+def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False) -> str:
+    """The text of a file with one attention and its schedule for triton, and one for CUDA if wanted."""
+    dtype = draw(st.sampled_from(("bf16", "f16") if on_cuda else ("bf16", "f16", "f32")))
     heads, kv_heads = draw(
         st.sampled_from(
             (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
         )
     )
-    d, dv = draw(st.sampled_from((8, 16, 20, 32))), draw(st.sampled_from((8, 16, 24)))
+    widths = (8, 16, 24 if on_cuda else 20, 32)  # rows of CUDA kernels are copied in pieces of 8 elements
+    d, dv = draw(st.sampled_from(widths)), draw(st.sampled_from((8, 16, 24)))
+    names = [name for name in NAMES if not (on_cuda and clashes(name, "cuda.sm_80"))]
     extras = [
         Extra(name, draw(st.sampled_from(("i32", "i64", "bool", "f32", "bf16"))), _shape(draw, heads))
-        for name in draw(st.lists(st.sampled_from(NAMES), max_size=3, unique=True))
+        for name in draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
     ]
     words = Words(draw, extras, heads)
     everywhere, launch = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
@@ -205,7 +209,10 @@ def specs(draw: st.DrawFn, depth: int = 2) -> str:
         lines.append(f"output lse: f32[{', '.join(draw(st.permutations(('B', 'M', heads))))}]")
     lines.append(f"normalize = {_softmax(words)}")
     statements = "\n  ".join(lines)
-    return f"attention spec {{\n  {statements}\n}}\nschedule spec for triton {{\n  {_schedule(draw)}\n}}\n"
+    schedules = f"schedule spec for triton {{\n  {_schedule(draw)}\n}}\n"
+    if on_cuda:
+        schedules += f"schedule spec for cuda.sm_80 {{\n  {_cuda_schedule(draw)}\n}}\n"
+    return f"attention spec {{\n  {statements}\n}}\n{schedules}"
 
 
 def _shape(draw: st.DrawFn, heads: str) -> tuple[str, ...]:
@@ -219,6 +226,21 @@ def _softmax(words: Words) -> str:
         sink = words.draw(st.sampled_from(sinks))
         return f"softmax(sink = {sink.name}{'[h]' if sink.shape else ''})"
     return "softmax"
+
+
+def _cuda_schedule(draw: st.DrawFn) -> str:
+    split, stages = draw(st.sampled_from(("q", "kv"))), draw(st.sampled_from((1, 2, 3)))
+    tiles = f"tile.q = 32, tile.kv = 32, warps = 2, warp_split = {split}, stages = {stages}"
+    match draw(st.integers(0, 5)):
+        case 0:
+            return f"loops = [kv, q]\n  {tiles}\n  softmax = online(rescale = every_step)"
+        case 1:
+            pack, splits = draw(st.sampled_from(("gqa", "none"))), draw(st.sampled_from(("1", "3", "auto")))
+            return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}"
+    softmaxes = ["online", "online(rescale = every_step)", "online(rescale = lazy(8))"]
+    softmax = draw(st.sampled_from(softmaxes + ["two_pass"] * (split == "q")))
+    rest = draw(st.sampled_from(("", "\n  persistent = true", "\n  order = longest_first")))
+    return f"loops = [q, kv]\n  {tiles}\n  softmax = {softmax}{rest}"
 
 
 def _schedule(draw: st.DrawFn) -> str:

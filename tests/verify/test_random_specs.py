@@ -13,7 +13,9 @@ from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
+from attnc.verify.agreement import across
 from attnc.verify.check import Subject, check
+from attnc.verify.simt import available
 from attnc.verify.strategies import Case, cases, free_dims
 from attnc.verify.subjects import subject_of
 from tests.verify.random_specs import specs
@@ -35,6 +37,25 @@ def test_kernels_agree_with_the_reference(text: str, data: st.DataObject) -> Non
         case = replace(case, layouts={})  # rows gigabytes apart have a test of their own, and take a second
     verdict = check(made, case)
     assert verdict.ok, verdict.message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="g++ compiles CUDA kernels for the CPU")
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(specs(on_cuda=True), st.data())
+def test_targets_agree(text: str, data: st.DataObject) -> None:
+    """Triton, CUDA and the reference, each within the bound of its plan, and the kernels with each other."""
+    note(text)
+    modules = plan_program(resolve(parse(Source("spec.attn", text)), prelude())).modules
+    made = {module.target: subject_of(module) for module in modules}
+    triton, cuda = made["triton"], made["cuda.sm_80"]
+    case = data.draw(cases(cuda.variant, replace(cuda.limits(), longest=50, work=16)))
+    if any(max(layout.gaps) > 100 for layout in case.layouts.values()):
+        case = replace(case, layouts={})
+    for subject_ in (triton, cuda):
+        verdict = check(subject_, case)
+        assert verdict.ok, verdict.message
+    assert not list(across({"cuda.sm_80": cuda})(triton, case))
 
 
 FRAME = """attention spec {{

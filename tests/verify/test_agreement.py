@@ -1,0 +1,34 @@
+"""Kernels of one spec on two targets agree, and a bug in one of them shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnc.build import front, plan_program
+from attnc.target.files import render_files
+from attnc.verify.agreement import across
+from attnc.verify.cuda_bugs import CUDA_BUGS
+from attnc.verify.planted import plant
+from attnc.verify.simt import available
+from attnc.verify.strategies import Case
+from attnc.verify.subjects import cuda_subject, subject_of
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+
+
+def test_targets_agree_and_a_bug_in_one_shows() -> None:
+    modules = plan_program(front(SPECS / "paged_decode.attn")).modules
+    triton, cuda = (next(m for m in modules if m.target == t) for t in ("triton", "cuda.sm_80"))
+    case = Case(dims={"B": 2, "M": 2, "Hkv": 1, "G": 3, "N": 100}, seed=4)
+    right = across({"cuda.sm_80": cuda_subject(cuda, {})})
+    assert not list(right(subject_of(triton), case))
+    bug = next(bug for bug in CUDA_BUGS if bug.name == "warps joined without their maxima")
+    name = f"{cuda.variant.name}.cu"
+    text = plant(render_files(cuda, path="paged_decode.attn", sha256="0")[name], bug)
+    wrong = across({"cuda.sm_80": cuda_subject(cuda, {name: text})})
+    (message,) = wrong(subject_of(triton), case)
+    assert message.startswith("cuda.sm_80: ")
