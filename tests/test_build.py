@@ -99,6 +99,9 @@ def test_the_package_picks_a_variant_by_its_arguments(package: str) -> None:
     assert many(q.half(), q, q, W=32, out=None) == ("f16_d128_w32", {"out": None})
     with pytest.raises(ValueError, match=r"many was not compiled for \(T, D, W\) = .*float32"):
         many(q.float(), q, q)
+    # What is no such tensor goes on to a variant, whose checks name the argument.
+    assert many(q[0], q, q) == ("f16_d64_w16", {})
+    assert many(None, q, q) == ("f16_d64_w16", {})
 
 
 def test_templates_ship_with_the_compiler() -> None:

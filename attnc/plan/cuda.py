@@ -11,7 +11,7 @@ from math import gcd
 from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, Config, Knob, Schedule
+from attnc.model.schedule import Choice, Config, Knob, Schedule, Value
 from attnc.model.tensors import DType, Prefix
 from attnc.plan.cuda_layout import CHUNK, MMA, CudaLayout, Swizzle
 from attnc.plan.device import DEVICES
@@ -137,8 +137,20 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     reasons = [(config, cuda_misfit(config, variant, schedule)) for config in candidates]
     kept = tuple(config for config, reason in reasons if reason is None)
     if not kept:
-        raise DiagnosticError([_nothing_fits(schedule, reasons[0][1] or "")])
+        first, reason = reasons[0]
+        raise DiagnosticError([_nothing_fits(schedule, reason or "", _remedies(first, variant, schedule))])
     return kept
+
+
+def _remedies(config: Config, variant: Variant, schedule: Schedule) -> list[str]:
+    """Other shares for the warps under which the tiles of the config fit."""
+    changes: list[tuple[str, Value]] = [("warps", 2), ("warps", 1)]
+    if "warp_split" not in schedule.knobs.get("forward", {}):
+        changes.insert(0, ("warp_split", "kv"))
+    for key, value in changes:
+        if cuda_misfit(Config(values={**config.values, key: value}), variant, schedule) is None:
+            return [f"'{key} = {value}' fits"]
+    return []
 
 
 def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:
@@ -182,7 +194,7 @@ def _padded(size: int) -> int:
     return -(-size // MMA) * MMA
 
 
-def _nothing_fits(schedule: Schedule, reason: str) -> Diagnostic:
+def _nothing_fits(schedule: Schedule, reason: str, hints: list[str]) -> Diagnostic:
     knobs = schedule.knobs.get("forward", {})
     spans = [
         span
@@ -193,7 +205,11 @@ def _nothing_fits(schedule: Schedule, reason: str) -> Diagnostic:
     if span is None:
         raise ValueError(f"no span for: {reason}")
     return error(
-        "E0601", f"no config of schedule '{schedule.attention}' fits {schedule.target}", span, reason
+        "E0601",
+        f"no config of schedule '{schedule.attention}' fits {schedule.target}",
+        span,
+        reason,
+        hints=hints,
     )
 
 

@@ -100,13 +100,23 @@ class HostText:
                     yield f'    raise ValueError(f"{name}: expected a probability, 0 to 1, got {{{name}}}")'
             yield f'{name} = _scalar("{name}", {name}, {torch_dtype(arg.tensor)}, q)'
             return
-        wanted = _tuple(_size(bind.expected) for bind in arg.axes)
+        wanted = _tuple(self._wanted(arg))
         sizes = f'_sizes("{name}", {name}, {torch_dtype(arg.tensor)}, {wanted}, q)'
         binds = [bind.name or "_" for bind in arg.axes]
         if any(bind.name for bind in arg.axes):
             sizes = f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {sizes}"
         yield sizes
         yield from corrections(arg)
+
+    def _wanted(self, arg: Arg) -> Iterator[str]:
+        """The size that each axis must have. One table leads to the pages of k and v: both have as many."""
+        first = next((t for t in self.inputs if isinstance(t.storage, Paged)), arg.tensor)
+        follows = isinstance(arg.tensor.storage, Paged) and arg.tensor.name != first.name
+        for axis, bind in enumerate(arg.axes):
+            if follows and arg.tensor.axis(Role.BATCH) == axis:
+                yield f"{first.name}.shape[{first.axis(Role.BATCH)}]"
+            else:
+                yield _size(bind.expected)
 
     def _group(self, others: list[Arg]) -> Iterator[str]:
         """How many query heads share a KV head, where that is neither all nor one."""

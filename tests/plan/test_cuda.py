@@ -97,6 +97,17 @@ def test_head_dimensions_are_padded_to_the_depth_of_an_mma() -> None:
     assert (layout.d, layout.qk.width) == (72, 80)
 
 
+def test_where_no_config_fits_one_that_does_is_named() -> None:
+    def hints(knobs: str) -> tuple[str, ...]:
+        with pytest.raises(DiagnosticError) as raised:
+            planned(knobs)
+        return raised.value.diagnostics[0].hints
+
+    assert hints("tile.q = 16, tile.kv = 64") == ("'warp_split = kv' fits",)
+    assert hints("tile.q = 16, tile.kv = 64, warp_split = q") == ("'warps = 1' fits",)
+    assert hints("tile.q = 64, tile.kv = 256, stages = 8") == ()
+
+
 def test_configs_that_cannot_run_are_dropped() -> None:
     module = planned("tile.q in {32, 64}, warps in {4, 2}, tile.kv in {64, 1024}")
     tiles = [(c["tile.q"], c["warps"], c["tile.kv"]) for c in module.kernels[0].configs]

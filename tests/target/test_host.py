@@ -73,3 +73,14 @@ def test_everything_is_dropped_at_one(dropout: ModuleType) -> None:
     o, lse = dropout.dropout(q, q, q, 1, 0)
     assert bool((o == 0).all())
     assert bool(lse.isfinite().all())
+
+
+def test_k_and_v_have_as_many_pages() -> None:
+    """The table leads to both: fewer pages of v would be read past their end."""
+    ensure_interpreter()
+    module = load_text((GENERATED / "paged_decode" / "triton" / "d64.py").read_text(encoding="utf-8"))
+    q = torch.zeros(1, 1, 2, 64, dtype=torch.bfloat16)
+    k = torch.zeros(3, 16, 2, 64, dtype=torch.bfloat16)
+    table, length = torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"v: expected shape \[3, 16, 2, 64\], got \[2, 16, 2, 64\]"):
+        module.paged_decode(q, k, k[:2], table, length)

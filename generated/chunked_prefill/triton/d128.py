@@ -255,7 +255,7 @@ def chunked_prefill(
     if Hkv == 0 or H % Hkv:
         raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
     G = H // Hkv
-    _sizes("v", v, torch.bfloat16, (None, 16, Hkv, 128), q)
+    _sizes("v", v, torch.bfloat16, (k.shape[0], 16, Hkv, 128), q)
     B, = _sizes("cu_q", cu_q, torch.int32, (None,), q)
     B -= 1
     _, P = _sizes("block_table", block_table, torch.int32, (B, None), q)

@@ -12,7 +12,10 @@ VARIANTS = {
 
 def dropout(q, k, v, p, seed, **options):
     """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
-    key = (q.shape[3],)
+    try:
+        key = (q.shape[3],)
+    except (AttributeError, IndexError):  # not such a tensor: any variant says which, and what it expected
+        key = next(iter(VARIANTS))
     if key not in VARIANTS:
         raise ValueError(f"dropout was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
     return VARIANTS[key](q, k, v, p, seed, **options)

@@ -43,11 +43,16 @@ def extend(q, k, v, kv_len, *, schedule=None, **options):
 
     Raises ValueError where no variant was compiled.
     """
-    key = (q.shape[3],)
+    try:
+        key = (q.shape[3],)
+        sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])
+        device = q.device
+    except (AttributeError, IndexError):  # not such a tensor: any module says which, and what it expected
+        return next(iter(next(iter(VARIANTS.values())).values()))(q, k, v, kv_len, **options)
     if key not in VARIANTS:
         raise ValueError(f"extend was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
     if schedule is None:
-        schedule = _choose(q.device, key, (q.shape[1], k.shape[1], q.shape[0] * q.shape[2]))
+        schedule = _choose(device, key, sizes)
     elif schedule not in VARIANTS[key]:
         raise ValueError(f"schedule: expected one of {list(VARIANTS[key])}, got {schedule!r}")
     return VARIANTS[key][schedule](q, k, v, kv_len, **options)

@@ -109,7 +109,7 @@ def paged_decode(
     if Hkv == 0 or H % Hkv:
         raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
     G = H // Hkv
-    _sizes("v", v, torch.bfloat16, (None, 16, Hkv, 64), q)
+    _sizes("v", v, torch.bfloat16, (k.shape[0], 16, Hkv, 64), q)
     _, P = _sizes("block_table", block_table, torch.int32, (B, None), q)
     _sizes("kv_len", kv_len, torch.int32, (B,), q)
     N = P * 16
