@@ -102,6 +102,10 @@ def test_arguments_are_checked() -> None:
         assert message in str(failure.value)
     with pytest.raises(ValueError, match="out: expected shape"):
         linear(x, w, out=torch.empty(2, 4, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="out: expected an element of memory for each value"):
+        linear(x, w, out=torch.empty(1, len(w), dtype=torch.bfloat16).expand(len(x), -1))
+    with pytest.raises(TypeError, match="config: expected one of CONFIGS"):
+        linear(x, w, config="flat")
     with pytest.raises(RuntimeError, match="has no backward"):
         linear(x, w.clone().requires_grad_())
 

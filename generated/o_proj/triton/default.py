@@ -180,11 +180,12 @@ def o_proj(
     y = torch.empty((M, 4096), dtype=torch.bfloat16, device=x.device) if out is None else out
     if out is not None:
         _sizes("out", y, torch.bfloat16, (M, 4096), x)
+        _apart("out", y)
     _contiguous_rows(x=x, w=w, out=y)
     _refuse_gradients(x, w)
     if M == 0:
         return y
-    config = config or _choose(x.device, M)
+    config = _choose(config, x.device, M)
     if config.impl == "conventional":
         return torch.mm(x, w.t(), out=y)
     parts = None
@@ -231,6 +232,11 @@ def _sizes(
     return x.shape
 
 
+def _apart(name: str, x: torch.Tensor) -> None:
+    if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
+        raise ValueError(f"{name}: expected an element of memory for each value, got strides {x.stride()}")
+
+
 def _contiguous_rows(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.shape[-1] > 1:
@@ -242,8 +248,12 @@ def _refuse_gradients(*tensors: torch.Tensor) -> None:
         raise RuntimeError("o_proj has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
-def _choose(device: torch.device, M: int) -> Config:
-    """The implementation and config measured for this device and M, or a guess."""
+def _choose(config: Config | None, device: torch.device, M: int) -> Config:
+    """The caller's config, the implementation and config measured for this device and M, or a guess."""
+    if config is not None:
+        if not isinstance(config, Config):
+            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+        return config
     name, room = "", 1 << 20
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
