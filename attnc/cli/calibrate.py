@@ -48,7 +48,7 @@ def calibrate(
         for line in report(one):
             say(line)
     if is_written:
-        text = spec.read_text(encoding="utf-8")
+        text = found[0].span.source.text  # what the spans are of, ends of lines included
         for one in sorted(found, key=lambda one: one.span.start, reverse=True):
             text = text[: one.span.start] + one.text + text[one.span.end :]
         write_text(spec, text)

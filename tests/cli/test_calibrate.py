@@ -74,6 +74,10 @@ def test_it_writes_the_spec_in_place(run: Run, spec: Path) -> None:
         "softmax = unified_max(phi = 0, bounds = [-4, 4], fallback = online)", line
     )
     assert run("check", str(spec)).code == 0
+    written = spec.read_text()
+    spec.write_bytes(SPEC.replace("\n", "\r\n").encode())
+    assert run("calibrate", str(spec), "--write").code == 0
+    assert spec.read_bytes() == written.replace("\n", "\r\n").encode()
 
 
 def test_what_cannot_be_calibrated_is_refused(run: Run, spec: Path, folder: Path) -> None:
