@@ -85,6 +85,11 @@ class _PagedWrapper:
         self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, page: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Dense tables on the device; with CUDA graphs always in the tensors that the graph reads."""
+        if len(indptr) != len(last_page_len) + 1:
+            raise ValueError(
+                f"indptr: expected {len(last_page_len) + 1} numbers, one more than last_page_len has,"
+                f" got {len(indptr)}"
+            )
         if self._capacity is None:
             width = int(indptr.diff().max()) if len(indptr) > 1 else 0
         else:
@@ -215,7 +220,6 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         share = (fixed_split_size or 0) * page_size
         if share % 16 or share < 0:
             raise ValueError(f"plan: fixed_split_size: expected a multiple of 16 keys, got {share}")
-        block_table, kv_len = self._tables(indptr, indices, last_page_len, page_size)
         wanted = Wanted(
             name="batch_decode",
             dtype=_dtype(data_type or q_data_type, kv_data_type, o_data_type),
@@ -233,8 +237,10 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             split=not disable_split_kv,
             share=share,
         )
+        made = kernel(wanted)  # may refuse; then what a graph reads is as it was
+        block_table, kv_len = self._tables(indptr, indices, last_page_len, page_size)
         self._planned = _Plan(
-            kernel(wanted), wanted.dtype, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left
+            made, wanted.dtype, block_table, kv_len, (num_qo_heads, num_kv_heads), window_left
         )
 
     def run(

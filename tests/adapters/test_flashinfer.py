@@ -215,6 +215,23 @@ def test_runs_that_are_refused(changed: dict[str, Any], said: str) -> None:
         wrapper.run(**arguments | {"q": torch.zeros(1, HEADS * GROUP, SIZE).half()})
 
 
+def test_a_refused_plan_leaves_the_tables_of_a_graph_alone() -> None:
+    buffers: dict[str, Any] = {
+        f"paged_kv_{name}_buffer": torch.zeros(4) for name in ("indptr", "indices", "last_page_len")
+    }
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_cuda_graph=True, **buffers)
+    table = torch.arange(4, dtype=torch.int32)[:, None]
+    indptr, indices, last = csr([3, 1, 2, 3], table)
+    wrapper.plan(indptr, indices, last, head_dim=SIZE, **SIZES)
+    assert wrapper._planned is not None
+    before = wrapper._planned.block_table.clone(), wrapper._planned.kv_len.clone()
+    for wrong, refused in ((indptr[:2], {}), (indptr, {"kv_data_type": "float16"})):
+        with pytest.raises(ValueError, match=r"indptr: expected 5 numbers|kv_data_type: expected"):
+            wrapper.plan(wrong, indices.flip(0), last, head_dim=SIZE, **SIZES | refused)
+    assert torch.equal(wrapper._planned.block_table, before[0])
+    assert torch.equal(wrapper._planned.kv_len, before[1])
+
+
 def test_layouts_have_names() -> None:
     with pytest.raises(ValueError, match="kv_layout: expected 'NHD' or 'HND', got 'DHN'"):
         BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, "DHN")
