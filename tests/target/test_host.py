@@ -84,3 +84,10 @@ def test_k_and_v_have_as_many_pages() -> None:
     table, length = torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"v: expected shape \[3, 16, 2, 64\], got \[2, 16, 2, 64\]"):
         module.paged_decode(q, k, k[:2], table, length)
+
+
+def test_a_cuda_module_says_that_it_needs_a_gpu() -> None:
+    module = load_text((GENERATED / "alibi" / "cuda_sm_80" / "d64.py").read_text(encoding="utf-8"))
+    q = torch.zeros(1, 16, 2, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="q: expected a tensor on a CUDA device, got one on the cpu"):
+        module.alibi(q, q, q, torch.zeros(2))

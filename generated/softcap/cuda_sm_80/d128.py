@@ -205,6 +205,8 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, n
     """Starts the kernel on torch's current stream of the device."""
     if blocks == 0:
         return None
+    if gpu.index < 0:
+        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
     if torch.cuda.current_device() != gpu.index:
         with torch.cuda.device(gpu.index):
             return _launch(config, aligned, gpu, blocks, args, name)
