@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import cleandoc
 from typing import Annotated
 
 import typer
@@ -32,17 +34,23 @@ _COMPILER = "Compiler"
 _JUDGE = "Correctness"
 _SPEED = "Speed"
 
-app.command("compile", rich_help_panel=_COMPILER)(compile_)
-app.command("check", rich_help_panel=_COMPILER)(check)
-app.command("fmt", rich_help_panel=_COMPILER)(fmt)
-app.command("explain", rich_help_panel=_COMPILER)(explain)
-app.command("demo", rich_help_panel=_JUDGE)(demo)
-app.command("verify", rich_help_panel=_JUDGE)(verify)
-app.command("fuzz", rich_help_panel=_JUDGE)(fuzz)
-app.command("bench", rich_help_panel=_SPEED)(bench)
-app.command("calibrate", rich_help_panel=_SPEED)(calibrate)
-app.command("tune", rich_help_panel=_SPEED)(tune)
-app.command("doctor", rich_help_panel="Machine")(doctor)
+
+def _flowing(command: Callable[..., None]) -> str:
+    """The docstring with a line for each paragraph: Typer keeps line breaks, but the screen has its own."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(command.__doc__ or "").split("\n\n"))
+
+
+app.command("compile", rich_help_panel=_COMPILER, help=_flowing(compile_))(compile_)
+app.command("check", rich_help_panel=_COMPILER, help=_flowing(check))(check)
+app.command("fmt", rich_help_panel=_COMPILER, help=_flowing(fmt))(fmt)
+app.command("explain", rich_help_panel=_COMPILER, help=_flowing(explain))(explain)
+app.command("demo", rich_help_panel=_JUDGE, help=_flowing(demo))(demo)
+app.command("verify", rich_help_panel=_JUDGE, help=_flowing(verify))(verify)
+app.command("fuzz", rich_help_panel=_JUDGE, help=_flowing(fuzz))(fuzz)
+app.command("bench", rich_help_panel=_SPEED, help=_flowing(bench))(bench)
+app.command("calibrate", rich_help_panel=_SPEED, help=_flowing(calibrate))(calibrate)
+app.command("tune", rich_help_panel=_SPEED, help=_flowing(tune))(tune)
+app.command("doctor", rich_help_panel="Machine", help=_flowing(doctor))(doctor)
 
 
 def _version(wanted: bool) -> None:

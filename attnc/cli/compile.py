@@ -56,6 +56,9 @@ def compile_(
     else:
         show_diagnostics(diagnostics, brief=len(paths) > 1)
         _report(drifts, out, len(outputs), is_check=is_check)
+        if ok and not outputs:
+            note("no spec has a schedule that is compiled")
+            note("   = help: add one: schedule NAME for triton { ... }")
     if not ok or (is_check and drifts):
         raise typer.Exit(1)
     if aot:

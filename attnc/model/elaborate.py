@@ -280,7 +280,13 @@ def _report_count(
         tree.span,
         f"{_count(given, 'argument', 'arguments')} given",
         related=(Label(definition.tree.name.span, "defined here"),) if definition else (),
+        hints=(f"write '{_usage(definition)}'",) if definition else (),
     )
+
+
+def _usage(definition: Definition) -> str:
+    name, params = definition.tree.name.id, [param.id for param in definition.tree.params]
+    return f"{name}({', '.join(params)})" if params else name
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -25,6 +25,15 @@ def test_the_names_of_variants(run: Run, folder: Path) -> None:
     assert stems == {"__init__", "f16_w16", "f16_w32", "bf16_w16", "bf16_w32"}
 
 
+def test_a_spec_without_a_schedule_makes_no_file_and_says_why(run: Run, folder: Path) -> None:
+    text = TINY.partition("schedule ")[0]
+    for path in folder.glob("specs/*.attn"):
+        path.write_text(text)
+    done = run("compile")
+    assert done.code == 0
+    assert "no spec has a schedule that is compiled\n   = help: add one: schedule NAME" in done.err
+
+
 def test_compiling_again_touches_nothing(run: Run, folder: Path) -> None:
     run("compile")
     before = {path: (folder / path).stat().st_mtime_ns for path in files(folder)}
