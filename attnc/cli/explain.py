@@ -59,7 +59,7 @@ def explain(
     program = front(one_spec(spec))
     modules = plan_program(program).modules
     if not modules and program.projections:
-        hint = "read the module: attnc compile prints its implementations, configs and table"
+        hint = "read the module that attnc compile writes: implementations, configs and table are at its top"
         raise Mistake(f"'{spec}' has projections alone, and only attentions are explained", hint)
     if not modules:
         raise Mistake(f"'{spec}' has no schedule", "add one: schedule NAME for triton { ... }")
