@@ -52,16 +52,16 @@ CUDA_BUGS: tuple[Bug, ...] = (
         name="output staged without a barrier",
         spec="full",
         story="rows were stored by other threads than those that put them into shared memory",
-        anchor="__syncthreads(); store_o(args.o_ptr",
-        patch="store_o(args.o_ptr",
+        anchor="__syncthreads(); const Rows<element> outputs",
+        patch="const Rows<element> outputs",
     ),
     # Shared memory
     Bug(
         name="rows past the end not zero-filled",
         spec="full",
         story="0 * NaN: what lies behind V reached the output through weights of 0",
-        anchor="source, first + row + i < stop)",
-        patch="source, true)",
+        anchor="const bool inside = first + row + i < stop;",
+        patch="const bool inside = true;",
     ),
     Bug(
         name="wrong swizzle",
@@ -146,8 +146,8 @@ CUDA_BUGS: tuple[Bug, ...] = (
         name="split-K, sum of one warp",
         spec="fa2_split_k",
         story="the denominators of the other warps were forgotten",
-        anchor="l[r] += sums[w * BLOCK_M + row];",
-        patch="l[r] += w == 0 ? sums[row] : 0.0f;",
+        anchor="l[r] += sums[w * BLOCK_M + 8 * r + g];",
+        patch="l[r] += w == 0 ? sums[8 * r + g] : 0.0f;",
     ),
     Bug(
         name="split-K normalised before the other sums are there",
