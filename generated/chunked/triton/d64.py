@@ -343,6 +343,8 @@ def _rows(
 
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"expected tensors on a CUDA device, got {device}: on a CPU, set TRITON_INTERPRET=1")
     return torch.cuda.device(device if device.type == "cuda" else -1)
 
 

@@ -286,7 +286,7 @@ class _Launch:
             stream = triton.runtime.driver.active.get_current_stream(self.device.index)
             self.run(stream, *self.binary, *addresses, *self.trailing)
             return
-        with torch.cuda.device(self.device if self.device.type == "cuda" else -1):  # -1: Triton's interpreter
+        with _on(self.device):
             binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
         if _DIRECT and aligned and binary is not None:
             self.binary = (binary.function, binary.packed_metadata, None, None, None)  # metadata and hooks: none
@@ -489,6 +489,13 @@ def _splits(
         return time if n == 1 else time + 98304 + 2 * n * part_bytes / processors
 
     return min(range(1, max(1, min(key_tiles, 128)) + 1), key=cost)
+
+
+def _on(device: torch.device) -> torch.cuda.device:
+    """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"expected tensors on a CUDA device, got {device}: on a CPU, set TRITON_INTERPRET=1")
+    return torch.cuda.device(device if device.type == "cuda" else -1)
 
 
 def _operate(
