@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -345,15 +346,52 @@ def papers() -> str:
 
 def forward_cuda() -> str:
     """The forward benchmark of the CUDA target: TFLOP/s, and attnc's ratio to FlashAttention-2."""
-    record = json.loads((ROOT / "docs" / "figures" / "forward_cuda_h200.json").read_text(encoding="utf-8"))
     peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex", "triton": "attnc on Triton"}
+    return _beside_fa2("forward_cuda_h200", peers)
+
+
+def backward_cuda() -> str:
+    """The same of the gradients of q, k and v."""
+    return _beside_fa2("backward_cuda_h200", {"fa2": "FA2"})
+
+
+def _beside_fa2(figure: str, peers: Mapping[str, str]) -> str:
+    record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
     rows: list[tuple[str, ...]] = [("cell", "ms", "attnc", *peers.values(), "to FA2", "of matmul")]
     rows.append(("---",) * len(rows[0]))
     for cell in record["cells"]:
         found = cell["results"]
         mine, theirs = found["attnc"], [found.get(name) for name in peers]
-        ratio = f"{found['fa2']['ms'] / mine['ms']:.2f}x" if "fa2" in found else "n/a"
+        ratio = _ratio(found["fa2"]["ms"], mine["ms"]) if "fa2" in found else "n/a"
         figures = [f"{peer['tflops']:.0f}" if peer else "n/a" for peer in theirs]
         share = f"{100 * mine['tflops'] / cell['matmul_tflops']:.0f} %"
         rows.append((cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, ratio, share))
     return _table(rows)
+
+
+def _ratio(theirs: float, mine: float) -> str:
+    """How many times as fast as theirs, rounded down."""
+    return f"{floor(100 * theirs / mine) / 100:.2f}x"
+
+
+def decode() -> str:
+    """The decode benchmark: GB/s of K and V, ratios, and what eager calls cost the host."""
+    record = json.loads((ROOT / "docs" / "figures" / "decode_h200.json").read_text(encoding="utf-8"))
+    ours = {"attnc": "attnc", "paged": "page 16", "unified": "`unified_max`"}
+    peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex"}
+    names = (*ours, *peers)
+    rows: list[tuple[str, ...]] = [
+        ("cell", "us", *ours.values(), *peers.values(), "to the best", "pages to tensor")
+    ]
+    rows.append(("---",) * len(rows[0]))
+    for cell in record["cells"]:
+        found = cell["results"]
+        mine = found["attnc"]["us"]
+        speeds = [f"{found[name]['gb_s']:.0f}" if name in found else "n/a" for name in names]
+        best = min(found[name]["us"] for name in peers if name in found)
+        rows.append(
+            (cell["name"], f"{mine:.1f}", *speeds, _ratio(best, mine), _ratio(mine, found["paged"]["us"]))
+        )
+    eager = [(title, f"{record['eager_us'][name]:.1f}") for name, title in {**ours, **peers}.items()]
+    calls = _table([("eager call of", "us of the host"), ("---",) * 2, *eager])
+    return f"{_table(rows)}\n{calls}"

@@ -56,6 +56,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/cli.md", "commands"): lambda page: documented.commands(),
     ("docs/flashattention.md", "measured"): lambda page: documented.papers(),
     ("docs/performance.md", "cuda"): lambda page: documented.forward_cuda(),
+    ("docs/performance.md", "cuda backward"): lambda page: documented.backward_cuda(),
+    ("docs/performance.md", "decode"): lambda page: documented.decode(),
     ("docs/training.md", "figures"): lambda page: documented.training(),
 }
 SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]
