@@ -261,8 +261,10 @@ def _decisions(e: Explanation) -> list[tuple[str, str]]:
     masked = sum(loop.masked is not False for loop in e.kernel.regions.loops)
     found = [(order, _place(loops))]
     if attention.mask != TRUE:
-        kinds = len(e.kernel.regions.loops)
-        found.append((f"{kinds} loops, {masked} with mask code", _place(attention.mask.span)))
+        count = len(e.kernel.regions.loops)
+        found.append(
+            (f"{count} loop{'s' * (count > 1)}, {masked} with mask code", _place(attention.mask.span))
+        )
     found.append((_scale(e.kernel), _place(attention.score.span)))
     if e.kernel.softmax.sink is not None:
         found.append(("the sink joins the denominator", _place(attention.softmax.span)))
