@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from attnc.diagnostics import DiagnosticError, error
 from attnc.model.variants import variant_name
 from attnc.plan import ir
 from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.tuned import read_measured, version_of
 from attnc.source import Source
 
 FORMAT = 1
@@ -64,19 +64,7 @@ class Table:
 
 def load_tables(source: Source) -> tuple[Table, ...]:
     """The tables of a file. Raises DiagnosticError (E0603) when it is not such a file."""
-    try:
-        data = json.loads(source.text)
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']} is not {FORMAT}")
-        return tuple(_table(entry) for entry in data["tables"])
-    except (ValueError, KeyError, TypeError, RecursionError) as failure:
-        line = failure.lineno if isinstance(failure, json.JSONDecodeError) else 1
-        start = source.line_start(line)
-        span = source.span(start, start + len(source.line_text(line)))
-        detail = f"no {failure}" if isinstance(failure, KeyError) else str(failure)
-        hint = "delete it, or write it again with 'attnc tune'"
-        message = "file of tuned choices that cannot be read"
-        raise DiagnosticError([error("E0603", message, span, detail, hints=(hint,))]) from None
+    return read_measured(source, FORMAT, lambda data: tuple(_table(entry) for entry in data["tables"]))
 
 
 def dump_tables(tables: Iterable[Table]) -> str:
@@ -105,7 +93,7 @@ def newest(tables: Iterable[Table], name: str, target: str, variant: str) -> dic
     for table in tables:
         if (table.name, table.target, table.variant) == (name, target, variant):
             other = found.get(table.device)
-            if other is None or _version(table.toolchain) >= _version(other.toolchain):
+            if other is None or version_of(table.toolchain) >= version_of(other.toolchain):
                 found[table.device] = table
     return dict(sorted(found.items()))
 
@@ -233,7 +221,3 @@ def _row(entry: Mapping[str, Any], count: int) -> Row:
         choice={str(key): str(value) for key, value in dict(entry["choice"]).items()},
         microseconds=float(entry["microseconds"]),
     )
-
-
-def _version(toolchain: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in toolchain.replace(".", " ").split() if part.isdecimal())

@@ -9,10 +9,10 @@ knobs; it is dropped when the spec no longer offers them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.model.schedule import Config, Value
@@ -21,6 +21,7 @@ from attnc.plan.ir_backward import kernels_of
 from attnc.source import Source
 
 FORMAT = 1
+Parsed = TypeVar("Parsed")
 #: Key lengths up to which a choice holds; None: any.
 BUCKETS: tuple[int | None, ...] = (1024, 4096, None)
 
@@ -76,27 +77,27 @@ def as_knobs(config: Config) -> dict[str, str]:
 
 def load_tuned(source: Source) -> tuple[Choice, ...]:
     """The choices of a file. Raises DiagnosticError (E0603) when it is not such a file."""
+    return read_measured(source, FORMAT, lambda data: tuple(_choice(entry) for entry in data["choices"]))
+
+
+def read_measured(source: Source, form: int, parse: Callable[[Any], Parsed]) -> Parsed:
+    """What `parse` makes of a JSON file that a measurement wrote in this format.
+
+    Raises DiagnosticError (E0603) when it is not such a file.
+    """
     try:
         data = json.loads(source.text)
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']} is not {FORMAT}")
-        return tuple(_choice(entry) for entry in data["choices"])
+        if data["format"] != form:
+            raise ValueError(f"format {data['format']} is not {form}")
+        return parse(data)
     except (ValueError, KeyError, TypeError, RecursionError) as failure:
         line = failure.lineno if isinstance(failure, json.JSONDecodeError) else 1
         start = source.line_start(line)
         span = source.span(start, start + len(source.line_text(line)))
         detail = f"no {failure}" if isinstance(failure, KeyError) else str(failure)
-        raise DiagnosticError(
-            [
-                error(
-                    "E0603",
-                    "file of tuned choices that cannot be read",
-                    span,
-                    detail,
-                    hints=("delete it, or write it again with 'attnc tune'",),
-                )
-            ]
-        ) from None
+        hint = "delete it, or write it again with 'attnc tune'"
+        message = "file of tuned choices that cannot be read"
+        raise DiagnosticError([error("E0603", message, span, detail, hints=(hint,))]) from None
 
 
 def dump_tuned(choices: Iterable[Choice]) -> str:
@@ -141,7 +142,7 @@ def _by_device(name: str, kernel: ir.Kernel, choices: Iterable[Choice]) -> dict[
         if position is not None:
             found.setdefault(choice.device, {}).setdefault(choice.toolchain, {})[choice.kv_len] = position
     return {
-        device: _buckets(by_toolchain[max(by_toolchain, key=_version)])
+        device: _buckets(by_toolchain[max(by_toolchain, key=version_of)])
         for device, by_toolchain in sorted(found.items())
     }
 
@@ -152,7 +153,8 @@ def _buckets(measured: Mapping[int | None, int]) -> Buckets:
     return (*ascending[:-1], (None, ascending[-1][1]))
 
 
-def _version(toolchain: str) -> tuple[int, ...]:
+def version_of(toolchain: str) -> tuple[int, ...]:
+    """The numbers in the name of a toolchain, to compare two of them by."""
     return tuple(int(part) for part in toolchain.replace(".", " ").split() if part.isdecimal())
 
 

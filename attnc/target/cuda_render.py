@@ -16,7 +16,6 @@ from attnc import __version__
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import kernels_of
 from attnc.plan.tuned import NOT_TUNED, Tuned
-from attnc.resources import resource
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward import CudaBackwardText
 from attnc.target.cuda_backward_file import CudaFileText
@@ -26,6 +25,7 @@ from attnc.target.cuda_decode import CudaDecodeText
 from attnc.target.cuda_decode_host import CudaDecodeHost
 from attnc.target.cuda_host import CudaHostText
 from attnc.target.cuda_kernel import CudaText
+from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
 from attnc.target.render import (
     GLOSSARY,
@@ -146,28 +146,13 @@ def _splits(call: CudaHostText) -> str:
     """The function that counts shares, which is that of Triton modules."""
     if not call.is_split:
         return ""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resource("templates")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # the output is Python, and only printers put text into it
-    )
-    return environment.get_template("triton/_splits.py.jinja").render(host=call.call)
+    template = template_environment().get_template("triton/_splits.py.jinja")
+    return template.render(host=call.call).removesuffix("\n")
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resource("templates")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        variable_start_string="[[",  # C++ has braces of its own
-        variable_end_string="]]",
-        autoescape=False,  # the output is C++, and only printers put text into it
-    )
+    environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.filters.update(quote=quote)
     return environment
 

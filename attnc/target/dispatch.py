@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from attnc.expr.nodes import Param
 from attnc.model.attention import Attention
 from attnc.model.projection import Projection
@@ -19,7 +17,7 @@ from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.dispatch import LabelRows, guess_rows, plain_name
 from attnc.plan.ir_projection import ProjectionModule
-from attnc.resources import resource
+from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
 from attnc.target.triton import TORCH_DTYPES
 
@@ -51,23 +49,8 @@ def render_dispatch(
     )
     if any(module.label for module in family):
         return _render_schedules(attention, family, path, selectors, measured or {})
-    return (
-        _environment()
-        .get_template("dispatch.py.jinja")
-        .render(
-            name=attention.name,
-            target=family[0].target,
-            spec=path,
-            inputs=[tensor.name for tensor in attention.inputs if _has_memory(tensor.name, family[0])],
-            selectors=selectors,
-            keywords=[selector for selector in selectors if selector.default],
-            needs_torch=any(isinstance(value, DType) for value in family[0].variant.params.values()),
-            variants=[
-                (module.variant.name, [_literal(module.variant.params[s.param]) for s in selectors])
-                for module in family
-            ],
-        )
-    )
+    inputs = [tensor.name for tensor in attention.inputs if _has_memory(tensor.name, family[0])]
+    return _render_variants(attention.name, inputs, selectors, family, path)
 
 
 def _render_schedules(
@@ -83,8 +66,8 @@ def _render_schedules(
     for module in family:
         members[plain_name(module)].append((module.label, module.variant.name))
     text = (
-        _environment()
-        .get_template("dispatch_schedules.py.jinja")
+        template_environment()
+        .get_template("triton/dispatch_schedules.py.jinja")
         .render(
             name=attention.name,
             target=family[0].target,
@@ -123,18 +106,29 @@ def _sizes(attention: Attention) -> tuple[str, str, str]:
 
 def render_projection_dispatch(projection: Projection, family: Sequence[ProjectionModule], path: str) -> str:
     """The text for the modules of one projection, which still has its params, and target."""
-    inputs = projection.inputs
     selectors = tuple(
-        _selector(inputs, param.name, _literal(param.choices[0])) for param in projection.params
+        _selector(projection.inputs, param.name, _literal(param.choices[0])) for param in projection.params
     )
+    inputs = [tensor.name for tensor in projection.inputs]
+    return _render_variants(projection.name, inputs, selectors, family, path)
+
+
+def _render_variants(
+    name: str,
+    inputs: Sequence[str],
+    selectors: Sequence[Selector],
+    family: Sequence[ir.Module] | Sequence[ProjectionModule],
+    path: str,
+) -> str:
+    """A function that picks among modules by the values of params alone."""
     return (
-        _environment()
-        .get_template("dispatch.py.jinja")
+        template_environment()
+        .get_template("triton/dispatch.py.jinja")
         .render(
-            name=projection.name,
+            name=name,
             target=family[0].target,
             spec=path,
-            inputs=[tensor.name for tensor in inputs],
+            inputs=inputs,
             selectors=selectors,
             keywords=[selector for selector in selectors if selector.default],
             needs_torch=any(isinstance(value, DType) for value in family[0].variant.params.values()),
@@ -143,17 +137,6 @@ def render_projection_dispatch(projection: Projection, family: Sequence[Projecti
                 for module in family
             ],
         )
-    )
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(resource("templates", "triton")),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
     )
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import jinja2
-
 from attnc import __version__
 from attnc.model.dataflow import Impl
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir_projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule
-from attnc.resources import resource
+from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
 from attnc.target.triton import TL_DTYPES, TORCH_DTYPES
 from attnc.target.triton_host import signature
@@ -249,17 +247,6 @@ def _mask(*conditions: str) -> str:
     return f", mask={_both(*found)}, other=0.0" if found else ""
 
 
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resource("templates")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # the output is Python, and only properties above put text into it
-    )
-
-
 def render_projection(
     module: ProjectionModule, *, path: str, sha256: str, tuned: Tuned | None = None
 ) -> dict[str, str]:
@@ -267,7 +254,7 @@ def render_projection(
     projection, params = module.variant.projection, module.variant.params
     point = ", ".join(f"{name} = {value}" for name, value in params.items())
     text = (
-        _environment()
+        template_environment()
         .get_template("triton/projection.py.jinja")
         .render(
             text=ProjectionText(module, tuned or {}),

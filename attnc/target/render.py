@@ -18,8 +18,8 @@ from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.scores import LOG2E
 from attnc.plan.storage import has_rows
 from attnc.plan.tuned import NOT_TUNED, Buckets, Tuned
-from attnc.resources import resource
 from attnc.source import Span
+from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
 from attnc.target.triton import load, scalar, score, statement, tiled
 from attnc.target.triton_backward import BackwardText
@@ -133,14 +133,7 @@ def backward_config_text(planned: BackwardKernel, position: int) -> str:
 @cache
 def triton_environment() -> jinja2.Environment:
     """Of templates of Python text."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resource("templates")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # the output is Python, and only printers put text into it
-    )
+    environment = template_environment()
     environment.filters.update(
         load=load,
         scalar=scalar,
