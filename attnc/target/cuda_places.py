@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Const, Dim
@@ -134,6 +135,11 @@ class PlaceText:
     def page(self) -> int:
         """Rows of a page of keys, 0 where there are none."""
         return self.rows("k").page
+
+    @property
+    def run(self) -> int:
+        """Rows of a tile that surely lie in one page: tiles, and shares of fixed size, start at multiples of 16."""
+        return math.gcd(self.page, 16)
 
     @property
     def table_type(self) -> str:

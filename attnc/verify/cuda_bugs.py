@@ -219,8 +219,15 @@ CUDA_BUGS: tuple[Bug, ...] = (
         name="rows past the end of a page's sequence copied",
         spec="chunked_prefill",
         story="the rest of the last page is what its owner before left there, and 0 * NaN is NaN",
-        anchor="from + chunk * 8, key < stop)",
-        patch="from + chunk * 8, true)",
+        anchor="from, first + row + i < stop);",
+        patch="from, true);",
+    ),
+    Bug(
+        name="one page for all rows of a tile",
+        spec="chunked_prefill",
+        story="rows that lie in one page share its number, and the tile was taken for one such run",
+        anchor="pages.of(run)",
+        patch="pages.of(0)",
     ),
     Bug(
         name="pages of the next tile",

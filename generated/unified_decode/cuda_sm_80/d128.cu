@@ -177,6 +177,7 @@ struct Heads {
 
 // Rows in pages: row i is row i % PAGE of page table[i / PAGE].
 constexpr u32 PAGE = 16;
+constexpr int RUN = 16;  // rows of a tile that lie one behind the other: tiles start at multiples of 16
 struct Pages {
     const element* first;  // of page 0
     long long page_stride, stride;
@@ -241,11 +242,23 @@ __device__ void copy_pages(element* to, const Pages& rows, const PageNumbers<COU
     constexpr int CHUNKS = D / 8, AT_ONCE = SHARERS / CHUNKS;  // rows
     const int thread = threadIdx.x % SHARERS;
     const int row = thread / CHUNKS, chunk = thread % CHUNKS;
+    const bool takes_part = SHARERS % CHUNKS == 0 || row < AT_ONCE;
+    if constexpr (RUN % AT_ONCE == 0) {
+        #pragma unroll
+        for (int run = 0; run < COUNT; run += RUN) {
+            const element* from = rows.at(first + run + row, pages.of(run)) + chunk * 8;
+            #pragma unroll
+            for (int i = run; i < run + RUN; i += AT_ONCE, from += AT_ONCE * rows.stride)
+                if (takes_part)
+                    copy_chunk(to + at(row + i, chunk), from, first + row + i < stop);
+        }
+        return;
+    }
     #pragma unroll
     for (int i = 0; i < COUNT; i += AT_ONCE) {
         const int key = first + row + i;
         const element* const from = rows.at(key, pages.of(row + i));
-        if ((SHARERS % CHUNKS == 0 || row < AT_ONCE) && (COUNT % AT_ONCE == 0 || row + i < COUNT))
+        if (takes_part && (COUNT % AT_ONCE == 0 || row + i < COUNT))
             copy_chunk(to + at(row + i, chunk), from + chunk * 8, key < stop);
     }
 }
