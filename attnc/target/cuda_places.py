@@ -138,7 +138,7 @@ class PlaceText:
 
     @property
     def run(self) -> int:
-        """Rows of a tile that surely lie in one page: tiles, and shares of fixed size, start at multiples of 16."""
+        """Rows of a tile that surely lie in one page: tiles and shares start at multiples of 16."""
         return math.gcd(self.page, 16)
 
     @property
