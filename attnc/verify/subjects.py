@@ -27,7 +27,7 @@ def subject_of(module: ir.Module, text: str | None = None) -> Subject:
     """
     if module.target != "triton":
         return cuda_subject(module, {} if text is None else {f"{module.variant.name}.py": text})
-    device = "cuda" if torch.cuda.is_available() and not is_interpreting() else "cpu"
+    device = "cuda" if has_gpu() and not is_interpreting() else "cpu"
     if device == "cpu":
         ensure_interpreter()
     # Triton decides when it is imported whether it interprets, hence only now:
@@ -77,6 +77,7 @@ def cuda_subject(module: ir.Module, texts: Mapping[str, str]) -> Subject:
         device=device,
         gradients=None if module.backward is None else module.backward.bound,
         warps_matter=True,
+        atomic=_atomic(module),
     )
 
 

@@ -107,3 +107,10 @@ def test_a_rule_that_cannot_be_checked_is_broken() -> None:
 
     verdict = keeps(subject_of(module("full")), case("full"), raises, Verdict(ok=True, message=""))
     assert (verdict.ok, verdict.message) == (False, "ValueError: no")
+
+
+def test_sums_in_any_order_are_not_held_to_bits_on_cuda_either() -> None:
+    made = plan_program(front(SPECS / "causal_gqa.attn")).modules
+    subjects = {one.target: subject_of(one) for one in made if one.variant.name == "bf16_d64"}
+    assert subjects["cuda.sm_80"].atomic == {"q"}
+    assert subjects["triton"].atomic == frozenset()
