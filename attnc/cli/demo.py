@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnc.cli.compile import SPEC
 from attnc.cli.console import Mistake, one_spec, paint, say
 
 if TYPE_CHECKING:
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def demo(
-    spec: Annotated[Path, typer.Argument(help="The spec file.")] = Path("specs/causal_gqa.attn"),
+    spec: SPEC = Path("specs/causal_gqa.attn"),
     out: Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)] = Path("generated"),
 ) -> None:
     """Compile a spec, run the kernel on real tensors, and verify it against the float64 reference.
 
-    Runs on the GPU where there is one, else in Triton's interpreter on the CPU.
+    Runs on the GPU where there is one, else on the CPU: in Triton's interpreter, or thread by thread if it is
+    CUDA.
 
     Example: attnc demo specs/local_sink.attn
     """
@@ -42,8 +44,9 @@ def demo(
     module = modules[0]
     path = out / folder_of(module) / f"{module.variant.name}.py"
     lines = path.read_text(encoding="utf-8").count("\n")
+    needs = "triton" if module.target == "triton" else "cupy"
     say(f"{paint('compiled', '1')}  {spec}: {len(compiled.outputs)} files in {took:.2f} s, without a GPU")
-    say(f"{paint('read it', '1')}   {path} ({lines} lines, needs torch and triton only)")
+    say(f"{paint('read it', '1')}   {path} ({lines} lines, needs torch and {needs} only)")
     _show_mask(module)
 
     from attnc.verify.rehearsal import rehearse

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from attnc.plan import ir
-from attnc.verify.interpreter import ensure_interpreter
+from attnc.runtime.trial import problem_for
+from attnc.verify.subjects import place, subject_of
 from attnc.verify.tolerance import Verdict, expect, judge
 
-#: Sizes that cross tile borders, small enough for an interpreter.
-_SMALL = 160
-_LARGE = 2048
-_TOKENS = {_SMALL: 2 * _SMALL, _LARGE: 2 * _LARGE}
+#: Lengths that cross tile borders: on a GPU, and small enough for an interpreter.
+_LENGTHS = {"cuda": 2048, "cpu": 160}
+_SEQUENCES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,29 +28,23 @@ class Outcome:
 
 
 def rehearse(module: ir.Module) -> Outcome:
-    """Runs the module on the GPU, or without one in Triton's interpreter, and judges its outputs."""
-    if torch.cuda.is_available():
-        device, length, name = "cuda", _LARGE, torch.cuda.get_device_name()
-    else:
-        ensure_interpreter()
-        device, length, name = "cpu", _SMALL, "Triton's interpreter (there is no GPU)"
-    # Triton decides when it is imported whether it interprets, hence only now:
-    from attnc.runtime.trial import problem_for, trial
-
-    problem = problem_for(module, length, device=device, tokens=_TOKENS[length])
-    launch = trial(module, problem)
+    """Runs the module on the GPU, or without one on the CPU, and judges its outputs."""
+    subject = subject_of(module)
+    attention, device = module.variant.attention, subject.device
+    length = _LENGTHS[device]
+    problem = problem_for(module, length, device=device, tokens=_SEQUENCES * length)
+    function = getattr(subject.module, attention.name)
     begin = time.perf_counter()
-    result = launch()
+    result = function(*problem.tensors)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
-    attention = module.variant.attention
     outputs = result if isinstance(result, tuple) else (result,)
     arguments = dict(zip((arg.tensor.name for arg in module.args), problem.tensors, strict=True))
     expected = expect(attention, arguments, module.kernels[0].bound)
     named = dict(zip((arg.tensor.name for arg in module.outputs), outputs, strict=True))
     return Outcome(
-        device=name,
+        device=place(subject) if device == "cuda" else f"{place(subject)} (there is no GPU)",
         shapes=", ".join(f"{key} {list(arguments[key].shape)}" for key in ("q", "k")),
         seconds=seconds,
         verdict=judge(attention, expected, named),

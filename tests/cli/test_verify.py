@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from attnc.verify.simt import available
 from tests.cli.conftest import TINY, Run
 
 pytestmark = pytest.mark.slow
@@ -55,6 +56,16 @@ def test_demo_writes_runs_and_verifies(spawn: Run, folder: Path) -> None:
     assert "generated/tiny/triton/f16_w16.py" in done.out
     assert "verified" in done.out
     assert (folder / "generated" / "tiny" / "triton" / "f16_w16.py").is_file()
+
+
+@pytest.mark.skipif(not available(), reason="no g++ to run CUDA with")
+def test_demo_of_a_spec_for_cuda_alone(spawn: Run, folder: Path) -> None:
+    tiny = TINY.replace("for triton", "for cuda.sm_80").replace("tile.kv in {32, 64}", "tile.kv = 64")
+    (folder / "specs" / "tiny.attn").write_text(tiny)
+    done = spawn("demo", "specs/tiny.attn")
+    assert done.code == 0, done.err
+    assert "needs torch and cupy only" in done.out
+    assert "verified" in done.out
 
 
 def test_demo_of_a_spec_that_is_wrong(spawn: Run, folder: Path) -> None:
