@@ -107,10 +107,8 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
     cuobjdump.
     """
     kernel, config = module.kernels[0], module.kernels[0].configs[position]
-    if kernel.cuda is not None:
-        host: Any = load_module(module)
-        cubin = compile_cubin(host._source(), host._options(host.CONFIGS[position], 1, device.arch))
-        return Usage(registers=cubin.registers, stack=cubin.stack, shared=kernel.shared[position])
+    if module.target != "triton":
+        return _cuda_usage(module, kernel, position, device)
     function = getattr(load_module(module), kernel.name)
     constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"]}
     constants["TMA"] = kernel.tma and device.has_tma
@@ -131,6 +129,8 @@ def backward_usage(module: ir.Module, name: KernelName, position: int, device: D
     """The same of a backward kernel, launched without a gradient of lse."""
     planned = kernels_of(module)[name]
     kernel, config = planned.kernel, planned.kernel.configs[position]
+    if module.target != "triton":
+        return _cuda_usage(module, kernel, position, device)
     function = getattr(load_module(module), kernel.name)
     constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"], "dlse_ptr": None}
     constants["TMA"] = kernel.tma and device.has_tma
@@ -146,6 +146,15 @@ def backward_usage(module: ir.Module, name: KernelName, position: int, device: D
         int(str(config["stages"])),
         limit if isinstance(limit, int) else None,
     )
+
+
+def _cuda_usage(module: ir.Module, kernel: ir.Kernel, position: int, device: Device) -> Usage:
+    """Of a kernel by NVRTC, for rows that are aligned to 16 bytes."""
+    host: Any = load_module(module)
+    _, configs = host._KERNELS[kernel.name]
+    options = host._options(configs[position], 1, device.arch)
+    cubin = compile_cubin(host._source(kernel.name), options)
+    return Usage(registers=cubin.registers, stack=cubin.stack, shared=kernel.shared[position])
 
 
 def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:

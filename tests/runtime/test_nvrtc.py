@@ -10,8 +10,10 @@ import pytest
 
 from attnc.build import front, plan_program
 from attnc.plan import ir
+from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
 from attnc.runtime.aot import build_cubins, compile_configs
+from attnc.runtime.cubin import backward_usage
 from attnc.runtime.loader import load_file
 from attnc.runtime.nvrtc import CompilationError, compile_cubin, nvrtc_version
 
@@ -108,3 +110,12 @@ def test_ahead_of_time_cubins_are_what_the_module_looks_for(tmp_path: Path) -> N
             found = module._cubin(config, aligned, "sm_90", name)
             assert found in paths
             assert found.read_bytes().startswith(b"\x7fELF")
+
+
+def test_the_kernels_of_a_cuda_backward_tell_what_they_take() -> None:
+    module = planned()["alibi", "cuda_sm_80", "d64"]
+    for name, kernel in kernels_of(module).items():
+        usage = backward_usage(module, name, 0, DEVICES["sm_90"])
+        assert usage is not None
+        assert 32 < usage.registers <= 255
+        assert usage.shared == kernel.kernel.shared[0]
