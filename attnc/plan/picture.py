@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnc.expr.nodes import Dim, Expr, Load, Search, walk
+from attnc.expr.nodes import Dim, Expr, Load, Ref, Search, walk
 from attnc.plan import ir
-
-if TYPE_CHECKING:
-    pass
 
 SKIP, PARTIAL, FULL = ".", "/", "#"
 #: Values of sizes that no picture depends on much.
@@ -131,10 +128,8 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int, step: int) -> Iterator
         scene.provide(expr)
         return evaluate(expr, Env(indices=indices, dims=scene.dims, tensors=scene.tensors, names=names))[()]
 
-    for statement in (*kernel.program, *kernel.regions.bounds):
-        if isinstance(statement, ir.Row):  # a pointer: what is read through it is evaluated where it is read
-            continue
-        names[statement.name] = value(statement.value if isinstance(statement, ir.Let) else statement.load)
+    for name, expr in _scalars(kernel):
+        names[name] = value(expr)
     if kernel.split is not None:  # the picture is of all shares together
         names |= {"split_lo": value(kernel.split.lo), "split_hi": value(kernel.split.hi)}
     for loop in kernel.regions.loops:
@@ -144,6 +139,26 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int, step: int) -> Iterator
             if loop.guard is None or value(loop.guard):
                 masked = loop.masked if isinstance(loop.masked, bool) else bool(value(loop.masked))
                 yield position, PARTIAL if masked else FULL
+
+
+def _scalars(kernel: ir.Kernel) -> list[tuple[str, Expr]]:
+    """The program's named values that its loops depend on, in order."""
+    split = () if kernel.split is None else (kernel.split.lo, kernel.split.hi)
+    ranges = (x for loop in kernel.regions.loops for x in (loop.start, loop.stop, loop.masked, loop.guard))
+    used = _refs(*split, *(x for x in ranges if x is not None and not isinstance(x, bool)))
+    found = []
+    for statement in reversed((*kernel.program, *kernel.regions.bounds)):
+        if isinstance(statement, ir.Row):  # a pointer: what is read through it is evaluated where it is read
+            continue
+        if statement.name in used:
+            expr = statement.value if isinstance(statement, ir.Let) else statement.load
+            used |= _refs(expr)
+            found.append((statement.name, expr))
+    return found[::-1]
+
+
+def _refs(*exprs: Expr) -> set[str]:
+    return {node.name for expr in exprs for node in walk(expr) if isinstance(node, Ref)}
 
 
 def _ceil(size: int, tile: int) -> int:

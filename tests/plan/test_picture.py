@@ -17,6 +17,11 @@ PURE = ("causal_gqa", "chunked", "full", "window", "local_sink", "fa1", "softcap
 SHAPES = [(128, 128, 64, 64), (100, 300, 64, 32), (200, 70, 32, 64), (1, 257, 64, 64), (65, 64, 64, 32)]
 
 
+def test_only_what_the_loops_read_is_made_up() -> None:
+    assert picture(planned("local_sink").kernels[0], 64, 64, 64, 64).note == ""
+    assert picture(planned("padding").kernels[0], 64, 64, 64, 64).note == "kv_len = N / 4"
+
+
 def planned(name: str) -> ir.Module:
     return next(iter(plan_program(front(SPECS / f"{name}.attn")).modules))
 
