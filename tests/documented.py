@@ -297,7 +297,7 @@ def _command(name: str, command: Any) -> str:
 
 def _argument(param: Any) -> str:
     shown = param.metavar or param.name.upper()
-    return shown if param.required or param.metavar else f"[{shown}]"
+    return shown if param.required else f"[{shown}]{'...' * (param.nargs == -1)}"
 
 
 def _option(param: Any) -> str:

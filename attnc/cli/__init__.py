@@ -1,8 +1,8 @@
 """The `attnc` command. Each group of subcommands has its file here; `main` is the only thing to call from
 outside.
 
-Exit codes: 0 fine, 1 findings (a wrong spec, a stale file, a failed check), 2 wrong usage, 130 interrupted. A
-user's mistake never shows a traceback; a bug of attnc's says so, and how to report it.
+Exit codes: 0 fine, 1 findings (a wrong spec, a stale file, a failed check), 2 wrong usage, 3 a bug of
+attnc's, 130 interrupted. A user's mistake never shows a traceback; a bug says so, and how to report it.
 """
 
 from __future__ import annotations

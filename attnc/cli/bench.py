@@ -68,7 +68,6 @@ def bench(
         for cell in chosen:
             say(f"{cell.name:26} b{cell.batch:<3} {cell.flops_of(phase) * 1e-9:9.1f} GFLOP")
         return
-    need_gpu()
     from attnc.bench.report import machine, markdown, write_report
     from attnc.bench.run import candidates, measure, warm_up
 
@@ -77,6 +76,7 @@ def bench(
         rivals = candidates((name.strip() for name in peers.split(",") if name.strip()), target)
     except KeyError as unknown:
         raise Mistake(f"there is no peer {unknown}", "peers are cudnn, fa2, flex, eager, triton") from None
+    need_gpu()
     note(f"compiling for {len(chosen)} cells")
     warm_up(chosen, rivals, phase)
     with progress("bench", len(chosen)) as bar:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.console import Mistake, note, say
+from attnc.cli.compile import SPEC
+from attnc.cli.console import Mistake, note, one_spec, say
 
 if TYPE_CHECKING:
     from attnc.calibrate import Calibration
 
 
 def calibrate(
-    spec: Annotated[Path, typer.Argument(help="The .attn file.")],
+    spec: SPEC,
     samples: Annotated[
         str, typer.Option(help="A file of inputs by name that torch.save wrote, or 'random' for N(0, 1).")
     ] = "random",
@@ -35,7 +36,7 @@ def calibrate(
     from attnc.calibrate import calibrate as measure
 
     try:
-        found = measure(spec, None if samples == "random" else Path(samples), keys)
+        found = measure(one_spec(spec), None if samples == "random" else Path(samples), keys)
     except ValueError as misfit:
         raise Mistake(
             f"the samples do not fit {spec}: {misfit}", "the file holds a dict of the spec's inputs by name"

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 SPECS = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[SPEC]...", help="Spec files or folders of them; all of specs/ if left out."),
+    typer.Argument(metavar="SPEC", help="Spec files or folders of them; all of specs/ if left out."),
 ]
+SPEC = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec file.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 
 _DIFF_LINES = 12
@@ -46,6 +47,7 @@ def compile_(
     from attnc.build import compare, write
 
     paths = find_specs(specs or [])
+    _check_architectures(aot or [])
     outputs, diagnostics = _compile_all(paths, out)
     ok = not any(d.severity == "error" for d in diagnostics)
     complete = specs is None and ok
@@ -65,14 +67,18 @@ def compile_(
         _ahead_of_time([out / output.path for output in outputs if output.path.endswith(".cu")], aot)
 
 
-def _ahead_of_time(sources: list[Path], archs: list[str]) -> None:
-    """Puts the machine code of CUDA kernels beside their modules. Raises Mistake where that cannot be."""
+def _check_architectures(archs: list[str]) -> None:
+    """Raises Mistake for one that is not known, before any file is written."""
     from attnc.plan.device import DEVICES
 
     for arch in archs:
         if arch not in DEVICES:
             hint = "".join(did_you_mean(arch, DEVICES)) or f"known are {', '.join(DEVICES)}"
             raise Mistake(f"there is no architecture '{arch}'", hint)
+
+
+def _ahead_of_time(sources: list[Path], archs: list[str]) -> None:
+    """Puts the machine code of CUDA kernels beside their modules. Raises Mistake where that cannot be."""
     from attnc.runtime.aot import build_cubins
 
     made: set[Path] = set()

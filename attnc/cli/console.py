@@ -71,7 +71,7 @@ def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
     found: list[Path] = []
     for path in paths or (Path("specs"),):
         if path.is_dir():
-            inside = sorted(path.glob("*.attn"))
+            inside = sorted(file for file in path.glob("*.attn") if not file.is_dir())
             if not inside:
                 raise Mistake(f"no .attn files in folder '{path}'")
             found += inside

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.compile import JSON
+from attnc.cli.compile import JSON, SPEC
 from attnc.cli.console import Mistake, note, one_spec, say
 from attnc.diagnostics import did_you_mean
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    spec: Annotated[Path, typer.Argument(help="The spec file.")],
+    spec: SPEC,
     variant: Annotated[
         str | None, typer.Option(help="Which variant, e.g. bf16_d128; the first if left out.")
     ] = None,

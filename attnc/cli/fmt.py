@@ -66,4 +66,4 @@ def _show_diff(path: Path, old: str, new: str) -> None:
     lines = difflib.unified_diff(
         old.splitlines(), new.splitlines(), str(path), f"{path} (formatted)", lineterm=""
     )
-    say("\n".join(lines))
+    say("\n".join(lines) or f"{path}: only the ends of its lines change")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnc.cli.compile import JSON
+from attnc.cli.compile import JSON, SPEC
 from attnc.cli.console import Mistake, note, one_spec, progress, say
 from attnc.cli.projections import chosen_projections, fuzz_one, place_of, row, title
 from attnc.cli.verify import (
@@ -31,7 +31,7 @@ _FAILURES = Path(".attnc") / "failures"
 
 
 def fuzz(
-    spec: Annotated[Path, typer.Argument(help="The spec file.")],
+    spec: SPEC,
     attention: ATTENTION = None,
     variant: VARIANT = None,
     target: TARGET = "triton",

@@ -22,8 +22,8 @@ def load_samples(path: Path) -> dict[str, torch.Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as failure:
-        raise ValueError(f"{path} is not a file of tensors: {failure}".splitlines()[0]) from None
+    except Exception as failure:  # of many kinds, whose texts advise to execute what the file holds
+        raise ValueError(f"{path} is not a file of tensors that torch.save wrote") from failure
     if not isinstance(found, dict) or not all(isinstance(x, torch.Tensor) for x in found.values()):
         raise ValueError(f"{path} does not hold a dict of tensors")
     samples = {str(name): tensor for name, tensor in found.items()}

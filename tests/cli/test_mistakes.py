@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from attnc.cli import main
-from tests.cli.conftest import ROOT, Run
+from tests.cli.conftest import ROOT, TINY, Run
 
-COMMANDS = ("compile", "check", "fmt", "explain", "demo")
+COMMANDS = ("compile", "check", "fmt", "explain", "demo", "verify", "fuzz", "calibrate")
 
 
 def assert_is_a_message(err: str) -> None:
@@ -53,6 +53,44 @@ def test_folder_instead_of_file(run: Run, folder: Path) -> None:
     (folder / "nothing").mkdir()
     assert "no .attn files in folder 'nothing'" in run("compile", "nothing").err
     assert "'specs' is a folder" in run("explain", "specs").err
+
+
+def test_a_folder_that_is_called_like_a_spec_is_no_spec(run: Run, folder: Path) -> None:
+    (folder / "specs" / "folder.attn").mkdir()
+    assert run("check", "specs").code == 0
+
+
+def test_an_unknown_architecture_is_told_before_anything_is_written(run: Run, folder: Path) -> None:
+    done = run("compile", "--aot", "sm_81")
+    assert done.code == 2
+    assert "there is no architecture 'sm_81'" in done.err
+    assert not (folder / "generated").exists()
+
+
+def test_an_unknown_peer_is_told_before_a_gpu_is_sought(run: Run) -> None:
+    done = run("bench", "--peers", "cudnn,fa4")
+    assert done.code == 2
+    assert "there is no peer 'fa4'" in done.err
+
+
+def test_fmt_says_why_a_file_changes_in_which_no_line_does(run: Run, folder: Path) -> None:
+    tiny = folder / "specs" / "tiny.attn"
+    assert run("fmt").code == 0
+    tiny.write_bytes(tiny.read_bytes().replace(b"\n", b"\r\n"))
+    done = run("fmt", "--diff")
+    assert (done.code, done.out) == (1, "specs/tiny.attn: only the ends of its lines change\n")
+
+
+def test_samples_that_are_no_tensors(run: Run, folder: Path) -> None:
+    (folder / "samples.pt").write_bytes(b"\x80\x05what")
+    unified = TINY.replace(
+        "loops = [q, kv]", "softmax = unified_max(phi = 0, bounds = [-9, 9], fallback = online)"
+    )
+    (folder / "specs" / "tiny.attn").write_text(unified)
+    done = run("calibrate", "specs/tiny.attn", "--samples", "samples.pt")
+    assert done.code == 2
+    assert "samples.pt is not a file of tensors that torch.save wrote" in done.err
+    assert "weights_only" not in done.err
 
 
 def test_no_specs_at_all(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
