@@ -3,23 +3,22 @@
     python -m examples.llama_serving             # small, on the CPU in Triton's interpreter or on a GPU
     python -m examples.llama_serving --size 1b   # a GPU: 1.0 billion parameters and lengths as in the paper
 
-The measures are those of PagedAttention (Kwon et al. 2023, arXiv 2309.06180): waste is the share of the held
-memory without a token in it; saved is the share of pages that sharing saves (section 6.3), the mean over
-all steps.
+The decoder has pages of 16 tokens; what they waste and what sharing saves (examples/llama_memory.py) is said for
+smaller ones too.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from attnc.paging import PagedCache, Statistics
 from examples.llama_graph import greedy_graph
+from examples.llama_memory import PAGE_SIZES, Memory, Metered
 from examples.llama_model import ONE_BILLION, TINY, DenseDecoder, Llama
 from examples.llama_paged import PAGE, PagedDecoder
 from examples.llama_search import Decoder, beam_search, greedy, ignore, sample
@@ -42,45 +41,22 @@ ALPACA = Workload(name="Alpaca lengths", prompt=19, answer=58, prompts=16, count
 SMALL = Workload(name="small", prompt=21, answer=8, prompts=3, counts=(4,))
 
 
-@dataclass(slots=True)
-class Memory:
-    """The statistics of a cache after every step."""
-
-    cache: PagedCache
-    seen: list[Statistics] = field(default_factory=list)
-
-    def __call__(self) -> None:
-        self.seen.append(self.cache.statistics())
-
-    @property
-    def waste(self) -> float:
-        """Mean share of the held rows without a token."""
-        return 1 - sum(s.stored for s in self.seen) / sum(s.held * s.page for s in self.seen)
-
-    @property
-    def saved(self) -> float:
-        """Mean share of pages that sharing saves."""
-        return sum(s.saved for s in self.seen) / len(self.seen)
-
-    def reserved(self, length: int, sequences: int) -> float:
-        """Mean waste if each sequence had a contiguous piece of `length` tokens."""
-        return 1 - sum(s.tokens for s in self.seen) / (length * sequences * len(self.seen))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A line of the report; `equal` of `tokens` are those of the dense run."""
+    """A line of the report; `equal` of `tokens` are those of the dense run, `memory` is by page size."""
 
     task: str
     equal: int
     tokens: int
-    waste: float
-    saved: float
-    note: str = ""
+    memory: Sequence[Memory]
 
     def __str__(self) -> str:
         share = f"{self.equal} of {self.tokens} tokens"
-        return f"{self.task:34}{share:24}{self.waste:8.1%}{self.saved:9.1%}  {self.note}".rstrip()
+        waste, saved = (
+            "".join(f"{value:8.1%}" for value in values)
+            for values in ([m.waste for m in self.memory], [m.saved for m in self.memory])
+        )
+        return f"{self.task:32}{share:22}{waste}  {saved}"
 
 
 def prompts_of(work: Workload, vocab: int) -> list[list[int]]:
@@ -94,29 +70,25 @@ def prompts_of(work: Workload, vocab: int) -> list[list[int]]:
 def serve(model: Llama, work: Workload) -> list[Row]:
     """Greedy decoding of all prompts, then samples and beams of one, each compared with a dense run."""
     prompts, steps = prompts_of(work, model.sizes.vocab), work.answer
-    paged, plain = paged_decoder(model, work, prompts), DenseDecoder(model)
+    decoder = paged_decoder(model, work, prompts)
+    paged, plain = Metered(decoder), DenseDecoder(model)
     made = []
 
-    def compare(task: str, run: Callable[[Decoder, Callable[[], None]], list[list[int]]]) -> Memory:
-        memory = Memory(paged.cache)
-        found, expected = run(paged, memory), run(plain, ignore)
+    def compare(task: str, run: Callable[[Decoder, Callable[[], None]], list[list[int]]]) -> None:
+        memory = paged.start()
+        found, expected = run(paged, paged.watch), run(plain, ignore)
         pairs = [pair for rows in zip(found, expected, strict=True) for pair in zip(*rows, strict=True)]
         equal = sum(ours == theirs for ours, theirs in pairs)
-        made.append(Row(task=task, equal=equal, tokens=len(pairs), waste=memory.waste, saved=memory.saved))
-        return memory
+        made.append(Row(task=task, equal=equal, tokens=len(pairs), memory=memory))
 
-    memory = compare(
-        f"greedy, {len(prompts)} prompts", lambda decoder, watch: greedy(decoder, prompts, steps, watch)
-    )
-    note = f"contiguous pieces of 2048 would waste {memory.reserved(2048, len(prompts)):.0%}"
-    made[0] = replace(made[0], note=note)
+    compare(f"greedy, {len(prompts)} prompts", lambda decoder, watch: greedy(decoder, prompts, steps, watch))
     prompt = (prompts[0] * work.prompt)[: work.prompt]
     for n in work.counts:
         compare(f"parallel sampling, {n} samples", partial(_sampled, prompt, steps, n))
     for n in work.counts:
         compare(f"beam search, {n} beams", partial(_beams, prompt, steps, n))
-    assert greedy_graph(paged, prompts, steps) == greedy(paged, prompts, steps), "a graph changed tokens"
-    assert paged.cache.statistics().held == 0, "pages were leaked"
+    assert greedy_graph(decoder, prompts, steps) == greedy(decoder, prompts, steps), "a graph changed tokens"
+    assert all(cache.statistics().held == 0 for cache in (decoder.cache, *paged.caches)), "pages were leaked"
     return made
 
 
@@ -166,12 +138,19 @@ def main() -> None:
     place = torch.cuda.get_device_name() if device == "cuda" else "the CPU (Triton's interpreter)"
     model = Llama(TINY if size == "tiny" else ONE_BILLION, dtype=torch.float32, device=device)
     print(f"Llama {size}, f32, pages of {PAGE} tokens, on {place}")
-    print(f"{'':34}{'equal to dense':24}{'waste':>8}{'saved':>9}")
+    print(
+        f"{'':54}{'waste in pages of':>{8 * len(PAGE_SIZES)}}  {'saved in pages of':>{8 * len(PAGE_SIZES)}}"
+    )
+    sizes = "".join(f"{size:8}" for size in PAGE_SIZES)
+    print(f"{'':32}{'equal to dense':22}{sizes}  {sizes}")
     with torch.no_grad():
         for work in (SMALL,) if size == "tiny" else (SHAREGPT, ALPACA):
             print(f"{work.name}: prompts of {work.prompt} tokens, answers of {work.answer}")
-            for row in serve(model, work):
+            rows = serve(model, work)
+            for row in rows:
                 print(f"  {row}")
+            reserved = rows[0].memory[0].reserved(2048, work.prompts)
+            print(f"  contiguous pieces of 2048 tokens would waste {reserved:.0%}")
         if size == "1b":
             del model
             half = Llama(ONE_BILLION, dtype=torch.bfloat16, device=device)
