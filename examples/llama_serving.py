@@ -3,8 +3,8 @@
     python -m examples.llama_serving             # small, on the CPU in Triton's interpreter or on a GPU
     python -m examples.llama_serving --size 1b   # a GPU: 1.0 billion parameters and lengths as in the paper
 
-The decoder has pages of 16 tokens; what they waste and what sharing saves (examples/llama_memory.py) is said for
-smaller ones too.
+The decoder has pages of 16 tokens. What they waste and what sharing saves is said for smaller pages too: see
+examples/llama_memory.py.
 """
 
 from __future__ import annotations
@@ -138,11 +138,10 @@ def main() -> None:
     place = torch.cuda.get_device_name() if device == "cuda" else "the CPU (Triton's interpreter)"
     model = Llama(TINY if size == "tiny" else ONE_BILLION, dtype=torch.float32, device=device)
     print(f"Llama {size}, f32, pages of {PAGE} tokens, on {place}")
-    print(
-        f"{'':54}{'waste in pages of':>{8 * len(PAGE_SIZES)}}  {'saved in pages of':>{8 * len(PAGE_SIZES)}}"
-    )
-    sizes = "".join(f"{size:8}" for size in PAGE_SIZES)
-    print(f"{'':32}{'equal to dense':22}{sizes}  {sizes}")
+    width = 8 * len(PAGE_SIZES)
+    pages = "".join(f"{size:8}" for size in PAGE_SIZES)
+    print(f"{'':56}{'waste in pages of':>{width}}  {'saved in pages of':>{width}}")
+    print(f"{'':34}{'equal to dense':22}{pages}  {pages}")
     with torch.no_grad():
         for work in (SMALL,) if size == "tiny" else (SHAREGPT, ALPACA):
             print(f"{work.name}: prompts of {work.prompt} tokens, answers of {work.answer}")

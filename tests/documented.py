@@ -395,3 +395,19 @@ def decode() -> str:
     eager = [(title, f"{record['eager_us'][name]:.1f}") for name, title in {**ours, **peers}.items()]
     calls = _table([("eager call of", "us of the host"), ("---",) * 2, *eager])
     return f"{_table(rows)}\n{calls}"
+
+
+def decode_cuda() -> str:
+    """Decoding on both targets, from a tensor and from pages of three sizes: GB/s of K and V, and ratios."""
+    record = json.loads((ROOT / "docs" / "figures" / "decode_cuda_h200.json").read_text(encoding="utf-8"))
+    storages = tuple(record["cells"][0]["results"])
+    rows: list[tuple[str, ...]] = [("cell", *storages, "CUDA to Triton", "page 4 to page 16")]
+    rows.append(("---",) * len(rows[0]))
+    for cell in record["cells"]:
+        found = cell["results"]
+        speeds = [" / ".join(f"{made['gb_s']:.0f}" for made in found[name].values()) for name in storages]
+        ratios = [_ratio(*(made["us"] for made in found[name].values())) for name in storages[:2]]
+        pages = zip(*(found[name].values() for name in ("page 16", "page 4")), strict=True)
+        smaller = [_ratio(of_16["us"], of_4["us"]) for of_16, of_4 in pages]
+        rows.append((cell["name"], *speeds, " / ".join(ratios), " / ".join(smaller)))
+    return _table(rows)

@@ -58,6 +58,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "cuda"): lambda page: documented.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented.backward_cuda(),
     ("docs/performance.md", "decode"): lambda page: documented.decode(),
+    ("docs/performance.md", "decode cuda"): lambda page: documented.decode_cuda(),
     ("docs/training.md", "figures"): lambda page: documented.training(),
 }
 SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]
