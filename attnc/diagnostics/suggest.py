@@ -6,14 +6,18 @@ from collections.abc import Iterable
 
 
 def suggest(name: str, candidates: Iterable[str]) -> str | None:
-    """The closest candidate, if it is close enough; among equals the first by name.
+    """The closest candidate, if it is close enough; among equals one that the name begins, then the first by
+    name.
 
     Close is one edit for every three letters, and at least one for names of three letters or more. A
     transposition counts as one edit, a difference in case as none: 'kv_dix' finds 'kv_idx', 'd' finds 'D',
-    'x' does not find 'q'.
+    'tile.k' finds 'tile.kv', 'x' does not find 'q'.
     """
-    ranked = sorted((_distance(name.lower(), candidate.lower()), candidate) for candidate in set(candidates))
-    return next((candidate for distance, candidate in ranked if distance <= len(name) // 3), None)
+    ranked = sorted(
+        (_distance(name.lower(), candidate.lower()), not candidate.startswith(name), candidate)
+        for candidate in set(candidates)
+    )
+    return next((candidate for distance, _, candidate in ranked if distance <= len(name) // 3), None)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> tuple[str, ...]:

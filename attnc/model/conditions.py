@@ -65,7 +65,7 @@ def _kind(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -> Kind | N
         case ast.Name(id=name) if name in names:
             return names[name]
         case ast.Name(id=name):
-            label = "not a key, param or word of this phase"
+            label = "not a key, a param or a value of a key"
             report.error("E0203", f"unknown name '{name}'", tree.span, label, hints=did_you_mean(name, names))
             return None
         case ast.UnaryOp(operand=operand):

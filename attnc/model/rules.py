@@ -23,8 +23,9 @@ ScheduleRule: TypeAlias = Callable[[Sequence[Schedule], Mapping[str, Attention],
 
 def check_head_dims(tree: ast.Attention, attention: Attention, report: Report) -> None:
     """Head dimensions are 1 to 1024."""
-    for tensor, name in ((attention.q, "D"), (attention.v, "Dv")):
-        size = tensor.shape[-1]
+    sizes = {attention.q.shape[-1]: "D"}
+    sizes.setdefault(attention.v.shape[-1], "Dv")
+    for size, name in sizes.items():
         for value in _values(size, attention):
             if not 1 <= value <= MAX_HEAD_DIM:
                 report.error(
