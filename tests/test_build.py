@@ -104,5 +104,10 @@ def test_the_package_picks_a_variant_by_its_arguments(package: str) -> None:
     assert many(None, q, q) == ("f16_d64_w16", {})
 
 
+def test_a_variant_can_be_imported_as_a_module(package: str) -> None:
+    many = importlib.import_module(package)
+    assert many.bf16_d128_w16 is importlib.import_module(f"{package}.bf16_d128_w16")
+
+
 def test_templates_ship_with_the_compiler() -> None:
-    assert resource("templates", "triton", "dispatch.py.jinja").is_file()
+    assert resource("templates", "dispatch.py.jinja").is_file()

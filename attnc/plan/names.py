@@ -30,7 +30,8 @@ KERNEL = frozenset((
 ))  # fmt: skip
 #: Globals of a module, and variables of its callables.
 MODULE = frozenset((
-    "acc", "backward", "backward_config", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "call", "combine", "Config",
+    "acc", "ast", "backward", "backward_config", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "call", "chosen",
+    "combine", "Config", "fallbacks",
     "config", "CONFIGS", "configs", "ctx", "delta", "dk", "dk_config", "dkdv_config", "dlse", "do", "dq",
     "dq_config", "dv", "dv_config", "enumerate", "fixed", "float", "forward", "functools", "grid",
     "isinstance", "key_tiles", "l", "layout", "layouts", "LAZY", "len", "LN2", "LOG2E", "lse2", "m",
@@ -40,7 +41,7 @@ MODULE = frozenset((
 ))  # fmt: skip
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((
-    "acc", "aligned", "Any", "args", "cache", "Config", "config", "CONFIGS", "ctypes", "fallbacks",
+    "acc", "aligned", "Any", "args", "Config", "config", "CONFIGS", "ctypes",
     "Gpu", "gpu",
     "hashlib", "l", "m", "NamedTuple", "os", "out", "parts", "Path", "rows", "stat", "struct",
     "tempfile", "torch", "TUNED",

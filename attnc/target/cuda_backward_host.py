@@ -1,4 +1,4 @@
-"""The pieces of the function that launches a CUDA backward: what `templates/triton/_autograd.py.jinja` prints
+"""The pieces of the function that launches a CUDA backward: what `templates/_autograd.py.jinja` prints
 for this target.
 """
 

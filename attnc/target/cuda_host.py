@@ -30,7 +30,7 @@ class CudaCall(HostText):
 
 
 class CudaHostText:
-    """Text of the module; attribute by attribute what `templates/cuda/host.py.jinja` prints.
+    """Text of the module; attribute by attribute what `templates/cuda/host.py.jinja` and its parts print.
 
     `call`: signature, checks and allocations of the callable, which are the same for every target.
     """
@@ -84,11 +84,6 @@ class CudaHostText:
     @property
     def matrices(self) -> str:
         return ", ".join(f"{arg.tensor.name}={arg.tensor.name}" for arg in self._matrices)
-
-    @property
-    def gradients(self) -> str:
-        """Whether some input wants a gradient."""
-        return " or ".join(f"{name}.requires_grad" for name in self.call.differentiable.split(", "))
 
     @property
     def addresses(self) -> str:

@@ -27,6 +27,7 @@ from attnc.target.cuda_host import CudaHostText
 from attnc.target.cuda_kernel import CudaText
 from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
+from attnc.target.operator import OperatorText
 from attnc.target.render import (
     GLOSSARY,
     config_text,
@@ -77,26 +78,28 @@ def render_cuda(
         if isinstance(text, CudaDecodeText)
         else CudaHostText(module, kernel, text)
     )
-    gradients, (back, files) = "", _backward(module, page)
+    back, files = _backward(module, page)
     if back is not None:
-        template = triton_environment().get_template("triton/_autograd.py.jinja")
-        gradients = template.render(back=back, host=call)
         page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
-    host = environment.get_template("cuda/host.py.jinja").render(
-        common,
-        host=call,
-        back=back,
-        gradients=gradients,
-        splits=_splits(call),
-        tuning={
-            "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
-            "backward": {
-                name: [config_text(planned.kernel, at) for at in range(len(planned.kernel.configs))]
-                for name, planned in kernels_of(module).items()
+    host = (
+        triton_environment()
+        .get_template("cuda/host.py.jinja")
+        .render(
+            common,
+            host=call,
+            call=call.call,
+            back=back,
+            operator=OperatorText(module, call.call, "".join((source, *files.values()))),
+            tuning={
+                "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
+                "backward": {
+                    name: [config_text(planned.kernel, at) for at in range(len(planned.kernel.configs))]
+                    for name, planned in kernels_of(module).items()
+                },
+                "table": tuned_table(tuned.get("forward", {})),
+                "backward_tables": {name: tuned_table(tuned.get(name, {})) for name in kernels_of(module)},
             },
-            "table": tuned_table(tuned.get("forward", {})),
-            "backward_tables": {name: tuned_table(tuned.get(name, {})) for name in kernels_of(module)},
-        },
+        )
     )
     return CudaFiles(source=source, host=tidy(host), backward=files)
 
@@ -140,14 +143,6 @@ _TASKS = {
     "backward_dkdv": "a block of threads per kv tile",
     "backward_finish": "dq rounded",
 }
-
-
-def _splits(call: CudaHostText) -> str:
-    """The function that counts shares, which is that of Triton modules."""
-    if not call.is_split:
-        return ""
-    template = template_environment().get_template("triton/_splits.py.jinja")
-    return template.render(host=call.call).removesuffix("\n")
 
 
 @cache

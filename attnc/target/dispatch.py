@@ -67,7 +67,7 @@ def _render_schedules(
         members[plain_name(module)].append((module.label, module.variant.name))
     text = (
         template_environment()
-        .get_template("triton/dispatch_schedules.py.jinja")
+        .get_template("dispatch_schedules.py.jinja")
         .render(
             name=attention.name,
             target=family[0].target,
@@ -123,7 +123,7 @@ def _render_variants(
     """A function that picks among modules by the values of params alone."""
     return (
         template_environment()
-        .get_template("triton/dispatch.py.jinja")
+        .get_template("dispatch.py.jinja")
         .render(
             name=name,
             target=family[0].target,

@@ -16,11 +16,11 @@ from attnc.plan.decode import share_of
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.scores import LOG2E
-from attnc.plan.storage import has_rows
 from attnc.plan.tuned import NOT_TUNED, Buckets, Tuned
 from attnc.source import Span
 from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
+from attnc.target.operator import OperatorText
 from attnc.target.triton import load, scalar, score, statement, tiled
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_backward_host import BackwardHostText
@@ -28,7 +28,6 @@ from attnc.target.triton_decode import DecodeText, has_fixed_shares
 from attnc.target.triton_decode_host import DecodeHost
 from attnc.target.triton_host import HostText, signature
 from attnc.target.triton_kernel import KernelText
-from attnc.target.triton_operator import OperatorText
 from attnc.target.triton_parameters import dp_order, limits_registers
 
 GLOSSARY = """\
@@ -68,13 +67,15 @@ def render(
         texts = [BackwardText(module, planned) for planned in module.backward.kernels]
         back = BackwardHostText(module, module.backward, texts)
         kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
+    host = host_of(module, kernel, text)
     page = environment.get_template(f"{module.target}/module.py.jinja").render(
         common,
         kernels=kernels,
-        host=host_of(module, kernel, text),
+        host=host,
+        call=host,
         header=_header(module, path, sha256),
         back=back,
-        operator=OperatorText(module, kernels) if has_rows(module.variant.attention) else None,
+        operator=OperatorText(module, host, kernels),
         numbers=_numbers(kernel, kernels),
         tuning={
             "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],

@@ -20,7 +20,7 @@ from attnc.target.triton_prologue import PreprocessText
 
 
 class BackwardHostText:
-    """Text of the backward's host; attribute by attribute what `templates/triton/_autograd.py.jinja`
+    """Text of the backward's host; attribute by attribute what `templates/_autograd.py.jinja`
     prints.
     """
 

@@ -37,15 +37,6 @@ class DecodeHost(HostText):
         return [*super().parameters, *counter]
 
     @property
-    def prepare_parameters(self) -> list[str]:
-        """The callable's parameters without their defaults."""
-        return [line.split(" = ")[0] for line in self.parameters if line != "*"]
-
-    @property
-    def everything(self) -> str:
-        return ", ".join(line.split(":")[0] for line in self.prepare_parameters)
-
-    @property
     def key(self) -> str:
         """Arguments of `_layout`: the tensors, the outputs if they are given, and the options."""
         tensors = [tensor.name for tensor in self.inputs]
@@ -55,16 +46,6 @@ class DecodeHost(HostText):
             tensors.append("*(() if fallbacks is None else (fallbacks,))")
             options.append("fallbacks is None")
         return ", ".join([f"({', '.join(tensors)})", out, *options])
-
-    @property
-    def scalars(self) -> Iterator[str]:
-        """Numbers become tensors before anything else."""
-        if self.has_scalars:
-            query = next(arg for arg in self.module.args if arg.tensor.name == "q")
-            yield from self._checked(query)
-            for arg in self.module.args:
-                if not arg.tensor.shape:
-                    yield from self._checked(arg)
 
     @property
     def allocations(self) -> Iterator[str]:

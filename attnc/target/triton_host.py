@@ -54,10 +54,24 @@ class HostText:
         return [*tensors, "*", *keywords]
 
     @property
-    def default_options(self) -> str:
-        """Whether the caller leaves all choices to the module."""
-        names = ["out", *(arg.tensor.name for arg in self.module.kept), "config"]
-        return " and ".join(f"{name} is None" for name in names)
+    def bare_parameters(self) -> list[str]:
+        """The callable's parameters without their defaults."""
+        return [line.split(" = ")[0] for line in self.parameters if line != "*"]
+
+    @property
+    def everything(self) -> str:
+        """Their names."""
+        return ", ".join(line.split(":")[0] for line in self.bare_parameters)
+
+    @property
+    def scalars(self) -> Iterator[str]:
+        """Numbers become tensors before anything else."""
+        if self.has_scalars:
+            query = next(arg for arg in self.module.args if arg.tensor.name == "q")
+            yield from self._checked(query)
+            for arg in self.module.args:
+                if not arg.tensor.shape:
+                    yield from self._checked(arg)
 
     @property
     def return_type(self) -> str:
@@ -106,6 +120,11 @@ class HostText:
         if any(bind.name for bind in arg.axes):
             sizes = f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {sizes}"
         yield sizes
+        for bind in arg.axes:
+            if bind.name and bind.plus:
+                shape = ", ".join(map(show, arg.tensor.shape))
+                yield f"if {bind.name} < {bind.plus}:"
+                yield f'    raise ValueError(f"{name}: expected shape [{shape}], got {{list({name}.shape)}}")'
         yield from corrections(arg)
 
     def _wanted(self, arg: Arg) -> Iterator[str]:

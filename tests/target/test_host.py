@@ -37,6 +37,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"k": sequence()[0]}, ValueError, r"k: expected shape \[1, any, 2, 64\], got \[16, 2, 64\]"),
     ({"v": sequence(17)}, ValueError, r"v: expected shape \[1, 16, 2, 64\], got \[1, 17, 2, 64\]"),
     ({"k": torch.zeros(1, 16, 64, 2).bfloat16().mT}, ValueError, r"k: expected a contiguous last axis"),
+    ({"k": sequence().to("meta")}, ValueError, "k: expected device cpu, like q, got meta"),
     ({"p": 1.5}, ValueError, "p: expected a probability, 0 to 1, got 1.5"),
     ({"p": math.nan}, ValueError, "p: expected a probability, 0 to 1, got nan"),
     ({"p": "half"}, TypeError, "p: expected a number or a 0-d tensor, got 'half'"),
@@ -91,3 +92,21 @@ def test_a_cuda_module_says_that_it_needs_a_gpu() -> None:
     q = torch.zeros(1, 16, 2, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="q: expected a tensor on a CUDA device, got one on the cpu"):
         module.alibi(q, q, q, torch.zeros(2))
+
+
+def test_a_cuda_module_refuses_another_device_by_name() -> None:
+    module = load_text((GENERATED / "alibi" / "cuda_sm_80" / "d64.py").read_text(encoding="utf-8"))
+    q = torch.zeros(1, 16, 2, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="k: expected device cpu, like q, got meta"):
+        module.alibi(q, q.to("meta"), q, torch.zeros(2))
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda_sm_80"])
+def test_cumulative_lengths_have_a_first(target: str) -> None:
+    """One more than sequences: none at all is no number of sequences."""
+    ensure_interpreter()
+    module = load_text((GENERATED / "varlen" / target / "d128.py").read_text(encoding="utf-8"))
+    q = torch.zeros(5, 2, 128, dtype=torch.bfloat16)
+    cu = torch.zeros(0, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"cu_q: expected shape \[B \+ 1\], got \[0\]"):
+        module.varlen(q, q, q, cu, cu)

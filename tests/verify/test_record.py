@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import pytest
 
 from attnc.verify.record import Record, Records, Sanitized, dump, hash_of, lapsed, read
 
@@ -64,3 +67,19 @@ def test_records_survive_the_file(tmp_path: Path) -> None:
     )
     (tmp_path / "verified.json").write_text(dump(records), encoding="utf-8")
     assert read(tmp_path) == records
+
+
+KERNELS = sorted(GENERATED.glob("*/cuda_*/[!_]*.py"))
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
+def test_a_cuda_module_names_all_its_kernels_by_hash(path: Path) -> None:
+    """What is recorded of a module is recorded of its Python text: it has to change with every `.cu` file."""
+    text = path.read_text(encoding="utf-8")
+    files = list(dict.fromkeys(re.findall(r'^    (?:_FORWARD|"\w+"): \("([\w.]+)",', text, re.M)))
+    beside = (found.name for found in path.parent.glob("*.cu"))
+    own = re.compile(rf"{re.escape(path.stem)}(_backward_\w+)?\.cu")
+    assert sorted(files) == sorted(name for name in beside if own.fullmatch(name))
+    forward, *backward = (path.with_name(name).read_text(encoding="utf-8") for name in files)
+    hashes = re.findall(r"^(?:Kernel sha256|Those of the backward): (\w+)$", text, re.M)
+    assert hashes == [hash_of(part) for part in (forward, "".join(backward)) if part]

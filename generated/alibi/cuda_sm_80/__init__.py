@@ -3,10 +3,10 @@
 Made from specs/alibi.attn; `attnc compile specs/alibi.attn` makes it again.
 """
 
-from .d64 import alibi as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.alibi,
 }
 
 

@@ -21,13 +21,14 @@ Kernel sha256: 09e3514be378948819480afdbb80d8d2d1f618e4b637c214c7b9dd4aac657c74
 Those of the backward: 546d6856881ee565f4e5c0f7c16da46fdc89b4db056f5fbae66109fe2ced35ad
 """
 
+import ast
 import ctypes
+import functools
 import hashlib
 import os
 import stat
 import struct
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,18 +118,20 @@ def bias(
     out: a tensor to write to.
     lse: f32[B, H, M] to write the rows' log-sum-exp to, if wanted.
     config: one of CONFIGS (default: the measured choice for the device, or the first).
-    backward_config: kernel -> one of BACKWARD_CONFIGS, for the gradients of q, k, v, pair, key_bias.
+    backward_config: by kernel, one of its BACKWARD_CONFIGS; for the gradients of q, k, v, pair, key_bias.
 
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or pair.requires_grad or key_bias.requires_grad)
-    ):
+    if _wants_gradient(q, k, v, pair, key_bias):
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
-        return _Differentiable.apply(config, backward_config, q, k, v, pair, key_bias)
+        if lse is not None:
+            raise ValueError("lse: cannot be given where a gradient is wanted")
+        if not torch.compiler.is_compiling():
+            return _Differentiable.apply(config, backward_config, q, k, v, pair, key_bias)
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, pair, key_bias, out, lse, config, backward_config)
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     _, N, _, _ = _sizes("k", k, torch.bfloat16, (B, None, H, 64), q)
     _sizes("v", v, torch.bfloat16, (B, N, H, 64), q)
@@ -186,7 +189,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -224,7 +227,7 @@ class Gpu(NamedTuple):
     l2: int
 
 
-@cache
+@functools.cache
 def _gpu(index: int) -> Gpu:
     """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
     if index < 0:
@@ -377,6 +380,129 @@ def _heads_in_cache(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pair: torch.Tensor,
+    key_bias: torch.Tensor,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    config: Config | None,
+    backward_config: dict[str, Config] | None,
+) -> torch.Tensor:
+    """What torch.compile traces in place of the body of bias: one call of an operator."""
+    _register()
+    if out is not None:
+        o = out
+        if lse is None:
+            lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+        torch.ops.attnc.bias_d64_d96fa7d5_out(
+            q, k, v, pair, key_bias, o, lse, _written(config, backward_config),
+        )
+        return o
+    o, _kept = torch.ops.attnc.bias_d64_d96fa7d5(q, k, v, pair, key_bias, _written(config, backward_config))
+    if lse is not None:
+        lse.copy_(_kept)
+    return o
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pair: torch.Tensor, key_bias: torch.Tensor,
+    chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """bias as an operator: always o, lse, never with gradients of its own."""
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    with torch.no_grad():
+        o = bias(q, k, v, pair, key_bias, lse=lse, config=_read(chosen)[0])
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pair: torch.Tensor, key_bias: torch.Tensor,
+    chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    B, M, H, _ = q.shape
+    _, N, _, _ = k.shape
+    o = torch.empty((B, M, H, 64), dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pair: torch.Tensor, key_bias: torch.Tensor,
+    o: torch.Tensor, lse: torch.Tensor, chosen: str,
+) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        bias(q, k, v, pair, key_bias, out=o, lse=lse, config=_read(chosen)[0])
+
+
+def _operate_backward(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pair: torch.Tensor,
+    key_bias: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
+) -> list[torch.Tensor]:
+    """dq, dk, dv, dpair, dkey_bias as an operator; it has no derivative."""
+    return [x.contiguous() for x in _gradients(do, q, k, v, pair, key_bias, o, lse, _read(chosen)[1])]
+
+
+def _operate_backward_fake(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pair: torch.Tensor,
+    key_bias: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
+) -> list[torch.Tensor]:
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, pair, key_bias,)]
+
+
+def _keep(ctx, inputs, output) -> None:
+    *tensors, ctx.chosen = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _pull(ctx, do, dlse):
+    dq, dk, dv, dpair, dkey_bias = torch.ops.attnc.bias_d64_d96fa7d5_backward(
+        do, *ctx.saved_tensors, ctx.chosen,
+    )
+    return dq, dk, dv, dpair, dkey_bias, None
+
+
+def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    configs = {"": config, **(backward_config or {})}
+    for name, x in configs.items():
+        if x is not None and not isinstance(x, Config):
+            raise TypeError(f"{'backward_' if name else ''}config: expected one of CONFIGS, got {x!r}")
+    chosen = {name: tuple(x) for name, x in configs.items() if x is not None}
+    return repr(chosen) if chosen else ""
+
+
+@functools.cache
+def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
+    """config and backward_config again."""
+    configs = {name: Config(*x) for name, x in (ast.literal_eval(chosen) if chosen else {}).items()}
+    return configs.pop("", None), configs
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.bias_d64_d96fa7d5 and its relatives, the first time that torch.compile meets bias."""
+    if hasattr(torch.ops.attnc, "bias_d64_d96fa7d5"):
+        return True
+    forward = torch.library.custom_op("attnc::bias_d64_d96fa7d5", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    into = torch.library.custom_op("attnc::bias_d64_d96fa7d5_out", _operate_out, mutates_args=("o", "lse"))
+    into.register_fake(lambda *tensors: None)
+    backward = torch.library.custom_op(
+        "attnc::bias_d64_d96fa7d5_backward", _operate_backward, mutates_args=(),
+    )
+    backward.register_fake(_operate_backward_fake)
+    forward.register_autograd(_pull, setup_context=_keep)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True
+
+
 def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
     """Starts the kernel on torch's current stream of the device."""
     if blocks == 0:
@@ -401,7 +527,7 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, n
 _Pointers = ctypes.c_char_p * 1
 
 
-@cache
+@functools.cache
 def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
     """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
@@ -420,7 +546,7 @@ def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
     return (f"-arch={arch}", "-std=c++17", *defines)
 
 
-@cache
+@functools.cache
 def _source(name: str = _FORWARD) -> str:
     return Path(__file__).with_name(_KERNELS[name][0]).read_text(encoding="utf-8")
 

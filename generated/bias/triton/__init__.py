@@ -3,10 +3,10 @@
 Made from specs/bias.attn; `attnc compile specs/bias.attn` makes it again.
 """
 
-from .d64 import bias as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.bias,
 }
 
 

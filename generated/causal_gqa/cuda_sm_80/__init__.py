@@ -5,20 +5,20 @@ Made from specs/causal_gqa.attn; `attnc compile specs/causal_gqa.attn` makes it 
 
 import torch
 
-from .bf16_d128 import causal_gqa as bf16_d128
-from .bf16_d64 import causal_gqa as bf16_d64
-from .bf16_d256 import causal_gqa as bf16_d256
-from .f16_d128 import causal_gqa as f16_d128
-from .f16_d64 import causal_gqa as f16_d64
-from .f16_d256 import causal_gqa as f16_d256
+from . import bf16_d128
+from . import bf16_d64
+from . import bf16_d256
+from . import f16_d128
+from . import f16_d64
+from . import f16_d256
 
 VARIANTS = {
-    (torch.bfloat16, 128): bf16_d128,
-    (torch.bfloat16, 64): bf16_d64,
-    (torch.bfloat16, 256): bf16_d256,
-    (torch.float16, 128): f16_d128,
-    (torch.float16, 64): f16_d64,
-    (torch.float16, 256): f16_d256,
+    (torch.bfloat16, 128): bf16_d128.causal_gqa,
+    (torch.bfloat16, 64): bf16_d64.causal_gqa,
+    (torch.bfloat16, 256): bf16_d256.causal_gqa,
+    (torch.float16, 128): f16_d128.causal_gqa,
+    (torch.float16, 64): f16_d64.causal_gqa,
+    (torch.float16, 256): f16_d256.causal_gqa,
 }
 
 

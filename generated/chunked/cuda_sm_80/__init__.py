@@ -3,10 +3,10 @@
 Made from specs/chunked.attn; `attnc compile specs/chunked.attn` makes it again.
 """
 
-from .d64 import chunked as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.chunked,
 }
 
 

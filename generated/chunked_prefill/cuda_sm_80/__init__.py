@@ -3,10 +3,10 @@
 Made from specs/chunked_prefill.attn; `attnc compile specs/chunked_prefill.attn` makes it again.
 """
 
-from .d128 import chunked_prefill as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.chunked_prefill,
 }
 
 

@@ -3,10 +3,10 @@
 Made from specs/cross.attn; `attnc compile specs/cross.attn` makes it again.
 """
 
-from .d64_dv128 import cross as d64_dv128
+from . import d64_dv128
 
 VARIANTS = {
-    (64, 128): d64_dv128,
+    (64, 128): d64_dv128.cross,
 }
 
 

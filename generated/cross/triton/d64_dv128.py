@@ -19,6 +19,8 @@ log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, 
 q_pos = q_idx + N - M aligns the last query with the last key.
 """
 
+import ast
+import functools
 from typing import NamedTuple
 
 import torch
@@ -411,13 +413,13 @@ def cross(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if torch.compiler.is_compiling() and out is None and config is None:
-        _register()
-        return torch.ops.attnc.cross_d64_dv128_14f43241(q, k, v)
     if _wants_gradient(q, k, v):
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
-        return _Differentiable.apply(config, backward_config, q, k, v)
+        if not torch.compiler.is_compiling():
+            return _Differentiable.apply(config, backward_config, q, k, v)
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, out, config, backward_config)
     B, M, H, _ = _sizes("q", q, torch.float16, (None, None, None, 64), q)
     _, N, _, _ = _sizes("k", k, torch.float16, (B, None, H, 64), q)
     _sizes("v", v, torch.float16, (B, N, H, 128), q)
@@ -463,7 +465,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -553,7 +555,7 @@ def _rows(
 
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
         raise ValueError(f"expected tensors on a CUDA device, got {device}: on a CPU, set TRITON_INTERPRET=1")
     return torch.cuda.device(device if device.type == "cuda" else -1)
 
@@ -678,14 +680,35 @@ def _stride(x: torch.Tensor | None, axis: int) -> int:
     return 0 if x is None else x.stride(axis)
 
 
-def _operate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+    backward_config: dict[str, Config] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch.compile traces in place of the body of cross: one call of an operator."""
+    _register()
+    if out is not None:
+        o, lse = _given(out, "o", "lse")
+        torch.ops.attnc.cross_d64_dv128_14f43241_out(q, k, v, o, lse, _written(config, backward_config))
+        return o, lse
+    return torch.ops.attnc.cross_d64_dv128_14f43241(q, k, v, _written(config, backward_config))
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """cross as an operator: always o, lse, never with gradients of its own."""
     with torch.no_grad():
-        o, lse = cross(q, k, v)
+        o, lse = cross(q, k, v, config=_read(chosen)[0])
     return o, lse
 
 
-def _operate_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes and types of the results."""
     B, M, H, _ = q.shape
     _, N, _, _ = k.shape
@@ -694,36 +717,66 @@ def _operate_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[to
     return o, lse
 
 
+def _operate_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
+) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        cross(q, k, v, out=(o, lse), config=_read(chosen)[0])
+
+
 def _operate_backward(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
-    lse: torch.Tensor,
+    lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
     """dq, dk, dv as an operator; it has no derivative."""
-    return [x.contiguous() for x in _gradients(do, dlse, q, k, v, o, lse, None)]
+    return [x.contiguous() for x in _gradients(do, dlse, q, k, v, o, lse, _read(chosen)[1])]
 
 
 def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
-    lse: torch.Tensor,
+    lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
 
 
 def _keep(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs, *output)
+    *tensors, ctx.chosen = inputs
+    ctx.save_for_backward(*tensors, *output)
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.cross_d64_dv128_14f43241_backward(do, dlse, *ctx.saved_tensors)
-    return dq, dk, dv
+    dq, dk, dv = torch.ops.attnc.cross_d64_dv128_14f43241_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    return dq, dk, dv, None
+
+
+def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    configs = {"": config, **(backward_config or {})}
+    for name, x in configs.items():
+        if x is not None and not isinstance(x, Config):
+            raise TypeError(f"{'backward_' if name else ''}config: expected one of CONFIGS, got {x!r}")
+    chosen = {name: tuple(x) for name, x in configs.items() if x is not None}
+    return repr(chosen) if chosen else ""
+
+
+@functools.cache
+def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
+    """config and backward_config again."""
+    configs = {name: Config(*x) for name, x in (ast.literal_eval(chosen) if chosen else {}).items()}
+    return configs.pop("", None), configs
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.cross_d64_dv128_14f43241, the first time that torch.compile meets cross."""
+    """Makes torch.ops.attnc.cross_d64_dv128_14f43241 and its relatives, the first time that torch.compile meets cross."""
     if hasattr(torch.ops.attnc, "cross_d64_dv128_14f43241"):
         return True
     forward = torch.library.custom_op("attnc::cross_d64_dv128_14f43241", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
+    into = torch.library.custom_op(
+        "attnc::cross_d64_dv128_14f43241_out", _operate_out, mutates_args=("o", "lse"),
+    )
+    into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
         "attnc::cross_d64_dv128_14f43241_backward", _operate_backward, mutates_args=(),
     )
@@ -732,5 +785,5 @@ def _register() -> bool:
     return True
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
-_register._dynamo_marked_constant = True
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True

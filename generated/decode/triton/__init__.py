@@ -3,12 +3,12 @@
 Made from specs/decode.attn; `attnc compile specs/decode.attn` makes it again.
 """
 
-from .d128 import decode as d128
-from .d64 import decode as d64
+from . import d128
+from . import d64
 
 VARIANTS = {
-    (128,): d128,
-    (64,): d64,
+    (128,): d128.decode,
+    (64,): d64.decode,
 }
 
 

@@ -22,6 +22,7 @@ log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, 
 q_pos = q_idx + N - M aligns the last query with the last key.
 """
 
+import ast
 import functools
 from typing import NamedTuple
 
@@ -240,9 +241,8 @@ def decode(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if torch.compiler.is_compiling() and out is None and config is None:
-        _register()
-        return torch.ops.attnc.decode_d128_f1b0b62b(q, k, v, kv_len)
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, kv_len, out, config)
     layout = _layout((q, k, v, kv_len), out, config)
     call = _CALLS.get(layout)
     if call is None:
@@ -407,7 +407,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -436,15 +436,15 @@ def _apart(**outputs: torch.Tensor) -> None:
             raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
 
 
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("decode has no backward: call it under torch.no_grad(), or on detached tensors")
+
+
 def _contiguous_rows(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("decode has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
 def _choose(config: Config | None, device: torch.device, longest: int) -> Config:
@@ -494,22 +494,40 @@ def _splits(
 
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
         raise ValueError(f"expected tensors on a CUDA device, got {device}: on a CPU, set TRITON_INTERPRET=1")
     return torch.cuda.device(device if device.type == "cuda" else -1)
 
 
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_len: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch.compile traces in place of the body of decode: one call of an operator."""
+    _refuse_gradients(q, k, v)
+    _register()
+    if out is not None:
+        o, lse = _given(out, "o", "lse")
+        torch.ops.attnc.decode_d128_f1b0b62b_out(q, k, v, kv_len, o, lse, _written(config))
+        return o, lse
+    return torch.ops.attnc.decode_d128_f1b0b62b(q, k, v, kv_len, _written(config))
+
+
 def _operate(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor, chosen: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """decode as an operator: always o, lse, never with gradients of its own."""
     with torch.no_grad():
-        o, lse = decode(q, k, v, kv_len)
+        o, lse = decode(q, k, v, kv_len, config=_read(chosen))
     return o, lse
 
 
 def _operate_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor, chosen: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes and types of the results."""
     B, M, H, _ = q.shape
@@ -519,14 +537,38 @@ def _operate_fake(
     return o, lse
 
 
+def _operate_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor, o: torch.Tensor,
+    lse: torch.Tensor, chosen: str,
+) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        decode(q, k, v, kv_len, out=(o, lse), config=_read(chosen))
+
+
+def _written(config: Config | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    return "" if config is None else repr(tuple(config))
+
+
+@functools.cache
+def _read(chosen: str) -> Config | None:
+    """The config again."""
+    return Config(*ast.literal_eval(chosen)) if chosen else None
+
+
 def _register() -> bool:
-    """Makes torch.ops.attnc.decode_d128_f1b0b62b, the first time that torch.compile meets decode."""
+    """Makes torch.ops.attnc.decode_d128_f1b0b62b and its relatives, the first time that torch.compile meets decode."""
     if hasattr(torch.ops.attnc, "decode_d128_f1b0b62b"):
         return True
     forward = torch.library.custom_op("attnc::decode_d128_f1b0b62b", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
+    into = torch.library.custom_op("attnc::decode_d128_f1b0b62b_out", _operate_out, mutates_args=("o", "lse"))
+    into.register_fake(lambda *tensors: None)
     return True
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
-_register._dynamo_marked_constant = True
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True

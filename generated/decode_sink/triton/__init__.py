@@ -3,10 +3,10 @@
 Made from specs/decode.attn; `attnc compile specs/decode.attn` makes it again.
 """
 
-from .d64 import decode_sink as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.decode_sink,
 }
 
 

@@ -3,10 +3,10 @@
 Made from specs/document.attn; `attnc compile specs/document.attn` makes it again.
 """
 
-from .d128 import document as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.document,
 }
 
 

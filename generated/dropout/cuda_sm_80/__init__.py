@@ -3,10 +3,10 @@
 Made from specs/dropout.attn; `attnc compile specs/dropout.attn` makes it again.
 """
 
-from .d64 import dropout as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.dropout,
 }
 
 

@@ -5,16 +5,16 @@ Made from specs/extend.attn; `attnc compile specs/extend.attn` makes it again.
 
 import torch
 
-from .d128_split import extend as d128_split
-from .d128_drafts import extend as d128_drafts
-from .d128_rows import extend as d128_rows
+from . import d128_split
+from . import d128_drafts
+from . import d128_rows
 
 #: By D, and by schedule.
 VARIANTS = {
     (128,): {
-        "split": d128_split,
-        "drafts": d128_drafts,
-        "rows": d128_rows,
+        "split": d128_split.extend,
+        "drafts": d128_drafts.extend,
+        "rows": d128_rows.extend,
     },
 }
 #: Measured: device and variant -> (largest M, N and batch times heads; schedule); the first row that admits them decides.

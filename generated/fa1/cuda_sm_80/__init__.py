@@ -5,16 +5,16 @@ Made from specs/fa1.attn; `attnc compile specs/fa1.attn` makes it again.
 
 import torch
 
-from .f16_d64 import fa1 as f16_d64
-from .f16_d128 import fa1 as f16_d128
-from .bf16_d64 import fa1 as bf16_d64
-from .bf16_d128 import fa1 as bf16_d128
+from . import f16_d64
+from . import f16_d128
+from . import bf16_d64
+from . import bf16_d128
 
 VARIANTS = {
-    (torch.float16, 64): f16_d64,
-    (torch.float16, 128): f16_d128,
-    (torch.bfloat16, 64): bf16_d64,
-    (torch.bfloat16, 128): bf16_d128,
+    (torch.float16, 64): f16_d64.fa1,
+    (torch.float16, 128): f16_d128.fa1,
+    (torch.bfloat16, 64): bf16_d64.fa1,
+    (torch.bfloat16, 128): bf16_d128.fa1,
 }
 
 

@@ -3,12 +3,12 @@
 Made from specs/warp_split.attn; `attnc compile specs/warp_split.attn` makes it again.
 """
 
-from .d64 import fa1_split_k as d64
-from .d128 import fa1_split_k as d128
+from . import d64
+from . import d128
 
 VARIANTS = {
-    (64,): d64,
-    (128,): d128,
+    (64,): d64.fa1_split_k,
+    (128,): d128.fa1_split_k,
 }
 
 

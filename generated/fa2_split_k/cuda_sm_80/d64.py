@@ -19,13 +19,14 @@ Spec sha256: 29a78c8ccdcc8455b806844e48978a7e70ed00916be8a6a335d1c07357d722d8
 Kernel sha256: 0bb340779d6eddf50b1abcf4320fe891deb95f4672c26e8d991133a3a2824b2b
 """
 
+import ast
 import ctypes
+import functools
 import hashlib
 import os
 import stat
 import struct
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,6 +81,8 @@ def fa2_split_k(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, out, config)
     B, H, M, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     _, _, N, _ = _sizes("k", k, torch.bfloat16, (B, H, None, 64), q)
     _sizes("v", v, torch.bfloat16, (B, H, N, 64), q)
@@ -98,8 +101,7 @@ def fa2_split_k(
     stride_lseb, stride_lseh, stride_lsem = lse.stride()
     if not (stride_qd == stride_kd == stride_vd == stride_od == 1):
         _refuse_strides(q=q, k=k, v=v, o=o)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise RuntimeError("fa2_split_k has no backward: call it under torch.no_grad(), or on detached tensors")
+    _refuse_gradients(q, k, v)
     if B * H * M == 0:
         return o, lse
     gpu = _gpu(q.get_device())
@@ -132,7 +134,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -161,6 +163,11 @@ def _apart(**outputs: torch.Tensor) -> None:
             raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
 
 
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("fa2_split_k has no backward: call it under torch.no_grad(), or on detached tensors")
+
+
 def _refuse_strides(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1:
@@ -178,7 +185,7 @@ class Gpu(NamedTuple):
     l2: int
 
 
-@cache
+@functools.cache
 def _gpu(index: int) -> Gpu:
     """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
     if index < 0:
@@ -208,6 +215,81 @@ def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch.compile traces in place of the body of fa2_split_k: one call of an operator."""
+    _refuse_gradients(q, k, v)
+    _register()
+    if out is not None:
+        o, lse = _given(out, "o", "lse")
+        torch.ops.attnc.fa2_split_k_d64_0bb34077_out(q, k, v, o, lse, _written(config))
+        return o, lse
+    return torch.ops.attnc.fa2_split_k_d64_0bb34077(q, k, v, _written(config))
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """fa2_split_k as an operator: always o, lse, never with gradients of its own."""
+    with torch.no_grad():
+        o, lse = fa2_split_k(q, k, v, config=_read(chosen))
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    B, H, M, _ = q.shape
+    _, _, N, _ = k.shape
+    o = torch.empty((B, H, M, 64), dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
+) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        fa2_split_k(q, k, v, out=(o, lse), config=_read(chosen))
+
+
+def _written(config: Config | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    return "" if config is None else repr(tuple(config))
+
+
+@functools.cache
+def _read(chosen: str) -> Config | None:
+    """The config again."""
+    return Config(*ast.literal_eval(chosen)) if chosen else None
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.fa2_split_k_d64_0bb34077 and its relatives, the first time that torch.compile meets fa2_split_k."""
+    if hasattr(torch.ops.attnc, "fa2_split_k_d64_0bb34077"):
+        return True
+    forward = torch.library.custom_op("attnc::fa2_split_k_d64_0bb34077", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    into = torch.library.custom_op(
+        "attnc::fa2_split_k_d64_0bb34077_out", _operate_out, mutates_args=("o", "lse"),
+    )
+    into.register_fake(lambda *tensors: None)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True
+
+
 def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
     """Starts the kernel on torch's current stream of the device."""
     if blocks == 0:
@@ -232,7 +314,7 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, n
 _Pointers = ctypes.c_char_p * 1
 
 
-@cache
+@functools.cache
 def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
     """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
@@ -251,7 +333,7 @@ def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
     return (f"-arch={arch}", "-std=c++17", *defines)
 
 
-@cache
+@functools.cache
 def _source(name: str = _FORWARD) -> str:
     return Path(__file__).with_name(_KERNELS[name][0]).read_text(encoding="utf-8")
 

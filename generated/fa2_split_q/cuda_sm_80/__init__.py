@@ -3,12 +3,12 @@
 Made from specs/warp_split.attn; `attnc compile specs/warp_split.attn` makes it again.
 """
 
-from .d64 import fa2_split_q as d64
-from .d128 import fa2_split_q as d128
+from . import d64
+from . import d128
 
 VARIANTS = {
-    (64,): d64,
-    (128,): d128,
+    (64,): d64.fa2_split_q,
+    (128,): d128.fa2_split_q,
 }
 
 

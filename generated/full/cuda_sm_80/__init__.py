@@ -5,16 +5,16 @@ Made from specs/full.attn; `attnc compile specs/full.attn` makes it again.
 
 import torch
 
-from .bf16_d128 import full as bf16_d128
-from .bf16_d64 import full as bf16_d64
-from .f16_d128 import full as f16_d128
-from .f16_d64 import full as f16_d64
+from . import bf16_d128
+from . import bf16_d64
+from . import f16_d128
+from . import f16_d64
 
 VARIANTS = {
-    (torch.bfloat16, 128): bf16_d128,
-    (torch.bfloat16, 64): bf16_d64,
-    (torch.float16, 128): f16_d128,
-    (torch.float16, 64): f16_d64,
+    (torch.bfloat16, 128): bf16_d128.full,
+    (torch.bfloat16, 64): bf16_d64.full,
+    (torch.float16, 128): f16_d128.full,
+    (torch.float16, 64): f16_d64.full,
 }
 
 

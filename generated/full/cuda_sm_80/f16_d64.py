@@ -20,13 +20,14 @@ Kernel sha256: 09fc270a4e1399a14bcd6661b37d2be4db1ee6c0a7fc61b6f08c73ca1a06fcbd
 Those of the backward: ca7a63170d81bb5de5c00a5df90589cb754d8164f23473a5779b71a4806b2f91
 """
 
+import ast
 import ctypes
+import functools
 import hashlib
 import os
 import stat
 import struct
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,15 +111,18 @@ def full(
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
     out: (o, lse) to write to.
     config: one of CONFIGS (default: the measured choice for the device, or the first).
-    backward_config: kernel -> one of BACKWARD_CONFIGS, for the gradients of q, k, v.
+    backward_config: by kernel, one of its BACKWARD_CONFIGS; for the gradients of q, k, v.
 
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if _wants_gradient(q, k, v):
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
-        return _Differentiable.apply(config, backward_config, q, k, v)
+        if not torch.compiler.is_compiling():
+            return _Differentiable.apply(config, backward_config, q, k, v)
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, out, config, backward_config)
     B, M, H, _ = _sizes("q", q, torch.float16, (None, None, None, 64), q)
     _, N, _, _ = _sizes("k", k, torch.float16, (B, None, H, 64), q)
     _sizes("v", v, torch.float16, (B, N, H, 64), q)
@@ -169,7 +173,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -215,7 +219,7 @@ class Gpu(NamedTuple):
     l2: int
 
 
-@cache
+@functools.cache
 def _gpu(index: int) -> Gpu:
     """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
     if index < 0:
@@ -369,6 +373,115 @@ def _heads_in_cache(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+    backward_config: dict[str, Config] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch.compile traces in place of the body of full: one call of an operator."""
+    _register()
+    if out is not None:
+        o, lse = _given(out, "o", "lse")
+        torch.ops.attnc.full_f16_d64_80e92723_out(q, k, v, o, lse, _written(config, backward_config))
+        return o, lse
+    return torch.ops.attnc.full_f16_d64_80e92723(q, k, v, _written(config, backward_config))
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """full as an operator: always o, lse, never with gradients of its own."""
+    with torch.no_grad():
+        o, lse = full(q, k, v, config=_read(chosen)[0])
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    B, M, H, _ = q.shape
+    _, N, _, _ = k.shape
+    o = torch.empty((B, M, H, 64), dtype=torch.float16, device=q.device)
+    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
+) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        full(q, k, v, out=(o, lse), config=_read(chosen)[0])
+
+
+def _operate_backward(
+    do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
+    lse: torch.Tensor, chosen: str,
+) -> list[torch.Tensor]:
+    """dq, dk, dv as an operator; it has no derivative."""
+    return [x.contiguous() for x in _gradients(do, dlse, q, k, v, o, lse, _read(chosen)[1])]
+
+
+def _operate_backward_fake(
+    do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
+    lse: torch.Tensor, chosen: str,
+) -> list[torch.Tensor]:
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+
+
+def _keep(ctx, inputs, output) -> None:
+    *tensors, ctx.chosen = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _pull(ctx, do, dlse):
+    dq, dk, dv = torch.ops.attnc.full_f16_d64_80e92723_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    return dq, dk, dv, None
+
+
+def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    configs = {"": config, **(backward_config or {})}
+    for name, x in configs.items():
+        if x is not None and not isinstance(x, Config):
+            raise TypeError(f"{'backward_' if name else ''}config: expected one of CONFIGS, got {x!r}")
+    chosen = {name: tuple(x) for name, x in configs.items() if x is not None}
+    return repr(chosen) if chosen else ""
+
+
+@functools.cache
+def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
+    """config and backward_config again."""
+    configs = {name: Config(*x) for name, x in (ast.literal_eval(chosen) if chosen else {}).items()}
+    return configs.pop("", None), configs
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.full_f16_d64_80e92723 and its relatives, the first time that torch.compile meets full."""
+    if hasattr(torch.ops.attnc, "full_f16_d64_80e92723"):
+        return True
+    forward = torch.library.custom_op("attnc::full_f16_d64_80e92723", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    into = torch.library.custom_op(
+        "attnc::full_f16_d64_80e92723_out", _operate_out, mutates_args=("o", "lse"),
+    )
+    into.register_fake(lambda *tensors: None)
+    backward = torch.library.custom_op(
+        "attnc::full_f16_d64_80e92723_backward", _operate_backward, mutates_args=(),
+    )
+    backward.register_fake(_operate_backward_fake)
+    forward.register_autograd(_pull, setup_context=_keep)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True
+
+
 def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
     """Starts the kernel on torch's current stream of the device."""
     if blocks == 0:
@@ -393,7 +506,7 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, n
 _Pointers = ctypes.c_char_p * 1
 
 
-@cache
+@functools.cache
 def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
     """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
@@ -412,7 +525,7 @@ def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
     return (f"-arch={arch}", "-std=c++17", *defines)
 
 
-@cache
+@functools.cache
 def _source(name: str = _FORWARD) -> str:
     return Path(__file__).with_name(_KERNELS[name][0]).read_text(encoding="utf-8")
 

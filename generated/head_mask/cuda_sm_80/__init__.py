@@ -3,10 +3,10 @@
 Made from specs/head_mask.attn; `attnc compile specs/head_mask.attn` makes it again.
 """
 
-from .d128 import head_mask as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.head_mask,
 }
 
 

@@ -5,14 +5,14 @@ Made from specs/linear.attn; `attnc compile specs/linear.attn` makes it again.
 
 import torch
 
-from .bf16 import linear as bf16
-from .f16 import linear as f16
-from .f32 import linear as f32
+from . import bf16
+from . import f16
+from . import f32
 
 VARIANTS = {
-    (torch.bfloat16,): bf16,
-    (torch.float16,): f16,
-    (torch.float32,): f32,
+    (torch.bfloat16,): bf16.linear,
+    (torch.float16,): f16.linear,
+    (torch.float32,): f32.linear,
 }
 
 

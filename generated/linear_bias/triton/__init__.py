@@ -5,12 +5,12 @@ Made from specs/linear.attn; `attnc compile specs/linear.attn` makes it again.
 
 import torch
 
-from .bf16 import linear_bias as bf16
-from .f16 import linear_bias as f16
+from . import bf16
+from . import f16
 
 VARIANTS = {
-    (torch.bfloat16,): bf16,
-    (torch.float16,): f16,
+    (torch.bfloat16,): bf16.linear_bias,
+    (torch.float16,): f16.linear_bias,
 }
 
 

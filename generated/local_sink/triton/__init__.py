@@ -3,12 +3,12 @@
 Made from specs/local_sink.attn; `attnc compile specs/local_sink.attn` makes it again.
 """
 
-from .w128_d64 import local_sink as w128_d64
-from .w4096_d64 import local_sink as w4096_d64
+from . import w128_d64
+from . import w4096_d64
 
 VARIANTS = {
-    (128, 64): w128_d64,
-    (4096, 64): w4096_d64,
+    (128, 64): w128_d64.local_sink,
+    (4096, 64): w4096_d64.local_sink,
 }
 
 

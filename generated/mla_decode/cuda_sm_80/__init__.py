@@ -3,10 +3,10 @@
 Made from specs/mla_decode.attn; `attnc compile specs/mla_decode.attn` makes it again.
 """
 
-from .d576_dv512 import mla_decode as d576_dv512
+from . import d576_dv512
 
 VARIANTS = {
-    (576, 512): d576_dv512,
+    (576, 512): d576_dv512.mla_decode,
 }
 
 

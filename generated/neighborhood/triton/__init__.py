@@ -3,10 +3,10 @@
 Made from specs/neighborhood.attn; `attnc compile specs/neighborhood.attn` makes it again.
 """
 
-from .d64 import neighborhood as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.neighborhood,
 }
 
 

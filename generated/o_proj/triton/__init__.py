@@ -3,6 +3,6 @@
 Made from specs/llama_7b.attn; `attnc compile specs/llama_7b.attn` makes it again.
 """
 
-from .default import o_proj as default
+from . import default
 
-o_proj = default
+o_proj = default.o_proj

@@ -3,10 +3,10 @@
 Made from specs/odd_dims.attn; `attnc compile specs/odd_dims.attn` makes it again.
 """
 
-from .d80_dv96 import odd_dims as d80_dv96
+from . import d80_dv96
 
 VARIANTS = {
-    (80, 96): d80_dv96,
+    (80, 96): d80_dv96.odd_dims,
 }
 
 

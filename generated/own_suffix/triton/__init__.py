@@ -3,10 +3,10 @@
 Made from specs/shared_prefix.attn; `attnc compile specs/shared_prefix.attn` makes it again.
 """
 
-from .d128 import own_suffix as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.own_suffix,
 }
 
 

@@ -3,10 +3,10 @@
 Made from specs/padding.attn; `attnc compile specs/padding.attn` makes it again.
 """
 
-from .d64 import padding as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.padding,
 }
 
 

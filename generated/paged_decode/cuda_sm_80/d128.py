@@ -23,6 +23,7 @@ Spec sha256: f8f603c0f6e1f21d30da7b56a480a60f38a6b1f08be60a59532abea8392c2667
 Kernel sha256: 300a6f591e3ffbcbbe137d635c3c20017af1152390771c8e7fd3a5c4913141e2
 """
 
+import ast
 import ctypes
 import functools
 import hashlib
@@ -30,7 +31,6 @@ import os
 import stat
 import struct
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +104,8 @@ def paged_decode(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, block_table, kv_len, out, config)
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 128), q)
     _, _, Hkv, _ = _sizes("k", k, torch.bfloat16, (None, 16, None, 128), q)
     if Hkv == 0 or H % Hkv:
@@ -130,8 +132,7 @@ def paged_decode(
     stride_lseb, stride_lseh, stride_lsem = lse.stride()
     if not (stride_qd == stride_kd == stride_vd == stride_od == 1):
         _refuse_strides(q=q, k=k, v=v, o=o)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise RuntimeError("paged_decode has no backward: call it under torch.no_grad(), or on detached tensors")
+    _refuse_gradients(q, k, v)
     if B * H * M == 0:
         return o, lse
     gpu = _gpu(q.get_device())
@@ -181,7 +182,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -210,6 +211,11 @@ def _apart(**outputs: torch.Tensor) -> None:
             raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
 
 
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("paged_decode has no backward: call it under torch.no_grad(), or on detached tensors")
+
+
 def _refuse_strides(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1:
@@ -227,7 +233,7 @@ class Gpu(NamedTuple):
     l2: int
 
 
-@cache
+@functools.cache
 def _gpu(index: int) -> Gpu:
     """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
     if index < 0:
@@ -281,6 +287,87 @@ def _splits(
     return min(range(1, max(1, min(key_tiles, 128)) + 1), key=cost)
 
 
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_len: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch.compile traces in place of the body of paged_decode: one call of an operator."""
+    _refuse_gradients(q, k, v)
+    _register()
+    if out is not None:
+        o, lse = _given(out, "o", "lse")
+        torch.ops.attnc.paged_decode_d128_300a6f59_out(q, k, v, block_table, kv_len, o, lse, _written(config))
+        return o, lse
+    return torch.ops.attnc.paged_decode_d128_300a6f59(q, k, v, block_table, kv_len, _written(config))
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_table: torch.Tensor, kv_len: torch.Tensor,
+    chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """paged_decode as an operator: always o, lse, never with gradients of its own."""
+    with torch.no_grad():
+        o, lse = paged_decode(q, k, v, block_table, kv_len, config=_read(chosen))
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_table: torch.Tensor, kv_len: torch.Tensor,
+    chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    B, M, H, _ = q.shape
+    _, _, Hkv, _ = k.shape
+    _, P = block_table.shape
+    o = torch.empty((B, M, H, 128), dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_table: torch.Tensor, kv_len: torch.Tensor,
+    o: torch.Tensor, lse: torch.Tensor, chosen: str,
+) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        paged_decode(q, k, v, block_table, kv_len, out=(o, lse), config=_read(chosen))
+
+
+def _written(config: Config | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    return "" if config is None else repr(tuple(config))
+
+
+@functools.cache
+def _read(chosen: str) -> Config | None:
+    """The config again."""
+    return Config(*ast.literal_eval(chosen)) if chosen else None
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.paged_decode_d128_300a6f59 and its relatives, the first time that torch.compile meets paged_decode."""
+    if hasattr(torch.ops.attnc, "paged_decode_d128_300a6f59"):
+        return True
+    forward = torch.library.custom_op("attnc::paged_decode_d128_300a6f59", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    into = torch.library.custom_op(
+        "attnc::paged_decode_d128_300a6f59_out", _operate_out, mutates_args=("o", "lse"),
+    )
+    into.register_fake(lambda *tensors: None)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True
+
+
 def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
     """Starts the kernel on torch's current stream of the device."""
     if blocks == 0:
@@ -305,7 +392,7 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, n
 _Pointers = ctypes.c_char_p * 1
 
 
-@cache
+@functools.cache
 def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
     """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
@@ -324,7 +411,7 @@ def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
     return (f"-arch={arch}", "-std=c++17", *defines)
 
 
-@cache
+@functools.cache
 def _source(name: str = _FORWARD) -> str:
     return Path(__file__).with_name(_KERNELS[name][0]).read_text(encoding="utf-8")
 

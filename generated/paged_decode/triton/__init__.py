@@ -3,12 +3,12 @@
 Made from specs/paged_decode.attn; `attnc compile specs/paged_decode.attn` makes it again.
 """
 
-from .d128 import paged_decode as d128
-from .d64 import paged_decode as d64
+from . import d128
+from . import d64
 
 VARIANTS = {
-    (128,): d128,
-    (64,): d64,
+    (128,): d128.paged_decode,
+    (64,): d64.paged_decode,
 }
 
 

@@ -3,10 +3,10 @@
 Made from specs/prefix_document.attn; `attnc compile specs/prefix_document.attn` makes it again.
 """
 
-from .d64 import prefix_document as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.prefix_document,
 }
 
 

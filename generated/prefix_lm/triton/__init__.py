@@ -3,10 +3,10 @@
 Made from specs/prefix_lm.attn; `attnc compile specs/prefix_lm.attn` makes it again.
 """
 
-from .d64 import prefix_lm as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.prefix_lm,
 }
 
 

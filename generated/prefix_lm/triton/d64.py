@@ -20,6 +20,8 @@ log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, 
 q_pos = q_idx + N - M aligns the last query with the last key.
 """
 
+import ast
+import functools
 from typing import NamedTuple
 
 import torch
@@ -356,14 +358,15 @@ def prefix_lm(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if torch.compiler.is_compiling() and out is None and lse is None and config is None:
-        _register()
-        o, lse = torch.ops.attnc.prefix_lm_d64_1b3f7658(q, k, v, prefix)
-        return o
     if _wants_gradient(q, k, v):
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
-        return _Differentiable.apply(config, backward_config, q, k, v, prefix)
+        if lse is not None:
+            raise ValueError("lse: cannot be given where a gradient is wanted")
+        if not torch.compiler.is_compiling():
+            return _Differentiable.apply(config, backward_config, q, k, v, prefix)
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, prefix, out, lse, config, backward_config)
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     _, N, _, _ = _sizes("k", k, torch.bfloat16, (B, None, H, 64), q)
     _sizes("v", v, torch.bfloat16, (B, N, H, 64), q)
@@ -411,7 +414,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -493,7 +496,7 @@ def _rows(
 
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
         raise ValueError(f"expected tensors on a CUDA device, got {device}: on a CPU, set TRITON_INTERPRET=1")
     return torch.cuda.device(device if device.type == "cuda" else -1)
 
@@ -611,18 +614,42 @@ def _stride(x: torch.Tensor | None, axis: int) -> int:
     return 0 if x is None else x.stride(axis)
 
 
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    prefix: torch.Tensor,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    config: Config | None,
+    backward_config: dict[str, Config] | None,
+) -> torch.Tensor:
+    """What torch.compile traces in place of the body of prefix_lm: one call of an operator."""
+    _register()
+    if out is not None:
+        o = out
+        if lse is None:
+            lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+        torch.ops.attnc.prefix_lm_d64_1b3f7658_out(q, k, v, prefix, o, lse, _written(config, backward_config))
+        return o
+    o, _kept = torch.ops.attnc.prefix_lm_d64_1b3f7658(q, k, v, prefix, _written(config, backward_config))
+    if lse is not None:
+        lse.copy_(_kept)
+    return o
+
+
 def _operate(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor, chosen: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """prefix_lm as an operator: always o, lse, never with gradients of its own."""
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     with torch.no_grad():
-        o = prefix_lm(q, k, v, prefix, lse=lse)
+        o = prefix_lm(q, k, v, prefix, lse=lse, config=_read(chosen)[0])
     return o, lse
 
 
 def _operate_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor, chosen: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes and types of the results."""
     B, M, H, _ = q.shape
@@ -632,36 +659,67 @@ def _operate_fake(
     return o, lse
 
 
+def _operate_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor, o: torch.Tensor,
+    lse: torch.Tensor, chosen: str,
+) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        prefix_lm(q, k, v, prefix, out=o, lse=lse, config=_read(chosen)[0])
+
+
 def _operate_backward(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor,
-    o: torch.Tensor, lse: torch.Tensor,
+    o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
     """dq, dk, dv as an operator; it has no derivative."""
-    return [x.contiguous() for x in _gradients(do, q, k, v, prefix, o, lse, None)]
+    return [x.contiguous() for x in _gradients(do, q, k, v, prefix, o, lse, _read(chosen)[1])]
 
 
 def _operate_backward_fake(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor,
-    o: torch.Tensor, lse: torch.Tensor,
+    o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
 
 
 def _keep(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs, *output)
+    *tensors, ctx.chosen = inputs
+    ctx.save_for_backward(*tensors, *output)
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.prefix_lm_d64_1b3f7658_backward(do, *ctx.saved_tensors)
-    return dq, dk, dv, None
+    dq, dk, dv = torch.ops.attnc.prefix_lm_d64_1b3f7658_backward(do, *ctx.saved_tensors, ctx.chosen)
+    return dq, dk, dv, None, None
+
+
+def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    configs = {"": config, **(backward_config or {})}
+    for name, x in configs.items():
+        if x is not None and not isinstance(x, Config):
+            raise TypeError(f"{'backward_' if name else ''}config: expected one of CONFIGS, got {x!r}")
+    chosen = {name: tuple(x) for name, x in configs.items() if x is not None}
+    return repr(chosen) if chosen else ""
+
+
+@functools.cache
+def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
+    """config and backward_config again."""
+    configs = {name: Config(*x) for name, x in (ast.literal_eval(chosen) if chosen else {}).items()}
+    return configs.pop("", None), configs
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.prefix_lm_d64_1b3f7658, the first time that torch.compile meets prefix_lm."""
+    """Makes torch.ops.attnc.prefix_lm_d64_1b3f7658 and its relatives, the first time that torch.compile meets prefix_lm."""
     if hasattr(torch.ops.attnc, "prefix_lm_d64_1b3f7658"):
         return True
     forward = torch.library.custom_op("attnc::prefix_lm_d64_1b3f7658", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
+    into = torch.library.custom_op(
+        "attnc::prefix_lm_d64_1b3f7658_out", _operate_out, mutates_args=("o", "lse"),
+    )
+    into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
         "attnc::prefix_lm_d64_1b3f7658_backward", _operate_backward, mutates_args=(),
     )
@@ -670,5 +728,5 @@ def _register() -> bool:
     return True
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
-_register._dynamo_marked_constant = True
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True

@@ -3,6 +3,6 @@
 Made from specs/llama_7b.attn; `attnc compile specs/llama_7b.attn` makes it again.
 """
 
-from .default import qkv_proj as default
+from . import default
 
-qkv_proj = default
+qkv_proj = default.qkv_proj

@@ -3,10 +3,10 @@
 Made from specs/shared_prefix.attn; `attnc compile specs/shared_prefix.attn` makes it again.
 """
 
-from .d128 import shared_prefix as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.shared_prefix,
 }
 
 

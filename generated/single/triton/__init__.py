@@ -3,10 +3,10 @@
 Made from specs/f32.attn; `attnc compile specs/f32.attn` makes it again.
 """
 
-from .d64 import single as d64
+from . import d64
 
 VARIANTS = {
-    (64,): d64,
+    (64,): d64.single,
 }
 
 

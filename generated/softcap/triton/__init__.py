@@ -3,12 +3,12 @@
 Made from specs/softcap.attn; `attnc compile specs/softcap.attn` makes it again.
 """
 
-from .d128 import softcap as d128
-from .d256 import softcap as d256
+from . import d128
+from . import d256
 
 VARIANTS = {
-    (128,): d128,
-    (256,): d256,
+    (128,): d128.softcap,
+    (256,): d256.softcap,
 }
 
 

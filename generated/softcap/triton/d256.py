@@ -19,6 +19,8 @@ log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, 
 q_pos = q_idx + N - M aligns the last query with the last key.
 """
 
+import ast
+import functools
 from typing import NamedTuple
 
 import torch
@@ -203,9 +205,8 @@ def softcap(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if torch.compiler.is_compiling() and out is None and config is None:
-        _register()
-        return torch.ops.attnc.softcap_d256_d4aeccfa(q, k, v)
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, out, config)
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 256), q)
     _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 256), q)
     if Hkv == 0 or H % Hkv:
@@ -251,7 +252,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -272,15 +273,15 @@ def _apart(**outputs: torch.Tensor) -> None:
             raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
 
 
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("softcap has no backward: call it under torch.no_grad(), or on detached tensors")
+
+
 def _contiguous_rows(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("softcap has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
 def _choose(config: Config | None, device: torch.device, longest: int) -> Config:
@@ -332,19 +333,36 @@ def _rows(
 
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
         raise ValueError(f"expected tensors on a CUDA device, got {device}: on a CPU, set TRITON_INTERPRET=1")
     return torch.cuda.device(device if device.type == "cuda" else -1)
 
 
-def _operate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    config: Config | None,
+) -> torch.Tensor:
+    """What torch.compile traces in place of the body of softcap: one call of an operator."""
+    _refuse_gradients(q, k, v)
+    _register()
+    if out is not None:
+        o = out
+        torch.ops.attnc.softcap_d256_d4aeccfa_out(q, k, v, o, _written(config))
+        return o
+    return torch.ops.attnc.softcap_d256_d4aeccfa(q, k, v, _written(config))
+
+
+def _operate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str) -> torch.Tensor:
     """softcap as an operator: always o, never with gradients of its own."""
     with torch.no_grad():
-        o = softcap(q, k, v)
+        o = softcap(q, k, v, config=_read(chosen))
     return o
 
 
-def _operate_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _operate_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str) -> torch.Tensor:
     """Shapes and types of the results."""
     B, M, H, _ = q.shape
     _, N, Hkv, _ = k.shape
@@ -352,14 +370,35 @@ def _operate_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Te
     return o
 
 
+def _operate_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, chosen: str) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        softcap(q, k, v, out=o, config=_read(chosen))
+
+
+def _written(config: Config | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    return "" if config is None else repr(tuple(config))
+
+
+@functools.cache
+def _read(chosen: str) -> Config | None:
+    """The config again."""
+    return Config(*ast.literal_eval(chosen)) if chosen else None
+
+
 def _register() -> bool:
-    """Makes torch.ops.attnc.softcap_d256_d4aeccfa, the first time that torch.compile meets softcap."""
+    """Makes torch.ops.attnc.softcap_d256_d4aeccfa and its relatives, the first time that torch.compile meets softcap."""
     if hasattr(torch.ops.attnc, "softcap_d256_d4aeccfa"):
         return True
     forward = torch.library.custom_op("attnc::softcap_d256_d4aeccfa", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
+    into = torch.library.custom_op("attnc::softcap_d256_d4aeccfa_out", _operate_out, mutates_args=("o",))
+    into.register_fake(lambda *tensors: None)
     return True
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
-_register._dynamo_marked_constant = True
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True

@@ -3,10 +3,10 @@
 Made from specs/unified_decode.attn; `attnc compile specs/unified_decode.attn` makes it again.
 """
 
-from .d128 import softcap_decode as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.softcap_decode,
 }
 
 

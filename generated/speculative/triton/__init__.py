@@ -3,10 +3,10 @@
 Made from specs/speculative.attn; `attnc compile specs/speculative.attn` makes it again.
 """
 
-from .d128 import speculative as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.speculative,
 }
 
 

@@ -3,6 +3,6 @@
 Made from specs/llama_7b.attn; `attnc compile specs/llama_7b.attn` makes it again.
 """
 
-from .default import up_proj as default
+from . import default
 
-up_proj = default
+up_proj = default.up_proj

@@ -3,10 +3,10 @@
 Made from specs/varlen.attn; `attnc compile specs/varlen.attn` makes it again.
 """
 
-from .d128 import varlen as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.varlen,
 }
 
 

@@ -22,13 +22,14 @@ Spec sha256: be8c8ab3e5b8c5a6fa67b0f8da8aea89f09c14aea0da373aa0be8f9de85f8227
 Kernel sha256: 52a21f4e7a93a9d1311dca5d22a1bdaf275e0dbbd160d3f652a53bf710df980e
 """
 
+import ast
 import ctypes
+import functools
 import hashlib
 import os
 import stat
 import struct
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +97,8 @@ def varlen(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
+    if torch.compiler.is_compiling():
+        return _compiled(q, k, v, cu_q, cu_k, out, config)
     T, H, _ = _sizes("q", q, torch.bfloat16, (None, None, 128), q)
     S, Hkv, _ = _sizes("k", k, torch.bfloat16, (None, None, 128), q)
     if Hkv == 0 or H % Hkv:
@@ -103,6 +106,8 @@ def varlen(
     G = H // Hkv
     _sizes("v", v, torch.bfloat16, (S, Hkv, 128), q)
     B, = _sizes("cu_q", cu_q, torch.int32, (None,), q)
+    if B < 1:
+        raise ValueError(f"cu_q: expected shape [B + 1], got {list(cu_q.shape)}")
     B -= 1
     _sizes("cu_k", cu_k, torch.int32, (B + 1,), q)
     if out is None:
@@ -122,8 +127,7 @@ def varlen(
     stride_lsem, stride_lseh = lse.stride()
     if not (stride_qd == stride_kd == stride_vd == stride_od == 1):
         _refuse_strides(q=q, k=k, v=v, o=o)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise RuntimeError("varlen has no backward: call it under torch.no_grad(), or on detached tensors")
+    _refuse_gradients(q, k, v)
     if B * H * T == 0:
         o.zero_()
         lse.fill_(-float('inf'))
@@ -161,7 +165,7 @@ def _sizes(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.get_device() != like.get_device():
+    if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
     shape = x.shape
     if shape == sizes:
@@ -190,6 +194,11 @@ def _apart(**outputs: torch.Tensor) -> None:
             raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
 
 
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("varlen has no backward: call it under torch.no_grad(), or on detached tensors")
+
+
 def _refuse_strides(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1:
@@ -207,7 +216,7 @@ class Gpu(NamedTuple):
     l2: int
 
 
-@cache
+@functools.cache
 def _gpu(index: int) -> Gpu:
     """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
     if index < 0:
@@ -237,6 +246,84 @@ def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
+def _compiled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch.compile traces in place of the body of varlen: one call of an operator."""
+    _refuse_gradients(q, k, v)
+    _register()
+    if out is not None:
+        o, lse = _given(out, "o", "lse")
+        torch.ops.attnc.varlen_d128_52a21f4e_out(q, k, v, cu_q, cu_k, o, lse, _written(config))
+        return o, lse
+    return torch.ops.attnc.varlen_d128_52a21f4e(q, k, v, cu_q, cu_k, _written(config))
+
+
+def _operate(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """varlen as an operator: always o, lse, never with gradients of its own."""
+    with torch.no_grad():
+        o, lse = varlen(q, k, v, cu_q, cu_k, config=_read(chosen))
+    return o, lse
+
+
+def _operate_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, chosen: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and types of the results."""
+    T, H, _ = q.shape
+    S, Hkv, _ = k.shape
+    B, = cu_q.shape
+    B -= 1
+    o = torch.empty((T, H, 128), dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty((T, H), dtype=torch.float32, device=q.device)
+    return o, lse
+
+
+def _operate_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
+    o: torch.Tensor, lse: torch.Tensor, chosen: str,
+) -> None:
+    """The same, into tensors of the caller."""
+    with torch.no_grad():
+        varlen(q, k, v, cu_q, cu_k, out=(o, lse), config=_read(chosen))
+
+
+def _written(config: Config | None) -> str:
+    """The caller's choice as an operator takes it: a literal, or nothing."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    return "" if config is None else repr(tuple(config))
+
+
+@functools.cache
+def _read(chosen: str) -> Config | None:
+    """The config again."""
+    return Config(*ast.literal_eval(chosen)) if chosen else None
+
+
+def _register() -> bool:
+    """Makes torch.ops.attnc.varlen_d128_52a21f4e and its relatives, the first time that torch.compile meets varlen."""
+    if hasattr(torch.ops.attnc, "varlen_d128_52a21f4e"):
+        return True
+    forward = torch.library.custom_op("attnc::varlen_d128_52a21f4e", _operate, mutates_args=())
+    forward.register_fake(_operate_fake)
+    into = torch.library.custom_op("attnc::varlen_d128_52a21f4e_out", _operate_out, mutates_args=("o", "lse"))
+    into.register_fake(lambda *tensors: None)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
+_register._dynamo_marked_constant = _written._dynamo_marked_constant = True
+
+
 def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
     """Starts the kernel on torch's current stream of the device."""
     if blocks == 0:
@@ -261,7 +348,7 @@ def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, n
 _Pointers = ctypes.c_char_p * 1
 
 
-@cache
+@functools.cache
 def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
     """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
     import cupy
@@ -280,7 +367,7 @@ def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
     return (f"-arch={arch}", "-std=c++17", *defines)
 
 
-@cache
+@functools.cache
 def _source(name: str = _FORWARD) -> str:
     return Path(__file__).with_name(_KERNELS[name][0]).read_text(encoding="utf-8")
 

@@ -3,10 +3,10 @@
 Made from specs/window.attn; `attnc compile specs/window.attn` makes it again.
 """
 
-from .d128 import window as d128
+from . import d128
 
 VARIANTS = {
-    (128,): d128,
+    (128,): d128.window,
 }
 
 
