@@ -12,7 +12,7 @@ A page is Markdown. The word after a fence says what the block is, the words aft
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,3 +174,7 @@ def _declares(statements: str, start: str) -> bool:
     if name:
         return re.search(rf"^\s*{word}\s[^:\n]*\b{name}\b[^:\n]*:", statements, re.MULTILINE) is not None
     return re.search(rf"^\s*{word}\s*=", statements, re.MULTILINE) is not None
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from math import floor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
 
-from attnc.bench.papers import markdown, read_papers
 from attnc.build import plan_program
 from attnc.cli.app import app
 from attnc.diagnostics import CODES, DiagnosticError
@@ -32,7 +29,7 @@ from attnc.source import Source
 from attnc.syntax.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
-from tests.documentation import ROOT, cells, region
+from tests.documentation import ROOT, cells, region, table
 
 #: Columns of the tables of what is compiled.
 TARGETS = {"triton": "Triton", "cuda.sm_80": "CUDA sm_80"}
@@ -138,7 +135,7 @@ def status() -> str:
     rows = [("", *TARGETS.values()), ("---",) * (1 + len(TARGETS))]
     for name, changes in FEATURES.items():
         rows.append((name, *("yes" if _compiles(target, changes) else "not yet" for target in TARGETS)))
-    return _table(rows)
+    return table(rows)
 
 
 def keys(page: str) -> str:
@@ -154,7 +151,7 @@ def keys(page: str) -> str:
         rows.append(
             (shown, _allowed(name, key), _default(name, key), phases, *support, meanings.get(shown, ""))
         )
-    return _table(rows)
+    return table(rows)
 
 
 def _support(target: str, name: str) -> str:
@@ -186,7 +183,7 @@ def _spelled(value: Value) -> str:
 
 def limits() -> str:
     """The table of limits."""
-    return _table(
+    return table(
         [
             ("limit", ""),
             ("---", "---"),
@@ -208,10 +205,6 @@ def definitions() -> str:
     """The prelude, as it is shipped."""
     text = (ROOT / "grammar" / "prelude.attn").read_text(encoding="utf-8")
     return f"```attn\n{text[text.index('# ---') :]}```\n"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
 
 
 # --- diagnostics --------------------------------------------------------------------------------------------
@@ -292,7 +285,7 @@ def _command(name: str, command: Any) -> str:
     rows += [(f"`{_argument(p)}`", _value(p), _escaped(p.help)) for p in arguments]
     rows += [(f"`{_option(p)}`", _value(p), _escaped(p.help)) for p in options]
     head = f"### attnc {name}\n\n    {usage}\n\n{_escaped(paragraphs)}\n\n"
-    return f"{head}{_table(rows)}\n```sh\n{example.strip()}\n```\n"
+    return f"{head}{table(rows)}\n```sh\n{example.strip()}\n```\n"
 
 
 def _argument(param: Any) -> str:
@@ -315,99 +308,3 @@ def _value(param: Any) -> str:
 
 def _text(value: Any) -> str:
     return value.as_posix() if isinstance(value, Path) else str(value)
-
-
-def training() -> str:
-    """What the training example wrote: losses, and how far apart the curves are."""
-    record = json.loads((ROOT / "docs" / "figures" / "training_h200.json").read_text(encoding="utf-8"))
-    rows: list[tuple[str, ...]] = [("run", "first steps", "last steps", "validation"), ("---",) * 4]
-    for name, run in record["runs"].items():
-        rows.append((f"`{name}`", *(f"{run[key]:.3f}" for key in ("first", "last", "validation"))))
-    found = record["summary"]
-    device, version = record["device"], record["torch"].split("+")[0]
-    return f"""Losses in nats per byte, means of 20 steps, on one {device} with PyTorch {version}:
-
-{_table(rows)}
-| largest distance between | nats per byte |
-|---|---|
-| PyTorch's three kernels, one seed | {found["noise"]:.3f} |
-| the generated kernel and the nearest of them, same seed | {found["attnc"]:.3f} |
-| PyTorch's runs with three seeds | {found["seeds"]:.3f} |
-| the means over three seeds, generated and PyTorch | {found["attnc_seeds"]:.3f} |
-| two runs of the generated kernel, any single step | {found["again"]:.3g} |
-"""
-
-
-def papers() -> str:
-    """What the benchmark of the papers measured."""
-    record = (ROOT / "docs" / "figures" / "papers_h200.json").read_text(encoding="utf-8")
-    return markdown(read_papers(record))
-
-
-def forward_cuda() -> str:
-    """The forward benchmark of the CUDA target: TFLOP/s, and attnc's ratio to FlashAttention-2."""
-    peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex", "triton": "attnc on Triton"}
-    return _beside_fa2("forward_cuda_h200", peers)
-
-
-def backward_cuda() -> str:
-    """The same of the gradients of q, k and v."""
-    return _beside_fa2("backward_cuda_h200", {"fa2": "FA2"})
-
-
-def _beside_fa2(figure: str, peers: Mapping[str, str]) -> str:
-    record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
-    rows: list[tuple[str, ...]] = [("cell", "ms", "attnc", *peers.values(), "to FA2", "of matmul")]
-    rows.append(("---",) * len(rows[0]))
-    for cell in record["cells"]:
-        found = cell["results"]
-        mine, theirs = found["attnc"], [found.get(name) for name in peers]
-        ratio = _ratio(found["fa2"]["ms"], mine["ms"]) if "fa2" in found else "n/a"
-        figures = [f"{peer['tflops']:.0f}" if peer else "n/a" for peer in theirs]
-        share = f"{100 * mine['tflops'] / cell['matmul_tflops']:.0f} %"
-        rows.append((cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, ratio, share))
-    return _table(rows)
-
-
-def _ratio(theirs: float, mine: float) -> str:
-    """How many times as fast as theirs, rounded down."""
-    return f"{floor(100 * theirs / mine) / 100:.2f}x"
-
-
-def decode() -> str:
-    """The decode benchmark: GB/s of K and V, ratios, and what eager calls cost the host."""
-    record = json.loads((ROOT / "docs" / "figures" / "decode_h200.json").read_text(encoding="utf-8"))
-    ours = {"attnc": "attnc", "paged": "page 16", "unified": "`unified_max`"}
-    peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex"}
-    names = (*ours, *peers)
-    rows: list[tuple[str, ...]] = [
-        ("cell", "us", *ours.values(), *peers.values(), "to the best", "pages to tensor")
-    ]
-    rows.append(("---",) * len(rows[0]))
-    for cell in record["cells"]:
-        found = cell["results"]
-        mine = found["attnc"]["us"]
-        speeds = [f"{found[name]['gb_s']:.0f}" if name in found else "n/a" for name in names]
-        best = min(found[name]["us"] for name in peers if name in found)
-        rows.append(
-            (cell["name"], f"{mine:.1f}", *speeds, _ratio(best, mine), _ratio(mine, found["paged"]["us"]))
-        )
-    eager = [(title, f"{record['eager_us'][name]:.1f}") for name, title in {**ours, **peers}.items()]
-    calls = _table([("eager call of", "us of the host"), ("---",) * 2, *eager])
-    return f"{_table(rows)}\n{calls}"
-
-
-def decode_cuda() -> str:
-    """Decoding on both targets, from a tensor and from pages of three sizes: GB/s of K and V, and ratios."""
-    record = json.loads((ROOT / "docs" / "figures" / "decode_cuda_h200.json").read_text(encoding="utf-8"))
-    storages = tuple(record["cells"][0]["results"])
-    rows: list[tuple[str, ...]] = [("cell", *storages, "CUDA to Triton", "page 4 to page 16")]
-    rows.append(("---",) * len(rows[0]))
-    for cell in record["cells"]:
-        found = cell["results"]
-        speeds = [" / ".join(f"{made['gb_s']:.0f}" for made in found[name].values()) for name in storages]
-        ratios = [_ratio(*(made["us"] for made in found[name].values())) for name in storages[:2]]
-        pages = zip(*(found[name].values() for name in ("page 16", "page 4")), strict=True)
-        smaller = [_ratio(of_16["us"], of_4["us"]) for of_16, of_4 in pages]
-        rows.append((cell["name"], *speeds, " / ".join(ratios), " / ".join(smaller)))
-    return _table(rows)

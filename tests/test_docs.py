@@ -31,7 +31,7 @@ from attnc.model.variants import variants
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse
-from tests import documented
+from tests import documented, documented_figures
 from tests.documentation import (
     PAGES,
     ROOT,
@@ -54,12 +54,12 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/language.md", "status"): lambda page: documented.status(),
     ("docs/language.md", "limits"): lambda page: documented.limits(),
     ("docs/cli.md", "commands"): lambda page: documented.commands(),
-    ("docs/flashattention.md", "measured"): lambda page: documented.papers(),
-    ("docs/performance.md", "cuda"): lambda page: documented.forward_cuda(),
-    ("docs/performance.md", "cuda backward"): lambda page: documented.backward_cuda(),
-    ("docs/performance.md", "decode"): lambda page: documented.decode(),
-    ("docs/performance.md", "decode cuda"): lambda page: documented.decode_cuda(),
-    ("docs/training.md", "figures"): lambda page: documented.training(),
+    ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),
+    ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
+    ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),
+    ("docs/performance.md", "decode"): lambda page: documented_figures.decode(),
+    ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),
+    ("docs/training.md", "figures"): lambda page: documented_figures.training(),
 }
 SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]
 PROGRAMS = [block for page in PAGES for block in blocks(page) if block.language == "python"]

@@ -1,0 +1,198 @@
+"""What FlashInfer's wrappers share: tables of a batch as CSR, the buffers of a captured graph, and `run`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
+
+Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+DType: TypeAlias = str | torch.dtype
+
+_LOG2E = 1 / math.log(2)
+
+
+def dense_tables(
+    page: int, width: int, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """block_table: i32[B, width] and kv_len: i32[B] of CSR tables, computed where those are.
+
+    indptr: [B + 1]; indices: [pages in use]; last_page_len: [B], 1 .. page, not read where B has no page.
+    Entries past a sequence's pages are pages of other sequences.
+    """
+    counts = indptr.diff()
+    at = indptr[:-1, None] + torch.arange(width, device=indptr.device)
+    if len(indices):
+        table = indices[at.clamp(max=len(indices) - 1)]
+    else:
+        table = torch.zeros_like(at)
+    kv_len = torch.where(counts > 0, (counts - 1) * page + last_page_len, 0)
+    return table.int().contiguous(), kv_len.int()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    kernel: Kernel
+    dtype: torch.dtype
+    block_table: torch.Tensor
+    kv_len: torch.Tensor
+    heads: tuple[int, int]
+    window_left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """The tables of a batch: indptr [B + 1], indices [pages in use], last_page_len [B]; page: its rows."""
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    last_page_len: torch.Tensor
+    page: int
+
+
+class PagedWrapper(ABC):
+    """The constructor, what a plan keeps, and `run`."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        use_cuda_graph: bool,
+        indptr_buffer: torch.Tensor | None,
+        indices_buffer: torch.Tensor | None,
+        last_page_len_buffer: torch.Tensor | None,
+    ) -> None:
+        if kv_layout not in ("NHD", "HND"):
+            raise ValueError(f"kv_layout: expected 'NHD' or 'HND', got {kv_layout!r}")
+        self._device = float_workspace_buffer.device
+        self._layout = kv_layout
+        self._capacity: tuple[int, int] | None = None
+        if use_cuda_graph:
+            given = {
+                "paged_kv_indptr_buffer": indptr_buffer,
+                "paged_kv_indices_buffer": indices_buffer,
+                "paged_kv_last_page_len_buffer": last_page_len_buffer,
+            }
+            for name, buffer in given.items():
+                if buffer is None:
+                    raise ValueError(f"{name}: expected a tensor, as use_cuda_graph is set, got None")
+            assert indices_buffer is not None
+            assert last_page_len_buffer is not None
+            self._capacity = (len(last_page_len_buffer), len(indices_buffer))
+        self._planned: Plan | None = None
+
+    def _keep(self, wanted: Wanted, tables: Pages, heads: tuple[int, int], window_left: int) -> None:
+        """Plans: what a captured graph reads changes only if nothing is refused."""
+        made = kernel(wanted)
+        block_table, kv_len = self._tables(tables)
+        self._planned = Plan(made, wanted.dtype, block_table, kv_len, heads, window_left)
+
+    def _tables(self, tables: Pages) -> tuple[torch.Tensor, torch.Tensor]:
+        """Dense tables on the device; with CUDA graphs always in the tensors that the graph reads."""
+        indptr, indices, last_page_len = tables.indptr, tables.indices, tables.last_page_len
+        if len(indptr) != len(last_page_len) + 1:
+            raise ValueError(
+                f"indptr: expected {len(last_page_len) + 1} numbers, one more than last_page_len has,"
+                f" got {len(indptr)}"
+            )
+        if self._capacity is None:
+            width = int(indptr.diff().max()) if len(indptr) > 1 else 0
+        else:
+            batch, width = self._capacity
+            if len(last_page_len) != batch or len(indices) > width:
+                raise ValueError(
+                    f"indices: expected {batch} sequences with at most {width} pages, as in the buffers,"
+                    f" got {len(last_page_len)} with {len(indices)}"
+                )
+        csr = (table.to(self._device) for table in (indptr, indices, last_page_len))
+        made = dense_tables(tables.page, max(width, 1), *csr)
+        if self._capacity is None or self._planned is None:
+            return made
+        old = self._planned.block_table, self._planned.kv_len
+        for target, source in zip(old, made, strict=True):
+            target.copy_(source)
+        return old
+
+    def _kv_shape(self, page: int) -> str:
+        axes = "B, N, Hkv, D" if self._layout == "NHD" else "B, Hkv, N, D"
+        return f"[{axes}] via paged(block_table, page = {page})"
+
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: Cache,
+        *,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        **unsupported: object,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """o: [T, Hq, D] of q: [T, Hq, D], and with return_lse lse: f32[T, Hq] in base 2; decoding, T is B.
+
+        paged_kv_cache: (K, V), each [pages, page, Hkv, D] or [pages, Hkv, page, D] as kv_layout says, or one
+        tensor with an axis of two after that of pages. ValueError or TypeError names an argument that differs
+        from the plan or is not supported.
+        """
+        scales: dict[str, object] = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        plan, k, v = self._check_run(q, paged_kv_cache, scales, window_left, **unsupported)
+        o = torch.empty_like(q) if out is None else out
+        found = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        self._launch(plan, q, k, v, o, found)
+        return (o, torch.mul(found, _LOG2E, out=lse)) if return_lse else o
+
+    @abstractmethod
+    def _launch(
+        self,
+        plan: Plan,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        o: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """Writes o: [T, Hq, D] and lse: f32[T, Hq] in base e."""
+
+    def _check_run(
+        self,
+        q: torch.Tensor,
+        cache: Cache,
+        scales: dict[str, object],
+        window_left: int | None,
+        **rest: object,
+    ) -> tuple[Plan, torch.Tensor, torch.Tensor]:
+        plan = self._planned
+        if plan is None:
+            raise RuntimeError("run: expected a call of plan() before")
+        refuse("run", **rest)
+        for name, scale in scales.items():
+            if isinstance(scale, torch.Tensor) or scale not in (None, 1):
+                raise ValueError(f"run: {name}: expected None or 1.0 (no quantised caches), got {scale!r}")
+        if window_left not in (None, plan.window_left):
+            raise ValueError(f"run: window_left: expected {plan.window_left}, as planned, got {window_left}")
+        if dtype_of("q", q) != plan.dtype:
+            raise TypeError(f"q: expected dtype {plan.dtype}, as planned, got {q.dtype}")
+        k, v = (cache[:, 0], cache[:, 1]) if isinstance(cache, torch.Tensor) else cache
+        found = q.shape[1], k.shape[2 if self._layout == "NHD" else 1]
+        if found != plan.heads:
+            raise ValueError(f"q, paged_kv_cache: expected {plan.heads} heads, as planned, got {found}")
+        return plan, k, v
+
+
+def dtype_planned(planned: DType, kv: DType | None, o: DType | None) -> torch.dtype:
+    """The one dtype of q, K, V and o. ValueError where they are to differ."""
+    made = [getattr(torch, x) if isinstance(x, str) else x for x in (planned, kv or planned, o or planned)]
+    for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
+        if dtype != made[0]:
+            raise ValueError(f"plan: {name}: expected {made[0]}, like q_data_type, got {dtype}")
+    found: torch.dtype = made[0]
+    return found

@@ -1,0 +1,106 @@
+"""Tables of the documentation that are computed from the measurements in docs/figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import floor
+
+from attnc.bench.papers import markdown, read_papers
+from tests.documentation import ROOT, table
+
+
+def training() -> str:
+    """What the training example wrote: losses, and how far apart the curves are."""
+    record = json.loads((ROOT / "docs" / "figures" / "training_h200.json").read_text(encoding="utf-8"))
+    rows: list[tuple[str, ...]] = [("run", "first steps", "last steps", "validation"), ("---",) * 4]
+    for name, run in record["runs"].items():
+        rows.append((f"`{name}`", *(f"{run[key]:.3f}" for key in ("first", "last", "validation"))))
+    found = record["summary"]
+    device, version = record["device"], record["torch"].split("+")[0]
+    return f"""Losses in nats per byte, means of 20 steps, on one {device} with PyTorch {version}:
+
+{table(rows)}
+| largest distance between | nats per byte |
+|---|---|
+| PyTorch's three kernels, one seed | {found["noise"]:.3f} |
+| the generated kernel and the nearest of them, same seed | {found["attnc"]:.3f} |
+| PyTorch's runs with three seeds | {found["seeds"]:.3f} |
+| the means over three seeds, generated and PyTorch | {found["attnc_seeds"]:.3f} |
+| two runs of the generated kernel, any single step | {found["again"]:.3g} |
+"""
+
+
+def papers() -> str:
+    """What the benchmark of the papers measured."""
+    record = (ROOT / "docs" / "figures" / "papers_h200.json").read_text(encoding="utf-8")
+    return markdown(read_papers(record))
+
+
+def forward_cuda() -> str:
+    """The forward benchmark of the CUDA target: TFLOP/s, and attnc's ratio to FlashAttention-2."""
+    peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex", "triton": "attnc on Triton"}
+    return _beside_fa2("forward_cuda_h200", peers)
+
+
+def backward_cuda() -> str:
+    """The same of the gradients of q, k and v."""
+    return _beside_fa2("backward_cuda_h200", {"fa2": "FA2"})
+
+
+def _beside_fa2(figure: str, peers: Mapping[str, str]) -> str:
+    record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
+    rows: list[tuple[str, ...]] = [("cell", "ms", "attnc", *peers.values(), "to FA2", "of matmul")]
+    rows.append(("---",) * len(rows[0]))
+    for cell in record["cells"]:
+        found = cell["results"]
+        mine, theirs = found["attnc"], [found.get(name) for name in peers]
+        ratio = _ratio(found["fa2"]["ms"], mine["ms"]) if "fa2" in found else "n/a"
+        figures = [f"{peer['tflops']:.0f}" if peer else "n/a" for peer in theirs]
+        share = f"{100 * mine['tflops'] / cell['matmul_tflops']:.0f} %"
+        rows.append((cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, ratio, share))
+    return table(rows)
+
+
+def _ratio(theirs: float, mine: float) -> str:
+    """How many times as fast as theirs, rounded down."""
+    return f"{floor(100 * theirs / mine) / 100:.2f}x"
+
+
+def decode() -> str:
+    """The decode benchmark: GB/s of K and V, ratios, and what eager calls cost the host."""
+    record = json.loads((ROOT / "docs" / "figures" / "decode_h200.json").read_text(encoding="utf-8"))
+    ours = {"attnc": "attnc", "paged": "page 16", "unified": "`unified_max`"}
+    peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex"}
+    names = (*ours, *peers)
+    rows: list[tuple[str, ...]] = [
+        ("cell", "us", *ours.values(), *peers.values(), "to the best", "pages to tensor")
+    ]
+    rows.append(("---",) * len(rows[0]))
+    for cell in record["cells"]:
+        found = cell["results"]
+        mine = found["attnc"]["us"]
+        speeds = [f"{found[name]['gb_s']:.0f}" if name in found else "n/a" for name in names]
+        best = min(found[name]["us"] for name in peers if name in found)
+        rows.append(
+            (cell["name"], f"{mine:.1f}", *speeds, _ratio(best, mine), _ratio(mine, found["paged"]["us"]))
+        )
+    eager = [(title, f"{record['eager_us'][name]:.1f}") for name, title in {**ours, **peers}.items()]
+    calls = table([("eager call of", "us of the host"), ("---",) * 2, *eager])
+    return f"{table(rows)}\n{calls}"
+
+
+def decode_cuda() -> str:
+    """Decoding on both targets, from a tensor and from pages of three sizes: GB/s of K and V, and ratios."""
+    record = json.loads((ROOT / "docs" / "figures" / "decode_cuda_h200.json").read_text(encoding="utf-8"))
+    storages = tuple(record["cells"][0]["results"])
+    rows: list[tuple[str, ...]] = [("cell", *storages, "CUDA to Triton", "page 4 to page 16")]
+    rows.append(("---",) * len(rows[0]))
+    for cell in record["cells"]:
+        found = cell["results"]
+        speeds = [" / ".join(f"{made['gb_s']:.0f}" for made in found[name].values()) for name in storages]
+        ratios = [_ratio(*(made["us"] for made in found[name].values())) for name in storages[:2]]
+        pages = zip(*(found[name].values() for name in ("page 16", "page 4")), strict=True)
+        smaller = [_ratio(of_16["us"], of_4["us"]) for of_16, of_4 in pages]
+        rows.append((cell["name"], *speeds, " / ".join(ratios), " / ".join(smaller)))
+    return table(rows)
