@@ -7,10 +7,12 @@ A page is Markdown. The word after a fence says what the block is, the words aft
     attn planned         parses and resolves, but no target compiles it yet
     attn wrong           has mistakes; the `text` block that follows is what `attnc check` says
     python, attn         whose first line is a comment with a path: a file of the page's example
+    python needs-NAME    the same, run where the package NAME is installed
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +55,12 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether the packages that it needs besides attnc's own are installed."""
+        needed = (mark.removeprefix("needs-") for mark in self.marks if mark.startswith("needs-"))
+        return all(importlib.util.find_spec(name) for name in needed)
 
     @property
     def file(self) -> str | None:

@@ -167,7 +167,7 @@ def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
         path.write_text(block.text, encoding="utf-8")
     assert main(["compile"]) == 0
     for block in files:
-        if block.language == "python":
+        if block.language == "python" and block.is_runnable:
             environment = {
                 **os.environ,
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
