@@ -83,9 +83,10 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
     adds_dq = _IN_MEMORY.get(str(default["accumulate.dq"])) if "q" in grads else None
     own_dq = "q" in grads and adds_dq is None
     over_kv = adds_dq is not None or bool({"k", "v"} & set(grads)) or bool(columns)
-    over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv) or not is_plain(attention)
     cuda = None if forward.cuda is None else plan_cuda_backward(variant, schedule, forward.cuda)
     apart = cuda is not None  # the rows have a kernel of their own
+    over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
+    over_q = over_q or not (is_plain(attention) or apart)
     maker = _Maker(variant=variant, attention=attention, schedule=schedule, cuda=cuda)
     kernels: list[BackwardKernel] = []
     if over_q:
@@ -222,9 +223,10 @@ class _Maker:
         used = [expr for item in program for expr in statement_expressions(item)]
         return Preprocess(
             name=f"{self.attention.name}_backward_preprocess",
-            dims=dims_of([*used, *(adjoint.value for adjoint in prologue.adjoints)]),
+            dims=sizes(self.attention, dims_of([*used, *(a.value for a in prologue.adjoints)])),
             program=program,
             prologue=prologue,
+            sequences=sequences(self.attention),
         )
 
 

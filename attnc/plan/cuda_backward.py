@@ -44,13 +44,6 @@ def check_cuda_backward(knobs: Iterable[Knob]) -> Iterator[Diagnostic]:
                     primary=Label(span, "the layout of a CUDA kernel decides this"),
                     hints=("remove it",),
                 )
-            case "accumulate.dq", ("sequential", *_):
-                yield Diagnostic(
-                    code="E0602",
-                    message="a sequential dq is not lowered to CUDA yet",
-                    primary=Label(span, "two_pass and atomic are"),
-                    hints=("write 'two_pass', which is deterministic too",),
-                )
 
 
 def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
@@ -59,7 +52,7 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     """
     attention = variant.attention
     adds_dq = (
-        "q" in attention.grads and _candidates(variant, schedule, "dkdv")[0]["accumulate.dq"] == "atomic"
+        "q" in attention.grads and _candidates(variant, schedule, "dkdv")[0]["accumulate.dq"] != "two_pass"
     )
     sums = bool(set(attention.grads) - {"q", "k", "v"})
     wide = layout.qk.width + layout.v.width > _NARROW

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 from attnc.expr.nodes import Expr, Load
 from attnc.model.tensors import Tensor
+from attnc.plan.access import Sequences
 from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.ir import Axis, ErrorBound, Kernel, Let, Module, Statement
 
@@ -85,12 +86,16 @@ class Prologue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocess:
-    """A kernel for the rows alone, a program per q tile, where no kernel that comes first owns q tiles."""
+    """A kernel for the rows alone, a program per q tile, where no kernel that comes first owns q tiles.
+
+    sequences: how tiles of packed queries are numbered.
+    """
 
     name: str
     dims: tuple[str, ...]
     program: tuple[Statement, ...]
     prologue: Prologue
+    sequences: Sequences | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

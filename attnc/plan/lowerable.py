@@ -131,13 +131,11 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
     """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for keys in
-    pages or values that are a prefix of them; for CUDA, not for packed sequences nor f32 either.
+    pages or values that are a prefix of them; for CUDA, not for f32 either.
     """
     if not attention.grads or is_decode(schedule):
         return False
-    if schedule.target == "triton":
-        return has_rows(attention)
-    return is_plain(attention) and attention.q.dtype is not DType.F32
+    return has_rows(attention) and (schedule.target == "triton" or attention.q.dtype is not DType.F32)
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -145,7 +143,7 @@ def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagn
     attention = variant.attention
     reason = "k or v is paged or a prefix, or the schedule decodes"
     if schedule.target != "triton" and has_rows(attention) and not is_decode(schedule):
-        reason = f"the backward for {schedule.target} takes ordinary tensors of f16 or bf16"
+        reason = f"the backward for {schedule.target} takes f16 or bf16"
     if attention.grads and not has_backward(attention, schedule) and attention.span is not None:
         yield Diagnostic(
             code="W0802",

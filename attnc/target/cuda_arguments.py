@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.model.tensors import DType
+from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Adjoint
 from attnc.target.cuda import STORED
@@ -85,7 +85,8 @@ class Arguments:
         dims = [name for planned in self._backward.kernels for name in planned.kernel.dims]
         if self._backward.preprocess is not None:
             dims += self._backward.preprocess.dims
-        return [*dict.fromkeys(dims), "M_padded", "SECTION", "KV_SECTION"]
+        padded = ["M_padded", *(["ROW_TILE"] if self.tensors.packs(Role.QUERY) else [])]
+        return [*dict.fromkeys(dims), *padded, "SECTION", "KV_SECTION"]
 
     @property
     def fields(self) -> Iterator[str]:

@@ -8,34 +8,23 @@ from collections.abc import Iterator
 from attnc.expr.nodes import Const, Expr, Index, Ref, walk
 from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
-from attnc.model.tensors import Role
-from attnc.plan.ir import Fetch, Let, Module, Statement
+from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.signature import stride_name
 from attnc.plan.steps import expressions_of, statement_expressions
-from attnc.target.cuda import at_key, at_row, load, scalar, statement, value_type
+from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
-from attnc.target.cuda_backward_file import CudaFileText, default_of
+from attnc.target.cuda_backward_tiles import CudaTileText
 from attnc.target.triton_adjoints import is_finite
 
 
-class CudaBackwardText(CudaFileText):
+class CudaBackwardText(CudaTileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
 
-    makes_tiles = True
-
     def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
-        super().__init__(module, arguments, planned.kernel.name, default_of(planned))
-        self.planned, self.kernel, self.chain = planned, planned.kernel, planned.chain
-        self.makes = planned.makes
-        self.over_q = self.kernel.grid.over == "q"
-        self.show = at_row if self.over_q else at_key
+        super().__init__(module, arguments, planned)
+        self.planned, self.chain, self.makes = planned, planned.chain, planned.makes
         self.exchange = self.plan.exchange and not self.over_q
-        self.groups = "G" in self.kernel.dims and not self.over_q
-        self.kv_heads = "Hkv" if self.groups else "H"
-        self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
-        self.h_kv = scalar(self.kernel.kv_head)
         self.by_row = "[r]" if self.over_q else ""
         self.first_query = "first_query" if self.exchange else "0"
         self.first_column = "first_query + " if self.exchange else ""
@@ -88,9 +77,6 @@ class CudaBackwardText(CudaFileText):
             yield f"constexpr bool WHOLE_DQ = DQ_COLUMNS * DQ_WARPS == {d};"
 
     # -- expressions ---------------------------------------------------------------------------------------
-
-    def statement(self, item: Statement) -> str:
-        return statement(item, self.dtypes, self.kernel.dims, self.show)
 
     @property
     def slope(self) -> str:
@@ -254,26 +240,14 @@ class CudaBackwardText(CudaFileText):
     # -- the frame -----------------------------------------------------------------------------------------
 
     @property
-    def sizes(self) -> Iterator[str]:
-        """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
-        shortened = {item.name for item in self.kernel.program if isinstance(item, Let)}
-        for const, names in (
-            ("const ", [name for name in self.kernel.dims if name not in shortened]),
-            ("", [name for name in self.kernel.dims if name in shortened]),
-        ):
-            if names:
-                yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
+    def counts_tiles(self) -> bool:
+        """Whether some sum has an entry for each kv tile."""
+        return any("* kv_tiles" in line for line in self.sums.ends)
 
-    def head_offset(self, name: str) -> str:
-        """From the first element of k, v, dk or dv to the rows of this KV head."""
-        tensor = self.arguments.tensors.by_name[name]
-        terms = [
-            f"b * args.{stride_name(tensor, axis)}" for axis in [tensor.axis(Role.BATCH)] if axis is not None
-        ]
-        axis = tensor.axis(Role.HEAD)
-        if axis is not None and self.kernel.kv_head != Const(0):
-            terms.append(f"{self.kv_name} * args.{stride_name(tensor, axis)}")
-        return " + ".join(terms) or "0"
+    @property
+    def paper(self) -> str:
+        """Where the loops come from."""
+        return f"FlashAttention-{'1, algorithm 4' if self.is_sequential else '2, algorithm 2'}"
 
     @property
     def program(self) -> tuple[Statement, ...]:
@@ -304,11 +278,6 @@ class CudaBackwardText(CudaFileText):
         names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
         own = (*(("dq",) if self.chain.adds_dq else ()), *self.makes, *names)
         return " and ".join(filter(None, (", ".join(own[:-1]), *own[-1:])))
-
-    @property
-    def q_lo(self) -> str:
-        tile = "(q_tiles - 1 - rank / heads)" if self.kernel.grid.longest_first else "rank / heads"
-        return f"{tile} * BLOCK_M"
 
     @property
     def mode(self) -> str:

@@ -13,6 +13,7 @@ from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.target.cuda import STORED
 from attnc.target.cuda_arguments import Arguments
+from attnc.target.cuda_backward_places import BackwardPlaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class CudaFileText:
         self.padded = (self.layout.d, self.layout.dv) != (self.layout.qk.width, self.layout.v.width)
         self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
         self.dtypes = arguments.dtypes
+        self.places = BackwardPlaces(arguments)
         self.numbers: list[tuple[str, str, str]] = []
         self.body = ""
 

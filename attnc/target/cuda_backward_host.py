@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from attnc.expr.show import show
+from attnc.model.tensors import Role
 from attnc.plan.ir import Module
-from attnc.plan.ir_backward import Backward
+from attnc.plan.ir_backward import Backward, BackwardKernel
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_rows import ROWS_WARPS, finish_name
 from attnc.target.cuda_host import batched
@@ -38,6 +40,7 @@ class CudaBackwardHost(BackwardHostText):
         assert backward.cuda is not None
         self._layout = backward.cuda.layout
         self._sums = backward.cuda.sums
+        self.packs_keys = arguments.tensors.packs(Role.KEY)
         self.pieces = self._layout.qk.width // 16
         self._kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
 
@@ -47,8 +50,16 @@ class CudaBackwardHost(BackwardHostText):
 
     @property
     def allocations(self) -> Iterator[str]:
+        if self.packs_queries:
+            rows = [f"{config}.BLOCK_M" for config in self.configs]
+            most = ", ".join(rows)
+            yield f"ROW_TILE = max({most})" if len(rows) > 1 else f"ROW_TILE = {most}"
+            yield f"M_padded = ({self._queries} // ROW_TILE + B + 1) * ROW_TILE"
         for line in super().allocations:
-            if line.startswith("dq = torch.zeros(q.shape, dtype=torch.float32"):
+            if line.startswith("lse2, delta"):
+                sizes = f"2, {'' if self.packs_queries else 'B, '}H, M_padded"
+                yield f"lse2, delta = torch.empty(({sizes}), dtype=torch.float32, device=q.device)"
+            elif line.startswith("dq = torch.zeros(q.shape, dtype=torch.float32"):
                 yield "dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)"
                 shape = f"B, H, {self._q_tiles}, _dq_size({self.configs[-1]})"
                 yield f"dq_sum = torch.zeros(({shape}), dtype=torch.float32, device=q.device)"
@@ -80,8 +91,12 @@ class CudaBackwardHost(BackwardHostText):
         """Query heads whose K and V, and KV heads whose q and do, lie in the L2 cache together."""
         row = (self._layout.d + self._layout.dv) * self._layout.element.bytes
         group = " * G" if self._kv_heads == "Hkv" else ""
-        first = f"_heads_in_cache(gpu, B * H, N * {row})"
-        return f"{first}, _heads_in_cache(gpu, B * {self._kv_heads}, M * {row}{group})"
+        keys = f"{self.longest} // B" if self.packs_keys else "N"
+        queries = f"{self._queries} // B" if self.packs_queries else "M"
+        q_heads = "H" if self.packs_queries else "B * H"
+        kv_heads = self._kv_heads if self.packs_keys else f"B * {self._kv_heads}"
+        first = f"_heads_in_cache(gpu, {q_heads}, {keys} * {row})"
+        return f"{first}, _heads_in_cache(gpu, {kv_heads}, {queries} * {row}{group})"
 
     @property
     def _q_tiles(self) -> str:
@@ -91,16 +106,26 @@ class CudaBackwardHost(BackwardHostText):
     def calls(self) -> Iterator[tuple[str, str, str]]:
         """(kernel, config, blocks) in the order of execution."""
         rows = f"_row_config({self.configs[0]})"
-        yield self._preprocess, rows, f"M_padded // {self.configs[0]}.BLOCK_M * B * H"
+        tiles = f"M_padded // {'ROW_TILE' if self.packs_queries else f'{self.configs[0]}.BLOCK_M * B'}"
+        yield self._preprocess, rows, f"{tiles} * H"
         for planned in self._backward.kernels:
-            config = config_name(planned)
-            if planned.kernel.grid.over == "q":
-                yield planned.kernel.name, config, f"M_padded // {config}.BLOCK_M * B * H"
-            else:
-                tiles = self.quotient.format("N", f"{config}.BLOCK_N")
-                yield planned.kernel.name, config, f"{tiles} * B * {self._kv_heads}"
+            yield planned.kernel.name, config_name(planned), self._blocks(planned)
         if self.adds_dq:
             yield finish_name(self.module), self.configs[-1], f"{self._q_tiles} * B * H"
+
+    def _blocks(self, planned: BackwardKernel) -> str:
+        """How many blocks of threads a kernel has."""
+        grid, config = planned.kernel.grid, config_name(planned)
+        block, heads = ("BLOCK_M", "H") if grid.over == "q" else ("BLOCK_N", self._kv_heads)
+        if grid.sequences is not None:
+            return f"({show(grid.sequences.rows)} // {config}.{block} + B + 1) * {heads}"
+        match grid.over:
+            case "q":
+                return f"M_padded // {config}.BLOCK_M * B * {heads}"
+            case "head":
+                return f"B * {heads}"
+            case _:
+                return f"{self.quotient.format('N', f'{config}.BLOCK_N')} * B * {heads}"
 
     @property
     def _preprocess(self) -> str:

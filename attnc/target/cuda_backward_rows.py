@@ -13,6 +13,7 @@ from attnc.plan.ir_backward import Preprocess
 from attnc.target.cuda import address, scalar, statement
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_file import CudaFileText, default_of
+from attnc.target.cuda_backward_places import q_tile_of
 
 #: Eight threads share a row, so that 4 warps take 16 rows at a time: every tile is a multiple.
 ROWS_WARPS = 4
@@ -42,10 +43,32 @@ class RowsText(CudaFileText):
 
     @property
     def sizes(self) -> Iterator[str]:
-        read = {name for name in self.planned.dims if name not in ("B", "M", "N", "H")}
-        read |= {name for name in ("M", "N") if self._reads(name)}
-        names = ["H", *sorted(read)]
-        yield f"const int {', '.join(f'{name} = args.{name}' for name in names)};"
+        sequences = self.planned.sequences
+        total = () if sequences is None else (scalar(sequences.rows),)
+        read = {name for name in self.planned.dims if name not in ("B", "M", "N", "H", *total)}
+        read |= {"N"} if self._reads("N") else set()
+        names = ["H"] * (sequences is None) + ["M"] * (sequences is None) + sorted(read)
+        if names:
+            yield f"const int {', '.join(f'{name} = args.{name}' for name in names)};"
+
+    @property
+    def place(self) -> Iterator[str]:
+        """From the block's number to b, h and q_lo, and to M of packed sequences."""
+        sequences = self.planned.sequences
+        yield f"const int q_tiles = args.M_padded / {self.rows_of_tile};"
+        if sequences is None:
+            yield (
+                "const int b = blockIdx.x / q_tiles / H, h = blockIdx.x / q_tiles % H, "
+                "q_lo = blockIdx.x % q_tiles * BLOCK_M;"
+            )
+        else:
+            yield "const int h = blockIdx.x / q_tiles, number = blockIdx.x % q_tiles;"
+            yield from q_tile_of(sequences, self.rows_of_tile)
+
+    @property
+    def rows_of_tile(self) -> str:
+        """Rows of a block of threads: padded rows of packed sequences are all written."""
+        return "BLOCK_M" if self.planned.sequences is None else "args.ROW_TILE"
 
     def _reads(self, name: str) -> bool:
         exprs = [self.sink, *self.sink_ends, *(self.statement(item) for item in self.program)]

@@ -110,7 +110,7 @@ class PlaceText:
         total = scalar(sequences.rows)
         first, last = "number - q_first / BLOCK_M - sequence", "q_end / BLOCK_M + sequence - number"
         yield "const int h = first_head + rank % heads, number = rank / heads;"
-        yield f"const int sequence = find_sequence(args.{cu}_ptr, args.stride_{cu}_0, number, B);"
+        yield f"const int sequence = find_sequence(args.{cu}_ptr, args.stride_{cu}_0, number, B, BLOCK_M);"
         yield f"const int q_first = {boundary.format('sequence')};"
         yield f"const int q_end = sequence < B ? {boundary.format('(sequence + 1)')} : {total};"
         yield f"const int q_rows = q_end - q_first, q_lo = ({last if last_first else first}) * BLOCK_M;"

@@ -76,6 +76,7 @@ def cuda_subject(module: ir.Module, texts: Mapping[str, str]) -> Subject:
         module=loaded,
         device=device,
         gradients=None if module.backward is None else module.backward.bound,
+        split=module.kernels[0].split is not None,
         warps_matter=True,
         atomic=_atomic(module),
     )

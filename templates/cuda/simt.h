@@ -3,7 +3,7 @@
 // Every thread of a block is a fiber. The lanes of a warp take turns at each warp-wide instruction (shuffle, ldmatrix, mma);
 // warps run one at a time, in random order, each as far as the next block-wide barrier. So a missing barrier shows: one warp
 // reads what another has not written yet, and shared memory starts as NaN. A copy is made at a random moment between its start
-// and the wait for it, so that a missing wait shows too.
+// and the wait for it, so that a missing wait shows too. Blocks run one at a time, in an order that changes from run to run.
 #pragma once
 
 #include <csetjmp>
@@ -213,8 +213,9 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
     if (_setjmp(escape))
         problem = message;
     else
-        for (int block = 0; block < blocks; ++block) {
-            blockIdx = {unsigned(block), 0, 0};
+        for (int i = 0; i < blocks; ++i) {  // from anywhere, up or down: nobody may count on an order
+            const int from = int(seed * 0x9E3779B97F4A7C15ull >> 33) % blocks, block = (from + i) % blocks;
+            blockIdx = {unsigned(seed % 2 ? block : blocks - 1 - block), 0, 0};
             run_block(threads, seed);
             for (size_t i = shared_bytes; i < sizeof shared; ++i)
                 if (((unsigned char*)shared)[i] != 0xff)

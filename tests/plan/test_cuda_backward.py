@@ -36,6 +36,11 @@ def test_dq_has_a_kernel_of_its_own_unless_it_is_added_atomically() -> None:
     assert list(kernels_of(module_of(d=256))) == ["dq", "dkdv"]  # one kernel, however wide
 
 
+def test_a_sequential_dq_has_one_block_for_each_head() -> None:
+    kernels = kernels_of(module_of("accumulate.dq = sequential"))
+    assert [(name, planned.kernel.grid.over) for name, planned in kernels.items()] == [("dkdv", "head")]
+
+
 @pytest.mark.parametrize(("d", "exchange"), [(64, False), (72, True), (128, True), (256, True)])
 def test_warps_share_keys_where_accumulators_are_wide(d: int, exchange: bool) -> None:
     module = module_of(d=d)
@@ -84,7 +89,6 @@ def test_configs_that_cannot_run_are_dropped() -> None:
         ("warp_split in {q, kv}", "'warp_split' shapes the text of a CUDA kernel"),
         ("maxnreg = 128", "'maxnreg' is not lowered to CUDA"),
         ("dkdv {\n dp = late\n }", "'dp' is not lowered to CUDA"),
-        ("accumulate.dq = sequential", "a sequential dq is not lowered to CUDA yet"),
         ("dkdv {\n tile.kv = 16, warps = 4\n }", "is not a multiple of 64, 16 keys for each of 4 warps"),
         ("dkdv {\n tile.q = 48\n }", "tile.q = 48 is not a power of two"),
         ("dq {\n tile.q = 32\n }", "tile.q = 32 is not a multiple of 64, 16 rows for each of 4 warps"),

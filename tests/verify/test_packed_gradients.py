@@ -29,6 +29,13 @@ QUERIES = "[T, Hkv * G, 16] via ragged(cu_q)", "[B, N, Hkv, 16]", "cu_q: i32[B +
 KEYS = "[B, M, Hkv * G, 16]", "[S, Hkv, 16] via ragged(cu_k)", "cu_k: i32[B + 1]"
 PLAIN = "[B, M, Hkv * G, 16]", "[B, N, Hkv, 16]", "unused: i32[B]"
 DIMS = {"B": 3, "M": 37, "N": 50, "Hkv": 1, "G": 2}
+TRITON = """schedule a for triton {
+  tile.q = 16, tile.kv = 32
+  backward {
+    tile.q in {16, 32}, tile.kv = 16
+    WAYS
+  }
+}"""
 
 
 @cache
@@ -43,6 +50,7 @@ def subject(
     lse: bool = True,
     backward: str = "",
     heads: str = "Hkv * G",
+    schedule: str = TRITON,
 ) -> Subject:
     q, kv, cu = (text.replace("Hkv * G", heads) for text in storage)
     kv = kv if heads == "Hkv * G" else kv.replace("Hkv", heads)
@@ -59,13 +67,7 @@ def subject(
   {"output lse: f32" + o.replace(", 16]", "]") if lse else ""}
   grad {grads}
 }}
-schedule a for triton {{
-  tile.q = 16, tile.kv = 32
-  backward {{
-    tile.q in {{16, 32}}, tile.kv = 16
-    {backward}
-  }}
-}}
+{schedule.replace("WAYS", backward)}
 """
     (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
     return subject_of(module)
@@ -90,8 +92,7 @@ def test_properties(storage: tuple[str, str, str]) -> None:
     assert list(violations(made, case(made, 2))) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+FEATURES = pytest.mark.parametrize(
     "spec",
     [
         {"mask": "true"},
@@ -126,6 +127,10 @@ def test_properties(storage: tuple[str, str, str]) -> None:
     ],
     ids=lambda spec: ", ".join(f"{value}"[:24] for value in spec.values()),
 )
+
+
+@pytest.mark.slow
+@FEATURES
 def test_every_feature(spec: dict[str, Any]) -> None:
     made = subject(**spec)
     verdict = check(made, case(made, 3, R=15), fills=("nan",))

@@ -160,28 +160,31 @@ __device__ float dot(const element* x, const element* y)
 // delta = rowsum(do o) - dlse and lse in base 2 of one q tile of one head.
 extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_backward_preprocess(const __grid_constant__ Args args)
 {
-    const int H = args.H;
+    const int H = args.H, M = args.M;
     const int q_tiles = args.M_padded / BLOCK_M;
     const int b = blockIdx.x / q_tiles / H, h = blockIdx.x / q_tiles % H, q_lo = blockIdx.x % q_tiles * BLOCK_M;
     const element* const O = args.o_ptr + b * args.stride_ob + h * args.stride_oh;
     const element* const DO = args.do_ptr + b * args.stride_dob + h * args.stride_doh;
+    const float* const lse_rows = args.lse_ptr + b * args.stride_lseb + h * args.stride_lseh;
     const long long first_row = (long long)(b * H + h) * args.M_padded;
     for (int row = threadIdx.x / 8; row < BLOCK_M; row += THREADS / 8) {  // eight threads share a row
         const int q_idx = q_lo + row;
         float delta = 0.0f;
-        if (q_idx < args.M)
+        if (q_idx < M)
             for (int i = threadIdx.x % 8 * 8; i < DV; i += 64)
                 delta += dot(O + q_idx * args.stride_om + i, DO + q_idx * args.stride_dom + i);
         delta += from_lane(delta, 1);
         delta += from_lane(delta, 2);
         delta += from_lane(delta, 4);
         float lse = -INF;
-        if (q_idx < args.M) {
-            lse = args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + q_idx * args.stride_lsem];
+        if (q_idx < M) {
+            lse = lse_rows[q_idx * args.stride_lsem];
             if (args.dlse_ptr != nullptr)
                 delta -= args.dlse_ptr[b * args.stride_dlseb + h * args.stride_dlseh + q_idx * args.stride_dlsem];
         }
-        // Rows that saw nothing, or are past the end: p = exp2(s - inf) = 0.
+        // Rows that saw nothing, or are past the end: p = exp2(s - inf) = 0. Those past a length may have any do.
+        if (lse == -INF)
+            delta = 0.0f;
         const float lse2 = lse == -INF ? INF : lse * LOG2E;
         if (threadIdx.x % 8 == 0) {
             args.lse2_ptr[first_row + q_idx] = lse2;

@@ -273,15 +273,15 @@ __device__ void store_o(const Rows<element>& o, const element* tile, int first, 
     }
 }
 
-// The sequence that q tile `tile` is cut from: the last one whose tile numbers begin at `tile` or before. Sequence b has
-// those from cu_seqlens[b] / BLOCK_M + b on, at least as many as tiles; number B is what follows the last sequence.
+// The sequence that tile `tile` of `size` rows is cut from: the last one whose tile numbers begin at `tile` or before.
+// Sequence b has those from cu_seqlens[b] / size + b on, at least as many as tiles; number B is what follows the last one.
 template <class Value>
-__device__ int find_sequence(const Value* cu_seqlens, long long stride, int tile, int B)
+__device__ int find_sequence(const Value* cu_seqlens, long long stride, int tile, int B, int size)
 {
     int lo = 0, hi = B;
     while (lo < hi) {
         const int middle = (lo + hi + 1) / 2;
-        if (cu_seqlens[middle * stride] / BLOCK_M + middle <= tile)
+        if (cu_seqlens[middle * stride] / size + middle <= tile)
             lo = middle;
         else
             hi = middle - 1;
@@ -387,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
     const int heads = min(args.SECTION, H - first_head), rank = tile % (q_tiles * args.SECTION);
     const int h = first_head + rank % heads, number = rank / heads;
-    const int sequence = find_sequence(args.cu_q_ptr, args.stride_cu_q_0, number, B);
+    const int sequence = find_sequence(args.cu_q_ptr, args.stride_cu_q_0, number, B, BLOCK_M);
     const int q_first = args.cu_q_ptr[sequence * args.stride_cu_q_0];
     const int q_end = sequence < B ? args.cu_q_ptr[(sequence + 1) * args.stride_cu_q_0] : T;
     const int q_rows = q_end - q_first, q_lo = (q_end / BLOCK_M + sequence - number) * BLOCK_M;

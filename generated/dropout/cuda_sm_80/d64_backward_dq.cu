@@ -327,14 +327,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_backward_dq(const 
     const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
     const int q_lo = rank / heads * BLOCK_M;
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-    const element* const K = args.k_ptr + b * args.stride_kb + h * args.stride_kh;
-    const element* const V = args.v_ptr + b * args.stride_vb + h * args.stride_vh;
     const long long first_row = (long long)(b * H + h) * args.M_padded;
     const float p_value = args.p_ptr[0];
     const long long seed = args.seed_ptr[0];
+    const element* const K = args.k_ptr + b * args.stride_kb + h * args.stride_kh;
+    const element* const V = args.v_ptr + b * args.stride_vb + h * args.stride_vh;
     const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-    copy_rows<D, D, BLOCK_M>(q_tile, args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm, q_lo, args.M);
-    copy_rows<DV, DV, BLOCK_M>(do_tile, args.do_ptr + b * args.stride_dob + h * args.stride_doh, args.stride_dom, q_lo, args.M);
+    copy_rows<D, D, BLOCK_M>(q_tile, args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm, q_lo, M);
+    copy_rows<DV, DV, BLOCK_M>(do_tile, args.do_ptr + b * args.stride_dob + h * args.stride_doh, args.stride_dom, q_lo, M);
     if (STAGES == 1)
         commit_copies();  // else they belong to the first group
 

@@ -386,8 +386,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const _
     const int heads = min(args.KV_SECTION, B * H - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
     const int kv_lo = rank / heads * BLOCK_N;
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-    copy_rows<D, D, BLOCK_N>(k_tile, args.k_ptr + b * args.stride_kb + h * args.stride_kh, args.stride_kn, kv_lo, args.N);
-    copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + b * args.stride_vb + h * args.stride_vh, args.stride_vn, kv_lo, args.N);
+    copy_rows<D, D, BLOCK_N>(k_tile, args.k_ptr + b * args.stride_kb + h * args.stride_kh, args.stride_kn, kv_lo, N);
+    copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + b * args.stride_vb + h * args.stride_vh, args.stride_vn, kv_lo, N);
     if (STAGES == 1)
         commit_copies();  // else they belong to the first group
 
@@ -409,8 +409,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const _
     // Copies run ahead of the loop: each group is a tile of q and one of do, and the numbers of their rows.
     auto copy = [&](int stage) {
         if (q_next < hi) {
-            copy_rows<D, D, BLOCK_M>(q_tiles + stage * BLOCK_M * D, Q, args.stride_qm, q_next, args.M);
-            copy_rows<DV, DV, BLOCK_M>(do_tiles + stage * BLOCK_M * DV, DO, args.stride_dom, q_next, args.M);
+            copy_rows<D, D, BLOCK_M>(q_tiles + stage * BLOCK_M * D, Q, args.stride_qm, q_next, M);
+            copy_rows<DV, DV, BLOCK_M>(do_tiles + stage * BLOCK_M * DV, DO, args.stride_dom, q_next, M);
             for (int i = 4 * threadIdx.x; i < BLOCK_M; i += 4 * THREADS) {
                 copy_async(row_tiles + 2 * stage * BLOCK_M + i, args.lse2_ptr + first_row + q_next + i, true);
                 copy_async(row_tiles + (2 * stage + 1) * BLOCK_M + i, args.delta_ptr + first_row + q_next + i, true);

@@ -1,0 +1,103 @@
+"""Gradients of packed and shortened sequences on the CUDA target, run thread by thread on the CPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.verify.check import check
+from attnc.verify.problem import FILLS
+from attnc.verify.properties import violations
+from attnc.verify.simt import available
+from tests.verify import test_packed_gradients as packed
+from tests.verify.test_packed_gradients import KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU"),
+]
+
+#: Tiles of the two kernels differ, so that the rows are padded to those of either.
+SCHEDULE = """schedule a for cuda.sm_80 {
+  tile.q = 32, tile.kv = 32, warps = 2
+  backward {
+    dq {
+      tile.q in {64, 32}, tile.kv in {16, 32}, warps = 2, order = longest_first
+    }
+    dkdv {
+      tile.q in {16, 64}, tile.kv = 32, warps in {2, 1}, stages in {2, 1}
+    }
+    WAYS
+  }
+}"""
+STORAGES = pytest.mark.parametrize(
+    "storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"]
+)
+subject = partial(packed.subject, schedule=SCHEDULE)
+
+
+@STORAGES
+def test_every_storage(storage: tuple[str, str, str]) -> None:
+    made = subject(storage)
+    for seed in range(4):
+        verdict = check(made, case(made, seed), fills=tuple(FILLS))
+        assert verdict.ok, verdict.message
+
+
+@STORAGES
+def test_properties(storage: tuple[str, str, str]) -> None:
+    made = subject(storage)
+    assert list(violations(made, case(made, 2))) == []
+
+
+@packed.FEATURES
+def test_every_feature(spec: dict[str, Any]) -> None:
+    made = subject(**spec)
+    for seed in (3, 4):
+        verdict = check(made, case(made, seed, R=15), fills=("nan",))
+        assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("backward", ["", "accumulate.dq = atomic", "accumulate.dq = sequential"])
+@pytest.mark.parametrize("spec", LENGTHS, ids=["keys", "queries", "column"])
+def test_lengths_of_ordinary_tensors(spec: dict[str, Any], backward: str) -> None:
+    made = subject(PLAIN, **spec, backward=backward)
+    for seed in (0, 3):
+        verdict = check(made, case(made, seed), fills=("nan",))
+        assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
+def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
+    made = subject()
+    verdict = check(made, case(made, 1, **sizes), fills=tuple(FILLS))
+    assert verdict.ok, verdict.message
+
+
+def test_many_sequences() -> None:
+    made = subject()
+    verdict = check(made, case(made, 3, B=150, M=3, N=5, G=1))
+    assert verdict.ok, verdict.message
+
+
+def test_packed_equals_one_by_one_bitwise() -> None:
+    made = subject(PACKED).module.a
+    cu_q, cu_k = (torch.tensor(cu, dtype=torch.int32) for cu in ([0, 5, 5, 70], [0, 40, 44, 121]))
+    make = torch.Generator().manual_seed(0)
+    given = [torch.randn(n, h, 16, generator=make).half() for n, h in ((70, 2), (121, 1), (121, 1))]
+    do = torch.randn(70, 2, 16, generator=make).half()
+
+    def gradients(rows: slice, keys: slice, ends: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        inputs = [x[at].clone().requires_grad_() for x, at in zip(given, (rows, keys, keys), strict=True)]
+        return torch.autograd.grad(made(*inputs, *ends)[0], inputs, do[rows])
+
+    together = gradients(slice(None), slice(None), [cu_q, cu_k])
+    for (q_from, q_to), (k_from, k_to) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        rows, keys = slice(q_from, q_to), slice(k_from, k_to)
+        ends = [torch.tensor([0, part.stop - part.start], dtype=torch.int32) for part in (rows, keys)]
+        for one, other, at in zip(gradients(rows, keys, ends), together, (rows, keys, keys), strict=True):
+            assert torch.equal(one, other[at])
