@@ -15,6 +15,8 @@ from attnc.target.triton_host import HostText
 #: end a wave of programs, and to launch the kernel that joins the shares. And how much faster a
 #: multiprocessor reads while others idle, rows in a tensor and rows in pages. Measured on an H200.
 WAVE_BYTES, COMBINE_BYTES, IDLE_GAIN, PAGED_IDLE_GAIN = 96 << 10, 96 << 10, 1.3, 1.2
+#: Of the second axis of a grid, along which the shares of a sequence lie.
+_MOST_PROGRAMS = 65535
 
 
 class DecodeHost(HostText):
@@ -94,6 +96,10 @@ class DecodeHost(HostText):
         if has_fixed_shares(self._kernel):
             yield f"fixed = triton.cdiv({self.longest}, config.share) if config.share else 0"
             yield f"splits = config.splits or fixed or {auto}"
+            yield f"if splits > {_MOST_PROGRAMS}:"
+            yield f"    least = triton.cdiv({self.longest}, {_MOST_PROGRAMS})"
+            message = "config: expected shares of at least {least} keys, got {config.share}"
+            yield f'    raise ValueError(f"{message}")'
         else:
             yield f"splits = config.splits or {auto}"
 

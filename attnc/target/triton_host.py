@@ -21,7 +21,7 @@ class HostText:
     def __init__(self, module: Module, kernel: Kernel, text: KernelText) -> None:
         attention = module.variant.attention
         self.module, self._kernel, self._text = module, kernel, text
-        self.function = attention.name
+        self.function, self.first = attention.name, "q"
         self.kernel = kernel.name
         self.sections = kernel.grid.over == "q"
         self.is_prepared = False

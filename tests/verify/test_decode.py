@@ -211,3 +211,16 @@ def test_tiles_of_many_pages(splits: str, softmax: str) -> None:
     for dims in ({"M": 21, "N": 21}, {"M": 33, "N": 17}, {"M": 7, "N": 150}):
         verdict = check(made, Case(dims={**DIMS, **dims, "B": 1}, seed=1), fills=("nan", "large"))
         assert verdict.ok, verdict.message
+
+
+def test_more_shares_than_a_grid_has_are_refused() -> None:
+    """The kernel is not asked: a table of 65536 pages, and none of them."""
+    if TARGET != "triton":
+        pytest.skip("blocks lie along the first axis, which has 2^31 - 1")
+    made = decode("fixed(16)").module.a
+    q = torch.ones(1, 1, 2, 16, dtype=torch.float16)
+    k = torch.ones(1, 16, 1, 16, dtype=torch.float16)
+    table = torch.zeros(1, 1, dtype=torch.int32).expand(1, 65536)
+    lengths = torch.ones(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="config: expected shares of at least 17 keys, got 16"):
+        made(q, k, k, table, lengths)

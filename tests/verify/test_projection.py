@@ -102,7 +102,7 @@ def test_arguments_are_checked() -> None:
         assert message in str(failure.value)
     with pytest.raises(ValueError, match="out: expected shape"):
         linear(x, w, out=torch.empty(2, 4, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="out: expected an element of memory for each value"):
+    with pytest.raises(ValueError, match="out y: expected an element of memory for each value"):
         linear(x, w, out=torch.empty(1, len(w), dtype=torch.bfloat16).expand(len(x), -1))
     with pytest.raises(TypeError, match="config: expected one of CONFIGS"):
         linear(x, w, config="flat")
@@ -117,3 +117,11 @@ def test_results_are_written_to_out() -> None:
     assert linear(x, w, out=y) is y
     torch.testing.assert_close(y.float(), x.float() @ w.float().T, atol=2e-2, rtol=2e-3)
     assert linear(x[:0], w).shape == (0, 5)
+
+
+def test_more_rows_than_a_grid_has_are_refused() -> None:
+    made = subject("linear", "f16").module
+    x, w = torch.ones(1, 32).half().expand(4 * 65535 + 1, -1), torch.ones(1, 32).half()
+    gemv = next(config for config in made.CONFIGS if config.impl == "gemv")
+    with pytest.raises(ValueError, match=r"x: expected at most 262140 rows .* 'gemv', got 262141"):
+        made.linear(x, w, config=gemv)

@@ -151,7 +151,7 @@ def linear(
     y = torch.empty((M, N), dtype=torch.bfloat16, device=x.device) if out is None else out
     if out is not None:
         _sizes("out", y, torch.bfloat16, (M, N), x)
-        _apart("out", y)
+        _apart(y=y)
     _contiguous_rows(x=x, w=w, out=y)
     _refuse_gradients(x, w)
     if M == 0 or N == 0:
@@ -166,7 +166,7 @@ def linear(
     with _on(x.device):
         if config.impl == "gemv":
             rows = min(triton.next_power_of_2(M), 4)
-            grid = (triton.cdiv(N, config.BLOCK_N), triton.cdiv(M, rows), config.SPLIT_K)
+            grid = (triton.cdiv(N, config.BLOCK_N), _row_tiles(M, rows, config.impl), config.SPLIT_K)
             linear_gemv[grid](
                 x, w, y, parts, *strides, M, N, K,
                 BLOCK_M=rows, BLOCK_N=config.BLOCK_N, BLOCK_K=config.BLOCK_K, SPLIT_K=config.SPLIT_K,
@@ -174,7 +174,7 @@ def linear(
             )
         else:
             rows = max(min(triton.next_power_of_2(M), 64), 8)
-            grid = (triton.cdiv(N, config.BLOCK_N), triton.cdiv(M, rows), config.SPLIT_K)
+            grid = (triton.cdiv(N, config.BLOCK_N), _row_tiles(M, rows, config.impl), config.SPLIT_K)
             linear_flat[grid](
                 x, w, y, parts, *strides, M, N, K,
                 BLOCK_M=rows, BLOCK_N=config.BLOCK_N, BLOCK_K=config.BLOCK_K, SPLIT_K=config.SPLIT_K,
@@ -193,30 +193,38 @@ def _sizes(
     """x.shape, after checking that x is what the spec says; None: any size."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype != dtype:
+    if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
     if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like x, got {x.device}")
-    if x.dim() != len(sizes) or any(want is not None and want != got for want, got in zip(sizes, x.shape)):
+    shape = x.shape
+    if shape == sizes:
+        return shape
+    fits = len(shape) == len(sizes)
+    for want, got in zip(sizes, shape):
+        if want != got and want is not None:
+            fits = False
+    if not fits:
         wanted = ", ".join("any" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(x.shape)}")
-    return x.shape
+        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
+    return shape
 
 
-def _apart(name: str, x: torch.Tensor) -> None:
-    if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
-        raise ValueError(f"{name}: expected an element of memory for each value, got strides {x.stride()}")
+def _apart(**outputs: torch.Tensor) -> None:
+    for name, x in outputs.items():
+        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
+            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
+
+
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("linear has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
 def _contiguous_rows(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("linear has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
 def _choose(config: Config | None, device: torch.device, M: int) -> Config:
@@ -234,6 +242,14 @@ def _choose(config: Config | None, device: torch.device, M: int) -> Config:
             return CONFIGS[index]
     impl = next(impl for limit, impl in GUESS if limit is None or M <= limit)
     return next((config for config in CONFIGS if config.impl == impl and config.shared <= room), CONFIGS[-1])
+
+
+def _row_tiles(M: int, rows: int, impl: str) -> int:
+    """Tiles of that many rows of x, which the second axis of a grid counts."""
+    tiles = triton.cdiv(M, rows)
+    if tiles > 65535:
+        raise ValueError(f"x: expected at most {65535 * rows} rows for config.impl = {impl!r}, got {M}")
+    return tiles
 
 
 def _on(device: torch.device) -> torch.cuda.device:

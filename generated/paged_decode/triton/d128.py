@@ -435,6 +435,9 @@ def _prepare(
         or fixed
         or _splits(tiles, key_tiles, config.BLOCK_N * 512, rows * 516, config.shared, q.device)
     )
+    if splits > 65535:
+        least = triton.cdiv(N, 65535)
+        raise ValueError(f"config: expected shares of at least {least} keys, got {config.share}")
     forward = _Launch(
         paged_decode_forward,
         (tiles, splits, 1),
