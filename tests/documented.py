@@ -58,6 +58,11 @@ PROBES: Mapping[str, Mapping[str, str]] = {
     },
     "persistent": {"true": "persistent = true"},
     "order": {"longest_first": "order = longest_first"},
+    "maxnreg": {"168": "backward {\nmaxnreg = 168\n}"},
+    "dp": {order: f"backward {{\ndkdv {{\ndp = {order}\n}}\n}}" for order in ("early", "late")},
+    "accumulate.dq": {
+        way: f"backward {{\naccumulate.dq = {way}\n}}" for way in ("two_pass", "atomic", "sequential")
+    },
 }
 
 #: An attention that every target compiles, statement by statement.
@@ -71,6 +76,13 @@ _PLAIN = {
 }
 _LENGTHS = "input lens: i32[B]\nlength N = lens[b]"
 _RAGGED = "via ragged(ends)"
+_PACKED = {
+    "q": f"input q: f16[T, Hkv * G, 64] {_RAGGED}",
+    "k": f"input k: f16[S, Hkv, 64] {_RAGGED}",
+    "v": f"input v: f16[S, Hkv, 64] {_RAGGED}",
+    "o": "output o: f16[T, Hkv * G, 64]",
+    "more": "input ends: i32[B + 1]",
+}
 #: Rows of the table of what is compiled: the statements that differ from the plain ones.
 FEATURES: Mapping[str, Mapping[str, str]] = {
     "forward: MHA, GQA, MQA, any score and mask": {},
@@ -86,13 +98,8 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "more": "input seed: i64[]",
     },
     "`length M`, `length N`": {"more": f"{_LENGTHS}\nlength M = lens[b]"},
-    "`via ragged(...)`": {
-        "q": f"input q: f16[T, Hkv * G, 64] {_RAGGED}",
-        "k": f"input k: f16[S, Hkv, 64] {_RAGGED}",
-        "v": f"input v: f16[S, Hkv, 64] {_RAGGED}",
-        "o": "output o: f16[T, Hkv * G, 64]",
-        "more": "input ends: i32[B + 1]",
-    },
+    "`via ragged(...)`": _PACKED,
+    "its gradients": {**_PACKED, "more": f"{_PACKED['more']}\ngrad q, k, v"},
     "`via paged(...)`": {
         "k": f"{_PLAIN['k']} via paged(table, page = 16)",
         "v": f"{_PLAIN['v']} via paged(table, page = 16)",
@@ -157,7 +164,10 @@ def keys(page: str) -> str:
 def _support(target: str, name: str) -> str:
     if name not in PROBES:
         return "with gradients"
-    honoured = {label: _compiles(target, {}, setting) for label, setting in PROBES[name].items()}
+    honoured = {
+        label: _compiles(target, {"more": "grad q, k, v"} if "backward" in setting else {}, setting)
+        for label, setting in PROBES[name].items()
+    }
     if all(honoured.values()):
         return "yes"
     return ", ".join(f"`{label}`" for label, ok in honoured.items() if ok) or "no"

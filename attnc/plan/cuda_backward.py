@@ -37,12 +37,19 @@ def check_cuda_backward(knobs: Iterable[Knob]) -> Iterator[Diagnostic]:
                     primary=Label(span, "has one value in a schedule"),
                     hints=("write a second attention to compare",),
                 )
-            case "dp" | "maxnreg" | "tile.d", _:
+            case "tile.d", _:
                 yield Diagnostic(
                     code="E0602",
-                    message=f"'{knob.key}' is not lowered to CUDA",
+                    message="'tile.d' is not lowered to CUDA",
                     primary=Label(span, "the layout of a CUDA kernel decides this"),
                     hints=("remove it",),
+                )
+            case "dp", (order, *rest) if rest or order != "early":
+                yield Diagnostic(
+                    code="E0602",
+                    message="dP comes before P is needed in a CUDA kernel",
+                    primary=Label(span, "p and ds are made in one pass over the scores, in their registers"),
+                    hints=("write 'dp = early', or remove it",),
                 )
 
 

@@ -39,6 +39,7 @@ class CudaFileText:
     #: What `_device.cu.jinja` asks: whether a unified maximum falls back.
     finds_top = False
     page = 0
+    bounds = "__launch_bounds__(THREADS)"
     makes_tiles = False
 
     def __init__(self, module: Module, arguments: Arguments, name: str, default: Launch) -> None:

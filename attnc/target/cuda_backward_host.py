@@ -15,7 +15,7 @@ from attnc.target.cuda_backward_rows import ROWS_WARPS, finish_name
 from attnc.target.cuda_host import batched
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_backward_host import BackwardHostText
-from attnc.target.triton_parameters import config_name
+from attnc.target.triton_parameters import config_name, limits_registers
 
 #: Pointers in a line of the packed arguments.
 _POINTERS = 5
@@ -40,6 +40,7 @@ class CudaBackwardHost(BackwardHostText):
         assert backward.cuda is not None
         self._layout = backward.cuda.layout
         self._sums = backward.cuda.sums
+        self.limits_registers = any(limits_registers(planned.kernel) for planned in backward.kernels)
         self.packs_keys = arguments.tensors.packs(Role.KEY)
         self.pieces = self._layout.qk.width // 16
         self._kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
@@ -135,7 +136,8 @@ class CudaBackwardHost(BackwardHostText):
     @property
     def row_changes(self) -> str:
         """What the kernel for the rows has unlike the one whose tiles it shares."""
-        return f"WARPS={ROWS_WARPS}, STAGES=1, shared={4 * ROWS_WARPS if self._sums else 0}"
+        own = f"WARPS={ROWS_WARPS}, STAGES=1, shared={4 * ROWS_WARPS if self._sums else 0}"
+        return f"{own}, maxnreg=0" if self.limits_registers else own
 
     @property
     def kernels(self) -> Iterator[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from attnc.target.cuda import at_key, at_row, scalar, statement
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_file import CudaFileText, default_of
 from attnc.target.cuda_backward_places import kv_tile_of, q_tile_of
+from attnc.target.triton_parameters import limits_registers
 from attnc.target.triton_tensors import BY_QUERY
 
 
@@ -22,6 +23,7 @@ class CudaTileText(CudaFileText):
     def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned.kernel.name, default_of(planned))
         self.kernel = planned.kernel
+        self.bounds = "BOUNDS" if limits_registers(self.kernel) else self.bounds
         self.over_q = self.kernel.grid.over == "q"
         self.show = at_row if self.over_q else at_key
         self.groups = "G" in self.kernel.dims and not self.over_q

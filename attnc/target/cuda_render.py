@@ -30,6 +30,7 @@ from attnc.target.layout import tidy
 from attnc.target.operator import OperatorText
 from attnc.target.render import (
     GLOSSARY,
+    backward_config_text,
     config_text,
     constants,
     mathematics,
@@ -93,7 +94,7 @@ def render_cuda(
             tuning={
                 "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
                 "backward": {
-                    name: [config_text(planned.kernel, at) for at in range(len(planned.kernel.configs))]
+                    name: [backward_config_text(planned, at) for at in range(len(planned.kernel.configs))]
                     for name, planned in kernels_of(module).items()
                 },
                 "table": tuned_table(tuned.get("forward", {})),

@@ -87,8 +87,8 @@ def test_configs_that_cannot_run_are_dropped() -> None:
     ("backward", "said"),
     [
         ("warp_split in {q, kv}", "'warp_split' shapes the text of a CUDA kernel"),
-        ("maxnreg = 128", "'maxnreg' is not lowered to CUDA"),
-        ("dkdv {\n dp = late\n }", "'dp' is not lowered to CUDA"),
+        ("dkdv {\n dp = late\n }", "dP comes before P is needed in a CUDA kernel"),
+        ("dkdv {\n dp in {early, late}\n }", "dP comes before P is needed in a CUDA kernel"),
         ("dkdv {\n tile.kv = 16, warps = 4\n }", "is not a multiple of 64, 16 keys for each of 4 warps"),
         ("dkdv {\n tile.q = 48\n }", "tile.q = 48 is not a power of two"),
         ("dq {\n tile.q = 32\n }", "tile.q = 32 is not a multiple of 64, 16 rows for each of 4 warps"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from attnc.build import front, plan_program
+from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
@@ -16,6 +17,10 @@ from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.cubin import backward_usage
 from attnc.runtime.loader import load_file
 from attnc.runtime.nvrtc import CompilationError, compile_cubin, nvrtc_version
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from attnc.target.files import render_files
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
@@ -91,6 +96,31 @@ def test_the_log_is_read() -> None:
     assert (cubin.spills, cubin.stack, cubin.warnings) == (0, 0, ())
     assert compile_cubin(source, ["-arch=sm_80"]) == cubin
     assert nvrtc_version().startswith(("12.", "13."))
+
+
+def test_registers_are_limited_where_a_schedule_says_so(tmp_path: Path) -> None:
+    text = """attention a {
+  input q: f16[B, M, H, 64]
+  input k, v: f16[B, N, H, 64]
+  score = dot(q, k)
+  normalize = softmax
+  output o: f16[B, M, H, 64]
+  grad q, k, v
+}
+schedule a for cuda.sm_80 {
+  backward {
+    dkdv {
+      tile.q = 64, tile.kv = 64, maxnreg in {128, none}
+    }
+  }
+}
+"""
+    (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
+    for name, content in render_files(module, path="a.attn", sha256="").items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    found = list(compile_configs(tmp_path / "default.py", "sm_80", "a_backward_dkdv"))
+    assert [config.maxnreg for config, _ in found] == [128, 0]
+    assert found[0][1].registers <= 128 < found[1][1].registers
 
 
 def test_what_does_not_compile_is_an_error_with_the_log() -> None:
