@@ -113,6 +113,7 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
     constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"]}
     constants["TMA"] = kernel.tma and device.has_tma
     constants["SPLIT"] = kernel.split is not None
+    constants["PDL"] = device.has_tma
     constants["SHARE"] = 0 if kernel.split is None else share_of(config)
     signature = {name: _type_of(name, module, constants) for name in function.arg_names}
     return compile_offline(

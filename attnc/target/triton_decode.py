@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
@@ -9,7 +11,7 @@ from attnc.plan.decode import share_of
 from attnc.plan.ir import Kernel, Loop, Module
 from attnc.plan.regions import ZERO
 from attnc.target.triton import TL_DTYPES, scalar
-from attnc.target.triton_kernel import MATRICES, KernelText, PartText, block
+from attnc.target.triton_kernel import MATRICES, KernelText, PartText, block, typed
 
 
 class DecodeText(KernelText):
@@ -75,10 +77,6 @@ class DecodeText(KernelText):
         """Pointers to the rows of q, o or lse, once the tensor's own points to the sequence."""
         pointer = MATRICES.get(name, f"{name}_ptr")
         return f"{pointer} + q_idx.to(tl.int64) * stride_{name}m + h.to(tl.int64) * stride_{name}h"
-
-    @property
-    def seen_mask(self) -> str:
-        return self.row_mask.replace("exists", "(exists & (l > 0.0))")
 
     @property
     def row_mask(self) -> str:
@@ -152,28 +150,48 @@ class DecodeText(KernelText):
     @property
     def first_pages(self) -> str:
         """The pages of the first tile: looked up while q is on its way."""
-        return self._pages_of(scalar(self.kernel.regions.loops[0].start))
+        return self._pages_of(scalar(self.kernel.regions.loops[0].start), "N")
 
     @property
-    def next_pages(self) -> str:
-        return self._pages_of("kv_lo + BLOCK_N")
+    def second_pages(self) -> str:
+        first = self.kernel.regions.loops[0]
+        return self._pages_within(f"{scalar(first.start)} + BLOCK_N", first)
+
+    def later_pages(self, loop: Loop) -> str:
+        """Those of the tile after the next: a look-up waits for all rows that were asked for before."""
+        return self._pages_within("kv_lo + 2 * BLOCK_N", loop)
+
+    def _pages_within(self, start: str, loop: Loop) -> str:
+        """None past the loop's end, where somebody would wait for them."""
+        return self._pages_of(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
 
     @property
     def own_pages(self) -> str:
-        return self._pages_of("kv_lo")
+        return self._pages_of("kv_lo", "N")
 
-    def _pages_of(self, start: str) -> str:
+    def _pages_of(self, start: str, stop: str) -> str:
         """The pages of the tile that begins with this key: up to N, as its rows are read up to there."""
         k = self.rows("k")
-        return f"_pages_of({k.table}, {k.table_stride}, {start}, N, BLOCK_N, {k.page})"
+        return f"_pages_of({k.table}, {k.table_stride}, {start}, {stop}, BLOCK_N, {k.page})"
 
     def keys_of(self, loop: Loop) -> str:
         """What a loop runs over; the few partial tiles after full ones are not worth filling a pipeline."""
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
-        return f"tl.range({bounds}, num_stages=1)" if self.is_rest(loop) else f"range({bounds})"
+        return f"tl.range({bounds}, num_stages=1)" if self._is_rest(loop) else f"range({bounds})"
 
-    def is_rest(self, loop: Loop) -> bool:
-        return loop is not self.kernel.regions.loops[0] and loop.masked is True
+    def _is_rest(self, loop: Loop) -> bool:
+        return loop is not self.kernel.regions.loops[0]
+
+    def looks_ahead(self, loop: Loop) -> bool:
+        return self.paged and not self._is_rest(loop)
+
+    @property
+    def again(self) -> tuple[Loop]:
+        """One plain loop over all tiles, for what is seldom done: addresses and a pipeline would cost the
+        kernel registers that the loops before it need.
+        """
+        first, last = self.kernel.regions.loops[0], self.kernel.regions.loops[-1]
+        return (replace(last, start=first.start),)
 
     def step_arguments(self, loop: Loop) -> str:
         return self._arguments(self.step_names, loop)
@@ -182,7 +200,7 @@ class DecodeText(KernelText):
         """Pages of the rest are looked up as they come: were those of the first loop used after it, the
         compiler would wait for them at the end of every step.
         """
-        page = "rest_page" if self.is_rest(loop) else "page"
+        page = "own_page" if self._is_rest(loop) else "page"
         return ", ".join((*(page if name == "page" else name for name in names), *self._step_values(loop)))
 
     def _key_names(self, names: str) -> list[str]:
@@ -265,7 +283,8 @@ class DecodeText(KernelText):
 
     @property
     def tiles(self) -> list[str]:
-        return ["BLOCK_M", "BLOCK_N", *([] if self.kernel.split is None else ["SPLIT"]), *self.shares]
+        split = [] if self.kernel.split is None else ["SPLIT"]
+        return ["BLOCK_M", "BLOCK_N", *split, *self.shares, "PDL"]
 
     @property
     def shares(self) -> list[str]:
@@ -282,14 +301,11 @@ class DecodeText(KernelText):
     def combine_lines(self) -> list[list[str]]:
         lse = ["lse_ptr"] if self.has_lse else []
         strides = [list(self.strides(arg)) for arg in self.module.outputs]
-        return [["parts_ptr", "O", *lse], *strides, self.combine_sizes, ["BLOCK_S"]]
+        return [["parts_ptr", "O", *lse], *strides, self.combine_sizes, ["BLOCK_S", "PDL"]]
 
     @property
     def combine_parameters(self) -> list[str]:
-        return [
-            ", ".join(f"{n}: tl.constexpr" if n == "BLOCK_S" else n for n in line)
-            for line in self.combine_lines
-        ]
+        return [", ".join(typed(line)) for line in self.combine_lines]
 
     @property
     def combine_sizes(self) -> list[str]:
@@ -297,7 +313,7 @@ class DecodeText(KernelText):
 
     @property
     def part_mask(self) -> str:
-        return "(weight > 0.0)[:, None]" + (
+        return "(split < SPLITS)[:, None]" + (
             "" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})"
         )
 

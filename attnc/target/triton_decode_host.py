@@ -115,6 +115,11 @@ class DecodeHost(HostText):
         return "tiles, splits, 1" if self.is_split else "tiles, 1, 1"
 
     @property
+    def combine_warps(self) -> int:
+        """So many that a thread holds a row of two shares at most; more only wait for each other."""
+        return min(max(self._text.block_dv // 64, 2), 8)
+
+    @property
     def combine_kernel(self) -> str:
         return self._text.combine_name
 

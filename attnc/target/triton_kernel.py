@@ -13,7 +13,7 @@ from attnc.plan.error_bound import feature
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Loop, Module, Row
 from attnc.target.triton import TL_DTYPES, scalar
 
-CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "SPLIT", "TMA")
+CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA")
 #: Tensors that are read or written in whole tiles.
 MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
 

@@ -153,9 +153,14 @@ def decode_sink_forward(
     stride_kv_len_0,
     stride_ob, stride_om, stride_oh,
     B, H, G, M, N, Hkv, SPLITS, PARTS,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
     """o and lse of one tile of (q row, head) rows of one KV head, from a share of its keys."""
+    if PDL:
+        # Launched while the kernel before it ends: what that writes may be read from here on.
+        tl.extra.cuda.gdc_wait()
+        if not SPLIT:
+            tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -184,6 +189,10 @@ def decode_sink_forward(
     split_lo = lo + split * share
     split_hi = tl.minimum(split_lo + share, hi)
     page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)
+    next_page = _pages_of(
+        block_table_row, stride_block_table_1, split_lo + BLOCK_N,
+        tl.where(split_lo + BLOCK_N < split_hi, N, 0), BLOCK_N, 16,
+    )
 
     row = row_lo + tl.arange(0, BLOCK_M)
     q_idx = row // G
@@ -199,21 +208,28 @@ def decode_sink_forward(
     l = tl.where(split == 0, tl.full([BLOCK_M], 1.0, tl.float32), 0.0)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     for kv_lo in range(split_lo, split_hi, BLOCK_N):
-        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, N, BLOCK_N, 16)
+        later_page = _pages_of(
+            block_table_row, stride_block_table_1, kv_lo + 2 * BLOCK_N,
+            tl.where(kv_lo + 2 * BLOCK_N < split_hi, N, 0), BLOCK_N, 16,
+        )
         acc, l, m = _decode_step(
             acc, l, m, q, K, V, page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             partial=(kv_lo < full_lo) | (kv_lo + BLOCK_N > full_hi), BLOCK_N=BLOCK_N,
         )
-        page = next_page
+        # a new value: Triton has no pipeline for a loop in which one is handed on for two steps
+        page = tl.maximum(next_page, 0)
+        next_page = later_page
 
+    if PDL and SPLIT:
+        tl.extra.cuda.gdc_launch_dependents()  # not before: its programs would be in the way
     # A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
     d = tl.arange(0, 64)
     if SPLIT:
-        # for the combine kernel, in float32 and base 2; it does not read the o of a row that saw nothing
+        # for the combine kernel, in float32 and base 2
         part = ((b * H + h) * M + q_idx).to(tl.int64) * SPLITS + split
         lse_parts_ptr = parts_ptr + tl.cast(PARTS, tl.int64) * 64
-        tl.store(parts_ptr + part[:, None] * 64 + d[None, :], o, mask=(exists & (l > 0.0))[:, None])
+        tl.store(parts_ptr + part[:, None] * 64 + d[None, :], o, mask=exists[:, None])
         tl.store(lse_parts_ptr + part, m + tl.log2(l), mask=exists)
     else:
         O += b.to(tl.int64) * stride_ob
@@ -226,9 +242,12 @@ def decode_sink_combine(
     parts_ptr, O,
     stride_ob, stride_om, stride_oh,
     H, M, SPLITS, PARTS,
-    BLOCK_S: tl.constexpr,
+    BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
     """o and lse of one row of one head from those of every share of its keys: o = sum 2**(lse_i - lse) o_i."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     q_idx = row % M
     h = row // M % H
@@ -245,10 +264,9 @@ def decode_sink_combine(
     for first in range(0, SPLITS, 16):
         split = first + tl.arange(0, 16)
         weight = tl.exp2(tl.load(lse_parts_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)
-        # a share that saw nothing has not written its o
-        o = tl.load(o_parts_ptr + split[:, None] * 64 + d[None, :], mask=(weight > 0.0)[:, None], other=0.0)
+        o = tl.load(o_parts_ptr + split[:, None] * 64 + d[None, :], mask=(split < SPLITS)[:, None], other=0.0)
         l += tl.sum(weight, 0)
-        acc += tl.sum(weight[:, None] * o, 0)
+        acc += tl.sum(tl.where(weight[:, None] > 0.0, weight[:, None] * o, 0.0), 0)
 
     o = acc / tl.where(l == 0.0, 1.0, l)
     O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
@@ -312,12 +330,15 @@ class _Launch:
 
     Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
     takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
+    From Hopper on, a launch may begin while the kernel before it ends, which hides most of its cost.
     """
 
     def __init__(self, kernel, grid, numbers, constants, device, **options):
-        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
-        self.device, self.options = device, options
-        self.trailing = (*numbers, *constants.values())
+        early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.kernel, self.grid, self.numbers, self.device = kernel, grid, numbers, device
+        self.constants = {**constants, "PDL": early}
+        self.options = {**options, "launch_pdl": True} if early else options
+        self.trailing = (*numbers, *self.constants.values())
         self.run = None
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
@@ -441,6 +462,7 @@ def _prepare(
         ),
         {"BLOCK_S": triton.next_power_of_2(splits)},
         q.device,
+        num_warps=2,
     )
     return _Call(layouts, forward, combine, ((rows * splits * 65,), (1,)))
 
@@ -552,9 +574,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.decode_sink_d64_2da73285_out(q, k, v, sink, block_table, kv_len, o, _written(config))
+        torch.ops.attnc.decode_sink_d64_c7db3ee1_out(q, k, v, sink, block_table, kv_len, o, _written(config))
         return o
-    return torch.ops.attnc.decode_sink_d64_2da73285(q, k, v, sink, block_table, kv_len, _written(config))
+    return torch.ops.attnc.decode_sink_d64_c7db3ee1(q, k, v, sink, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -602,12 +624,12 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.decode_sink_d64_2da73285 and its relatives, the first time that torch.compile meets decode_sink."""
-    if hasattr(torch.ops.attnc, "decode_sink_d64_2da73285"):
+    """Makes torch.ops.attnc.decode_sink_d64_c7db3ee1 and its relatives, the first time that torch.compile meets decode_sink."""
+    if hasattr(torch.ops.attnc, "decode_sink_d64_c7db3ee1"):
         return True
-    forward = torch.library.custom_op("attnc::decode_sink_d64_2da73285", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::decode_sink_d64_c7db3ee1", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::decode_sink_d64_2da73285_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::decode_sink_d64_c7db3ee1_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 

@@ -163,9 +163,14 @@ def paged_decode_forward(
     stride_ob, stride_om, stride_oh,
     stride_lseb, stride_lseh, stride_lsem,
     B, H, G, M, N, Hkv, SPLITS, PARTS,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SHARE,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SHARE, PDL: tl.constexpr,
 ):
     """o and lse of one tile of (q row, head) rows of one KV head, from a share of its keys."""
+    if PDL:
+        # Launched while the kernel before it ends: what that writes may be read from here on.
+        tl.extra.cuda.gdc_wait()
+        if not SPLIT:
+            tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -195,6 +200,10 @@ def paged_decode_forward(
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
     page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)
+    next_page = _pages_of(
+        block_table_row, stride_block_table_1, split_lo + BLOCK_N,
+        tl.where(split_lo + BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N, 16,
+    )
 
     row = row_lo + tl.arange(0, BLOCK_M)
     q_idx = row // G
@@ -208,27 +217,34 @@ def paged_decode_forward(
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     for kv_lo in range(split_lo, tl.minimum(full_hi, split_hi), BLOCK_N):
-        next_page = _pages_of(block_table_row, stride_block_table_1, kv_lo + BLOCK_N, N, BLOCK_N, 16)
+        later_page = _pages_of(
+            block_table_row, stride_block_table_1, kv_lo + 2 * BLOCK_N,
+            tl.where(kv_lo + 2 * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N, 16,
+        )
         acc, l, m = _decode_step(
             acc, l, m, q, K, V, page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             MASKED=False, BLOCK_N=BLOCK_N,
         )
-        page = next_page
+        # a new value: Triton has no pipeline for a loop in which one is handed on for two steps
+        page = tl.maximum(next_page, 0)
+        next_page = later_page
     for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
-        rest_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, BLOCK_N, 16)
+        own_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, BLOCK_N, 16)
         acc, l, m = _decode_step(
-            acc, l, m, q, K, V, rest_page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
+            acc, l, m, q, K, V, own_page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             MASKED=True, BLOCK_N=BLOCK_N,
         )
 
+    if PDL and SPLIT:
+        tl.extra.cuda.gdc_launch_dependents()  # not before: its programs would be in the way
     # A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
     d = tl.arange(0, 128)
     if SPLIT:
-        # for the combine kernel, in float32 and base 2; it does not read the o of a row that saw nothing
+        # for the combine kernel, in float32 and base 2
         part = ((b * H + h) * M + q_idx).to(tl.int64) * SPLITS + split
         lse_parts_ptr = parts_ptr + tl.cast(PARTS, tl.int64) * 128
-        tl.store(parts_ptr + part[:, None] * 128 + d[None, :], o, mask=(exists & (l > 0.0))[:, None])
+        tl.store(parts_ptr + part[:, None] * 128 + d[None, :], o, mask=exists[:, None])
         tl.store(lse_parts_ptr + part, m + tl.log2(l), mask=exists)
     else:
         O += b.to(tl.int64) * stride_ob
@@ -245,9 +261,12 @@ def paged_decode_combine(
     stride_ob, stride_om, stride_oh,
     stride_lseb, stride_lseh, stride_lsem,
     H, M, SPLITS, PARTS,
-    BLOCK_S: tl.constexpr,
+    BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
     """o and lse of one row of one head from those of every share of its keys: o = sum 2**(lse_i - lse) o_i."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     q_idx = row % M
     h = row // M % H
@@ -264,10 +283,11 @@ def paged_decode_combine(
     for first in range(0, SPLITS, 16):
         split = first + tl.arange(0, 16)
         weight = tl.exp2(tl.load(lse_parts_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)
-        # a share that saw nothing has not written its o
-        o = tl.load(o_parts_ptr + split[:, None] * 128 + d[None, :], mask=(weight > 0.0)[:, None], other=0.0)
+        o = tl.load(
+            o_parts_ptr + split[:, None] * 128 + d[None, :], mask=(split < SPLITS)[:, None], other=0.0,
+        )
         l += tl.sum(weight, 0)
-        acc += tl.sum(weight[:, None] * o, 0)
+        acc += tl.sum(tl.where(weight[:, None] > 0.0, weight[:, None] * o, 0.0), 0)
 
     o = acc / tl.where(l == 0.0, 1.0, l)
     O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
@@ -333,12 +353,15 @@ class _Launch:
 
     Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
     takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
+    From Hopper on, a launch may begin while the kernel before it ends, which hides most of its cost.
     """
 
     def __init__(self, kernel, grid, numbers, constants, device, **options):
-        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
-        self.device, self.options = device, options
-        self.trailing = (*numbers, *constants.values())
+        early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.kernel, self.grid, self.numbers, self.device = kernel, grid, numbers, device
+        self.constants = {**constants, "PDL": early}
+        self.options = {**options, "launch_pdl": True} if early else options
+        self.trailing = (*numbers, *self.constants.values())
         self.run = None
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
@@ -468,6 +491,7 @@ def _prepare(
         ),
         {"BLOCK_S": triton.next_power_of_2(splits)},
         q.device,
+        num_warps=2,
     )
     return _Call(layouts, forward, combine, ((rows * splits * 129,), (1,)))
 
@@ -586,9 +610,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.paged_decode_d128_7a8f0fdf_out(q, k, v, block_table, kv_len, o, lse, _written(config))
+        torch.ops.attnc.paged_decode_d128_700e33b3_out(q, k, v, block_table, kv_len, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.paged_decode_d128_7a8f0fdf(q, k, v, block_table, kv_len, _written(config))
+    return torch.ops.attnc.paged_decode_d128_700e33b3(q, k, v, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -637,13 +661,13 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.paged_decode_d128_7a8f0fdf and its relatives, the first time that torch.compile meets paged_decode."""
-    if hasattr(torch.ops.attnc, "paged_decode_d128_7a8f0fdf"):
+    """Makes torch.ops.attnc.paged_decode_d128_700e33b3 and its relatives, the first time that torch.compile meets paged_decode."""
+    if hasattr(torch.ops.attnc, "paged_decode_d128_700e33b3"):
         return True
-    forward = torch.library.custom_op("attnc::paged_decode_d128_7a8f0fdf", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::paged_decode_d128_700e33b3", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::paged_decode_d128_7a8f0fdf_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::paged_decode_d128_700e33b3_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True
