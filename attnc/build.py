@@ -94,6 +94,8 @@ def plan_program(program: Program) -> Planned:
     modules: list[ir.Module] = []
     problems: list[Diagnostic] = []
     warnings = list(program.warnings)
+    if not program.attentions and not program.projections:
+        warnings.append(_declares_nothing(program.source))
     for schedule in program.schedules:
         if schedule.target not in TARGETS and schedule.span is not None:
             warnings.append(_not_compiled(schedule, schedule.span))
@@ -285,6 +287,16 @@ def write_text(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _declares_nothing(source: Source) -> Diagnostic:
+    return warning(
+        "W0804",
+        "the file declares no attention and no projection",
+        source.span(0, 0),
+        "nothing to check or to compile",
+        hints=("begin with 'attention NAME {', and add 'schedule NAME for triton { ... }'",),
+    )
 
 
 def _not_compiled(schedule: Schedule, span: Span) -> Diagnostic:

@@ -112,6 +112,11 @@ _PLAN_WARNINGS = {
         "schedule for a target that is not compiled",
         "The schedule is checked but makes no file; the attention's other schedules do.",
     ),
+    "W0804": CodeInfo(
+        "file that declares nothing",
+        "Definitions alone mean nothing to a compiler: a file holds an attention or a projection, and its "
+        "schedules.",
+    ),
 }
 
 _ALL = _SYNTAX | SEMANTIC | _LIMITS | _RESOURCES | _PLAN_WARNINGS

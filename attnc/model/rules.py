@@ -43,9 +43,9 @@ def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Report)
         widest = max(_values(attention.k.shape[-1], attention), default=MAX_HEAD_DIM)
         if widest < min(_values(attention.v.shape[-1], attention), default=1):
             place = attention.v.storage.span or tree.span
-            report.error(
-                "E0316", "v is wider than the k that it is a prefix of", place, f"k has {widest} columns"
-            )
+            related = () if attention.k.span is None else (Label(attention.k.span, f"{widest} columns"),)
+            message = "v is wider than the k that it is a prefix of"
+            report.error("E0316", message, place, "the first columns of k", related=related)
 
 
 def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Report) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from attnc.diagnostics import did_you_mean
+from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import Binary, Const, Dim
 from attnc.model.products import same_size
 from attnc.model.report import Report
@@ -84,10 +84,16 @@ class Storages:
             or not 1 <= page.value <= MAX_PAGE
         ):
             self._error(page, "the page size is not a positive integer", f"rows of a page, 1 to {MAX_PAGE}")
-        elif (table := self._table(call, "a block table is 'i32[B, P]'")) is not None:
+        elif (table := self._table(call, "i32[B, P]")) is not None:
             if len(table.shape) == 2 and table.shape[0] == _B:
                 return Paged(block_table=table.name, page=page.value, span=call.span)
-            self._error(call.args[0], f"'{table.name}' is not a block table", "a block table is 'i32[B, P]'")
+            self._error(
+                call.args[0],
+                f"'{table.name}' is not a block table",
+                "needs a page for each sequence and place",
+                related=_declared(table),
+                hint=f"declare 'input {table.name}: i32[B, P]'",
+            )
         return None
 
     def _ragged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
@@ -95,11 +101,15 @@ class Storages:
             self._error(
                 call, "only q, k and v can be ragged", f"{name} is addressed by the expressions that load it"
             )
-        elif (table := self._table(call, "cumulative lengths are 'i32[B + 1]'")) is not None:
+        elif (table := self._table(call, "i32[B + 1]")) is not None:
             if table.shape == (Binary("+", _B, Const(1)),):
                 return Ragged(cu_seqlens=table.name, span=call.span)
             self._error(
-                call.args[0], f"'{table.name}' does not hold B + 1 row numbers", "must be 'i32[B + 1]'"
+                call.args[0],
+                f"'{table.name}' does not hold B + 1 row numbers",
+                "where each sequence begins, and where the last one ends",
+                related=_declared(table),
+                hint=f"declare 'input {table.name}: i32[B + 1]'",
             )
         return None
 
@@ -107,13 +117,21 @@ class Storages:
         of = call.args[0]
         k = self.scope.tensors.get("k")
         if name != "v" or not isinstance(of, ast.Name) or of.id != "k":
-            self._error(call, "only v can be a prefix, and only of k", "write 'input v: ... via prefix(k)'")
+            self._error(
+                call,
+                "only v can be a prefix, and only of k",
+                f"not {name} of {of.span.text}",
+                hint="write 'input v: ... via prefix(k)'",
+            )
         elif tensor is not None and isinstance(k, Tensor):
             rows = (tensor.roles, *tensor.shape[:-1]), (k.roles, *k.shape[:-1])
             if rows[0] == rows[1]:
                 return Prefix(of="k", span=call.span)
             self._error(
-                call, "v differs from k in more than its head dimension", "a prefix has the rows of k"
+                call,
+                "v differs from k in more than its head dimension",
+                "a prefix has the rows of k",
+                related=_declared(k),
             )
         return None
 
@@ -137,7 +155,13 @@ class Storages:
             return None
         if table.dtype is DType.I32:
             return table
-        self._error(arg, f"'{name}' is not of type i32", expected)
+        self._error(
+            arg,
+            f"'{name}' is not of type i32",
+            "holds row or page numbers",
+            related=_declared(table),
+            hint=f"declare 'input {name}: {expected}'",
+        )
         return None
 
     def _check_same_rows(self, tree: ast.Attention) -> None:
@@ -152,12 +176,30 @@ class Storages:
                 "k and v are stored in different ways",
                 place or v.span or tree.span,
                 "the rows of v are those of k",
+                related=_stored(k),
                 hints=("declare them together: 'input k, v: ... via ...'",),
             )
         elif isinstance(k.storage, Ragged) and not same_size(k.size(Role.KEY), v.size(Role.KEY)):
             self.report.error(
-                "E0316", "k and v differ in rows", v.span or tree.span, "the rows of v are those of k"
+                "E0316",
+                "k and v differ in rows",
+                v.span or tree.span,
+                "the rows of v are those of k",
+                related=_declared(k),
             )
 
-    def _error(self, tree: ast.Expr, message: str, label: str) -> None:
-        self.report.error("E0316", message, tree.span, label)
+    def _error(
+        self, tree: ast.Expr, message: str, label: str, *, related: tuple[Label, ...] = (), hint: str = ""
+    ) -> None:
+        hints = (hint,) if hint else ()
+        self.report.error("E0316", message, tree.span, label, related=related, hints=hints)
+
+
+def _declared(tensor: Tensor) -> tuple[Label, ...]:
+    """Where the other half of a disagreement stands."""
+    return () if tensor.span is None else (Label(tensor.span, f"'{tensor.name}' is declared here"),)
+
+
+def _stored(tensor: Tensor) -> tuple[Label, ...]:
+    span = tensor.span if isinstance(tensor.storage, Dense) else tensor.storage.span
+    return () if span is None else (Label(span, f"and here are those of {tensor.name}"),)

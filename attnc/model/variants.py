@@ -10,7 +10,7 @@ from itertools import product
 from math import isfinite, prod
 from typing import TypeAlias
 
-from attnc.diagnostics import DiagnosticError, error
+from attnc.diagnostics import DiagnosticError, Label, error
 from attnc.expr.nodes import Binary, Const, Expr, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import number, substitute
@@ -136,7 +136,8 @@ def _check(variant: Variant, report: Report) -> None:
     whole, part = number(attention.k.shape[-1]) or 0, number(attention.v.shape[-1]) or 0
     if isinstance(storage, Prefix) and part > whole:
         message = f"v has {part} columns, the k that it is a prefix of has {whole}"
-        report.error("E0316", message, storage.span or place, note)
+        related = () if attention.k.span is None else (Label(attention.k.span, f"{whole} columns"),)
+        report.error("E0316", message, storage.span or place, note, related=related)
 
 
 def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> None:

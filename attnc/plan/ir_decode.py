@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Expr
-from attnc.model.schedule import Schedule
+from attnc.model.schedule import Knob, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,16 @@ class UnifiedMax:
 
 def is_decode(schedule: Schedule) -> bool:
     """Whether a schedule asks for what only the decode kernel does."""
+    return bool(decode_knobs(schedule))
+
+
+def decode_knobs(schedule: Schedule) -> tuple[Knob, ...]:
+    """The keys by which it asks for it."""
     knobs = schedule.knobs.get("forward", {})
     loops, pack, split = (knobs.get(key) for key in ("loops", "pack", "split.kv"))
-    return bool(
-        (loops and ("kv",) in loops.choices)
-        or (pack and "gqa" in pack.choices)
-        or (split and any(choice != 1 for choice in split.choices))
+    asking = (
+        loops if loops and ("kv",) in loops.choices else None,
+        pack if pack and "gqa" in pack.choices else None,
+        split if split and any(choice != 1 for choice in split.choices) else None,
     )
+    return tuple(knob for knob in asking if knob)

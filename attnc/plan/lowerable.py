@@ -16,7 +16,7 @@ from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
 from attnc.plan.cuda_backward import check_cuda_backward
 from attnc.plan.gradients import wanted_loads
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir_decode import decode_knobs, is_decode
 from attnc.plan.names import clashes, clashes_as_size, clashes_with_kernel
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import has_rows, is_plain
@@ -139,20 +139,38 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """A warning where the spec asks for gradients that are not generated yet."""
+    """A warning where the spec asks for gradients that are not generated."""
     attention = variant.attention
-    reason = "k or v is paged or a prefix, or the schedule decodes"
-    if schedule.target != "triton" and has_rows(attention) and not is_decode(schedule):
-        reason = f"the backward for {schedule.target} takes f16 or bf16"
-    if attention.grads and not has_backward(attention, schedule) and attention.span is not None:
+    if not attention.grads or has_backward(attention, schedule):
+        return
+    span, reason, instead = _without_backward(attention, schedule)
+    if span is not None:
         yield Diagnostic(
             code="W0802",
             severity="warning",
-            message=f"gradients of '{attention.name}' are not generated yet",
-            primary=Label(attention.span, reason),
+            message=f"gradients of '{attention.name}' are not generated for {schedule.target}",
+            primary=Label(span, reason),
             notes=("the generated callable refuses tensors that require a gradient",),
-            hints=("call it under torch.no_grad(), or on detached tensors",),
+            hints=(instead, "or call it under torch.no_grad(), or on detached tensors"),
         )
+
+
+def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
+    """Where it is said that there are no gradients, why, and what has them."""
+    for tensor in (attention.k, attention.v):
+        if isinstance(tensor.storage, Paged | Prefix):
+            what = "keys and values in pages" if isinstance(tensor.storage, Paged) else "a prefix of k"
+            rows = "to train, store k and v as tensors of their own, or packed ('via ragged(...)')"
+            return tensor.storage.span, f"{what}: there are no gradients of such memory", rows
+    if is_decode(schedule):
+        place = next((knob.span for knob in decode_knobs(schedule)), None)
+        instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
+        return place or attention.span, "the decode kernel has no backward", instead
+    return (
+        attention.span,
+        f"{schedule.target} has gradients of f16 and bf16",
+        "a schedule for triton makes them",
+    )
 
 
 def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
