@@ -197,7 +197,7 @@ class _Maker:
                 tma=not lengths and is_plain(attention),
                 configs=choices,
                 shared=tuple(self._shared(config, name_of(makes)) for config in choices),
-                bound=error_bound(attention, choices, softmax),
+                bound=error_bound(attention, choices, softmax, on_cuda=self.cuda is not None),
                 rows=places,
             ),
             chain=Chain(

@@ -13,7 +13,7 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value
 from attnc.model.tensors import DType, Prefix
-from attnc.plan.cuda_layout import CHUNK, MMA, CudaLayout, Swizzle
+from attnc.plan.cuda_layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.resources import Buffer, Estimate, features
@@ -24,8 +24,17 @@ PREFIX = "cuda."
 PORTABLE = tuple(DEVICES)
 #: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
 _EXCHANGE = 32
-#: acc and s take most registers of a thread; the rest is addresses, statistics and fragments in flight.
-_FREE_REGISTERS = 48
+#: acc and s take most registers of a thread; the rest is addresses, statistics and fragments in flight, of
+#: f32 in two parts.
+_FREE_REGISTERS, _FREE_REGISTERS_F32 = 48, 60
+#: What a schedule of f32, twice as wide, gets for the keys that it does not mention: the first that fits.
+_NARROW: tuple[Mapping[str, Value], ...] = (
+    {"tile.kv": 32},
+    {"tile.kv": 32, "stages": 1},
+    {},
+    {"stages": 1},
+    {"tile.q": 32, "stages": 1},
+)
 #: Columns of o that a warp can keep to itself for 16 rows, in 128 registers of a thread.
 _WIDEST = 256
 
@@ -42,17 +51,10 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         )
         return
     attention = variant.attention
-    if attention.q.dtype is DType.F32:
-        yield _unsupported(
-            "f32 inputs are not lowered to CUDA yet",
-            attention.q.span,
-            "mma.sync multiplies f16 and bf16",
-            "use f16 or bf16 here, or the target 'triton'",
-        )
     for size, tensor in {features(tensor): tensor for tensor in (attention.v, attention.q)}.items():
-        if size % CHUNK:
+        if size % GRANULE:
             yield _unsupported(
-                f"the head dimension {size} is not a multiple of {CHUNK}",
+                f"the head dimension {size} is not a multiple of {GRANULE}",
                 tensor.span,
                 "rows are copied in pieces of 16 bytes",
                 "pad the last axis",
@@ -112,14 +114,15 @@ def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLay
     """The layout that all configs of a schedule share."""
     decodes = is_decode(schedule)
     d, dv = features(variant.attention.q), features(variant.attention.v)
-    v = Swizzle(width=_padded(dv))
+    element = DType(variant.attention.q.dtype)
+    v = Swizzle(width=_padded(dv), chunk=chunk_of(element))
     split = "kv" if config["warp_split"] == "kv" else "q"
     return CudaLayout(
         arch=schedule.target.removeprefix(PREFIX),
-        element=DType(variant.attention.q.dtype),
+        element=element,
         d=d,
         dv=dv,
-        qk=Swizzle(width=_padded(d)),
+        qk=Swizzle(width=_padded(d), chunk=chunk_of(element)),
         v=v,
         warp_split=split,  # type: ignore[arg-type]  # one of the two
         streamed="q" if config["loops"] == ("kv", "q") else "kv",
@@ -133,13 +136,27 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     """The configs that can run somewhere, in their order. Raises DiagnosticError (E0601) when there is
     none.
     """
-    candidates = configs(schedule, "forward", variant)
+    candidates = _candidates(variant, schedule)
     reasons = [(config, cuda_misfit(config, variant, schedule)) for config in candidates]
     kept = tuple(config for config, reason in reasons if reason is None)
     if not kept:
         first, reason = reasons[0]
         raise DiagnosticError([_nothing_fits(schedule, reason or "", _remedies(first, variant, schedule))])
     return kept
+
+
+def _candidates(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+    """The configs of the schedule, with smaller tiles of f32 where it says nothing of them."""
+    said = configs(schedule, "forward", variant)
+    if variant.attention.q.dtype is not DType.F32:
+        return said
+    knobs = schedule.knobs.get("forward", {})
+    for tiles in _NARROW:
+        unsaid = {key: value for key, value in tiles.items() if key not in knobs}
+        found = tuple(Config(values={**config.values, **unsaid}) for config in said)
+        if any(cuda_misfit(config, variant, schedule) is None for config in found):
+            return found
+    return said
 
 
 def _remedies(config: Config, variant: Variant, schedule: Schedule) -> list[str]:
@@ -164,9 +181,9 @@ def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
         if not isinstance(size, int) or size % unit:
             share = f", 16 {name} for each of {warps} warps" if tile == key else ""
             return f"{tile} = {size} is not a multiple of {unit}{share}"
-    if max(layout.qk.width, layout.v.width) // CHUNK > layout.threads(config):
-        return f"{layout.threads(config)} threads are fewer than the {CHUNK}-element pieces of a row"
-    registers, limit = sum(layout.registers(config).values()) + _FREE_REGISTERS, 255
+    if max(layout.qk.chunks, layout.v.chunks) > layout.threads(config):
+        return f"{layout.threads(config)} threads are fewer than the {layout.chunk}-element pieces of a row"
+    registers, limit = sum(_registers(layout, config).values()), 255
     if registers > limit:
         return f"needs about {registers} registers a thread; the limit is {limit}"
     shared = sum(layout.shared_memory(config).values())
@@ -187,7 +204,13 @@ def cuda_estimate(layout: CudaLayout, config: Config) -> Estimate:
         stages = f"{config['stages']} x " if name in streamed else ""
         shape = f"{stages}{config[rows[name]]}x{shapes[name]}" if name in rows else "split-K"
         buffers.append(Buffer(name=name, shape=shape, bytes=size))
-    return Estimate(buffers=tuple(buffers), registers={**layout.registers(config), "other": _FREE_REGISTERS})
+    return Estimate(buffers=tuple(buffers), registers=_registers(layout, config))
+
+
+def _registers(layout: CudaLayout, config: Config) -> dict[str, int]:
+    """Registers of a thread by value, and an allowance for the rest."""
+    other = _FREE_REGISTERS_F32 if layout.is_f32 else _FREE_REGISTERS
+    return {**layout.registers(config), "other": other}
 
 
 def _padded(size: int) -> int:

@@ -9,7 +9,7 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Config, Knob, Schedule, knobs_of
 from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
-from attnc.plan.cuda_layout import CHUNK, MMA, CudaLayout, integer
+from attnc.plan.cuda_layout import MMA, CudaLayout, integer
 from attnc.plan.device import DEVICES
 from attnc.plan.resources import Buffer, Estimate, features, phase_of
 
@@ -150,8 +150,8 @@ def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which)
     columns = tile_kv if over_rows(kernel) else tile_q // parts
     if variant.attention.softmax.dropout is not None and columns > _DRAWN:
         return f"dropout draws for at most {_DRAWN} columns at a time"
-    if max(plan.layout.qk.width, plan.layout.v.width) // CHUNK > 32 * warps:
-        return f"{32 * warps} threads are fewer than the {CHUNK}-element pieces of a row"
+    if max(plan.layout.qk.chunks, plan.layout.v.chunks) > 32 * warps:
+        return f"{32 * warps} threads are fewer than the {plan.layout.chunk}-element pieces of a row"
     registers = sum(plan.registers(config, kernel).values()) + _FREE_REGISTERS
     if registers > _LIMIT:
         return f"needs about {registers} registers a thread; the limit is {_LIMIT}"

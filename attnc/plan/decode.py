@@ -94,7 +94,11 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
             for config in choices
         ),
         cuda=layout,
-        bound=_bound(error_bound(attention, choices, softmax), _partial_results(choices, layout), unified),
+        bound=_bound(
+            error_bound(attention, choices, softmax, on_cuda=on_cuda),
+            _partial_results(choices, layout),
+            unified,
+        ),
         rows=places,
         stored=stored(attention),
         pack=pack,

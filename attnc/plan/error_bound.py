@@ -1,4 +1,19 @@
-"""The parameters of the error bound, read off the plan's decisions."""
+"""The parameters of the error bound, read off the plan's decisions.
+
+Products of f32 on tensor cores (3xTF32). An operand x is large + small, each with the 11 significant bits
+of a tf32: |small| <= 2^-11 |x|, and what is left of x is at most 2^-11 |small| <= 2^-22 |x|. (Rounding to
+nearest has that, and so has cutting off x (1 + 2^-11): between a half and the whole of the last bit is added
+before up to the whole is taken away, and the more, the larger x is beside that bit.) A product of two
+such sums leaves out small small, another 2^-22. Together a product is wrong by less than
+3 2^-22 (1 + 2^-11) < 2^-20 of itself.
+
+Sums on tensor cores are not rounded to nearest: the addends of an mma are shifted to the exponent of the
+largest one, with one bit more than a float has (on newer chips two), and what does not fit is cut off; so
+is the result (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021).
+Four products and the sum before are added at once, five addends that lose u = 2^-24 of the largest each and a
+result that loses 2u: at most 7/4 u for each product, where rounding to nearest has u. The CUDA kernels count
+2u (`addition_error`). They add the sum of each tile to the accumulators by themselves, rounded to nearest, so
+that a long row of keys is not cut off once in every step; `sums` has 2u for every key of a tile."""
 
 from __future__ import annotations
 
@@ -8,14 +23,18 @@ from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.ir import ErrorBound, Softmax
 
-#: tf32x3 splits an f32 into three tf32 parts and drops the smallest cross products.
+#: Relative error of a product of f32 in three of tf32.
 TF32X3_PRODUCT_ERROR = 2.0**-20
+#: Relative error of an addition that is rounded to nearest, and of one that is cut off.
+_ROUNDED, _CUT_OFF = 2.0**-24, 2.0**-23
 #: Absolute error of tanh(x) = 1 - 2 / (exp2(2 x log2 e) + 1) in float32: three roundings near 1 and two ulps
 #: each of exp2 and division.
 TANH_ERROR = 2.0**-21
 
 
-def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Softmax) -> ErrorBound:
+def error_bound(
+    attention: Attention, configs: tuple[Config, ...], softmax: Softmax, *, on_cuda: bool
+) -> ErrorBound:
     """The bound's parameters for the worst config: the longest partial sums, and the most tiles."""
     tiles = [tile for config in configs if isinstance(tile := config["tile.kv"], int)]
     element = _dtype(attention.q)
@@ -28,6 +47,7 @@ def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Soft
         tile_kv=max(tiles),
         min_tile_kv=min(tiles),
         product_error=TF32X3_PRODUCT_ERROR if element is DType.F32 else 0.0,
+        addition_error=_CUT_OFF if on_cuda and element is DType.F32 else _ROUNDED,
         intrinsics=(("tanh", TANH_ERROR),),
         renormalised=softmax.rescale == "every_step",
     )

@@ -80,7 +80,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
             for config in choices
         ),
         cuda=layout,
-        bound=error_bound(attention, choices, softmax),
+        bound=error_bound(attention, choices, softmax, on_cuda=on_cuda),
         rows=places,
         stored=stored(attention),
     )

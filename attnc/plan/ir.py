@@ -226,7 +226,7 @@ class ErrorBound:
     tile_kv: most keys that one partial sum may hold, over all configs, and min_tile_kv the fewest (it
     gives the number of tiles);
     splits: partial results joined; product_error: relative error of a product in a dot (0 where products
-    are exact in f32);
+    are exact in f32), and addition_error of an addition there;
     exp_ulps: error of the target's exp2; intrinsics: (name, absolute error) of other functions;
     renormalised: o is rescaled
     at every step (FlashAttention-1), which adds roundings per tile; largest_shift: how far what the exponent
@@ -243,11 +243,16 @@ class ErrorBound:
     min_tile_kv: int
     splits: int = 1
     product_error: float = 0.0
+    addition_error: float = 2.0**-24
     exp_ulps: float = 2.0
     intrinsics: tuple[tuple[str, float], ...] = ()
     renormalised: bool = False
     largest_shift: float = 0.0
     least_probability: float = 1.0
+
+    def dot_error(self, length: int) -> float:
+        """Of a sum of so many products, relative to the sum of their magnitudes."""
+        return (length + 3) * self.addition_error + self.product_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

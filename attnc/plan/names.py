@@ -94,6 +94,9 @@ CUDA_KERNEL = frozenset((
     "any_thread", "atomicAdd", "group", "head_stride", "Heads", "HIGH", "lost", "LOW", "lse_parts", "m_all",
     "o_parts", "PHI", "SHARE", "SHARERS", "SPLITS", "thread", "top", "wrong", "w", "wait_copies", "warp",
     "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
+    "below", "below_qk", "below_v", "correction", "half", "large", "load_columns", "load_operand",
+    "load_word",
+    "Operand", "small", "split", "to_operand", "upwards",
 ))  # fmt: skip
 #: The same of the backward's `.cu` files.
 CUDA_BACKWARD = frozenset((

@@ -42,6 +42,7 @@ class CudaHostText:
         self.kernel = kernel.name
         self.is_split = False
         self.sections = kernel.grid.over == "q"
+        self.chunk = text.layout.chunk
 
     @property
     def _pointers(self) -> list[str]:

@@ -187,7 +187,7 @@ def _tidy(text: str) -> str:
     """One blank line in a row, none at a block's start or end, pragmas indented like what they are about."""
     text = re.sub(r"[ \t]+\n", "\n", text)
     text = re.sub(r"\n{3,}", "\n\n", text)
-    text = re.sub(r"^[ \t]*(#pragma unroll)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
+    text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
     text = re.sub(r"(\{)\n\n", r"\1\n", text)
     text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
     return text.strip("\n") + "\n"

@@ -43,6 +43,10 @@ class TileText(PlaceText):
         mask = swizzle.period - 1
         return f"(row & {mask})" if swizzle.span == 1 else f"(row / {swizzle.span} & {mask})"
 
+    def next_row(self, swizzle: Swizzle) -> str:
+        """The address of a chunk in an even row, permuted as in the row after it."""
+        return "(place ^ 16)" if swizzle.span == 1 else "place"
+
     @property
     def at_qk(self) -> str:
         return "at" if self.same_tiles else "at_qk"
@@ -98,6 +102,10 @@ class TileText(PlaceText):
         return self.after_qk if self.v_in_k else self.after_v
 
     @property
+    def below_value(self) -> str:
+        return self.after_value.replace("after", "below")
+
+    @property
     def value_tile(self) -> str:
         return self.d_tile if self.v_in_k else self.dv_tile
 
@@ -116,3 +124,39 @@ class TileText(PlaceText):
         if self.page:
             return "pages" if self.same_tiles else "v_pages"
         return "rows" if self.same_tiles else "v_rows"
+
+    # -- two neighbouring elements of a result ---------------------------------------------------------------
+
+    @property
+    def pair_type(self) -> str:
+        """What they are in memory."""
+        return "Pair" if self.layout.is_f32 else "u32"
+
+    @property
+    def no_pair(self) -> str:
+        """Two zeros."""
+        return "Pair{}" if self.layout.is_f32 else "0"
+
+    def pair(self, first: str, second: str) -> str:
+        """Of two floats, rounded."""
+        return f"Pair{{{first}, {second}}}" if self.layout.is_f32 else f"pack({first}, {second})"
+
+    def pair_element(self, which: int) -> str:
+        """The first or the second of `pair`."""
+        if self.layout.is_f32:
+            return f"pair.values[{which}]"
+        return f"element{{(unsigned short){'(pair >> 16)' if which else 'pair'}}}"
+
+    def rounded(self, value: str) -> str:
+        """A float as an element."""
+        return value if self.layout.is_f32 else f"element{{(unsigned short)pack({value}, 0.0f)}}"
+
+    @property
+    def piece_chunk(self) -> str:
+        """The chunk where the pair of a thread in 8 columns, the j-th, begins."""
+        return "2 * j + t / 2" if self.layout.is_f32 else "j"
+
+    @property
+    def in_chunk(self) -> str:
+        """And its place there."""
+        return "t % 2 * 2" if self.layout.is_f32 else "2 * t"

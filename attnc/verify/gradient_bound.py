@@ -155,7 +155,7 @@ class _Errors:
         o_error, lse_error = rows_of["o"].allowed, rows_of["lse"].allowed
         open_row = rows_of["lse"].open | ~np.isfinite(o).all(axis=1, keepdims=True)
         size = np.abs(head.q) @ np.abs(head.k).T
-        rounding = (head.q.shape[1] + 3) * U + forward.product_error
+        rounding = forward.dot_error(head.q.shape[1])
         dot = Approx(head.q @ head.k.T, rounding * size)
         score = RunningError(head, dot, dict(forward.intrinsics)).analyse(head.attention.score)
         s = np.where(head.visible, np.broadcast_to(score.value, head.shape).astype(np.float64), -np.inf)
@@ -170,7 +170,7 @@ class _Errors:
         factor = np.where(kept, 1 / (1 - drop), 0.0) if drop < 1 else np.zeros(head.shape)
         products = np.abs(do) @ np.abs(head.v).T
         dp = factor * (do @ head.v.T)
-        dot_error = (head.v.shape[1] + 3) * U + forward.product_error
+        dot_error = forward.dot_error(head.v.shape[1])
         if forward.o_dtype is not forward.p_dtype:  # do is rounded to v's type
             dot_error += DType(forward.p_dtype).unit_roundoff
         dp_error = factor * dot_error * products + 2 * U * np.abs(dp)

@@ -96,12 +96,13 @@ def attach(module: ModuleType) -> None:
 def _compiled(source: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     """The shared library of a kernel, from the cache when it has been compiled before."""
     header = resource("templates", "cuda", "simt.h")
+    headers = [path.read_text(encoding="utf-8") for path in sorted(header.parent.glob("*.h"))]
     found = _KERNEL.findall(source)
     if not found:
         raise ValueError("the source has no kernel")
     text = "".join([source, _ARGUMENTS, *(_ENTRY % {"kernel": name} for name in found)])
     flags = [f"-D{name}={value}" for name, value in defines]
-    content = "\0".join([text, header.read_text(encoding="utf-8"), *flags])
+    content = "\0".join([text, *headers, *flags])
     library = cache_folder() / f"{hashlib.sha256(content.encode()).hexdigest()}.so"
     if not library.is_file():
         _build(text, header.parent, flags, library)

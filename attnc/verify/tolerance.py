@@ -113,7 +113,7 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     o, lse = softmax(head)
     with np.errstate(all="ignore"):
         size = np.abs(head.q) @ np.abs(head.k).T
-        rounding = (head.q.shape[1] + 3) * U + bound.product_error
+        rounding = bound.dot_error(head.q.shape[1])
         dot = Approx(head.q @ head.k.T, rounding * size)
         score = RunningError(head, dot, dict(bound.intrinsics)).analyse(head.attention.score)
         visible = head.visible

@@ -233,90 +233,13 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
 #define __syncthreads() simt::meet(simt::At::barrier, __LINE__)
 #define __syncwarp() simt::meet(simt::At::instruction, __LINE__)
 
-struct bf16;
-struct f16;
-namespace simt {
-template <class T> constexpr bool is_f16 = false;
-template <> constexpr bool is_f16<f16> = true;
-
-template <class T>
-static float widen(T x)
-{
-    if (is_f16<T>) {
-        _Float16 value;
-        memcpy(&value, &x, 2);
-        return float(value);
-    }
-    uint32_t word = 0;
-    memcpy((char*)&word + 2, &x, 2);
-    return __builtin_bit_cast(float, word);
-}
-
-// To nearest, ties to even.
-template <class T>
-static uint32_t narrow(float x)
-{
-    if (is_f16<T>)
-        return __builtin_bit_cast(uint16_t, _Float16(x));
-    const uint32_t word = __builtin_bit_cast(uint32_t, x);
-    return x != x ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
-}
-
-static float half_of(uint32_t pair, int half)
-{
-    const uint16_t bits = uint16_t(pair >> 16 * half);
-    return widen(__builtin_bit_cast(element, bits));
-}
-
-template <bool TRANSPOSED>
-static void load_pieces(u32 (&x)[4], u32 row)
-{
-    const unsigned char* mine = (const unsigned char*)shared + row;
-    if (row + 16 > sizeof shared || row % 16)
-        fail("a matrix row outside of shared memory, or not aligned", __LINE__);
-    const Show* all = exchange(__LINE__ + TRANSPOSED, [&](Show& s) { s.row = mine; });
-    const int g = current % WARP / 4, t = current % 4;
-    for (int p = 0; p < 4; ++p)
-        if (TRANSPOSED) {
-            uint16_t low, high;
-            memcpy(&low, all[8 * p + 2 * t].row + 2 * g, 2);
-            memcpy(&high, all[8 * p + 2 * t + 1].row + 2 * g, 2);
-            x[p] = low | u32(high) << 16;
-        } else
-            memcpy(&x[p], all[8 * p + g].row + 4 * t, 4);
-}
-}  // namespace simt
+#include "simt_mma.h"
 
 template <class T> static T min(T a, T b) { return a < b ? a : b; }
 template <class T> static T max(T a, T b) { return a > b ? a : b; }
 static inline long long abs(long long x) { return x < 0 ? -x : x; }
 static inline float __fdividef(float x, float y) { return x / y; }
 static inline float exp2_(float x) { return exp2f(x); }
-static inline u32 pack(float low, float high) { return simt::narrow<element>(low) | simt::narrow<element>(high) << 16; }
-template <class T> static float to_float(T x) { return simt::widen(x); }
-
-static inline u32 address(const void* place) { return u32((const unsigned char*)place - (const unsigned char*)shared); }
-static inline void load_pieces(u32 (&x)[4], u32 row) { simt::load_pieces<false>(x, row); }
-static inline void load_pieces_transposed(u32 (&x)[4], u32 row) { simt::load_pieces<true>(x, row); }
-
-static inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
-{
-    using namespace simt;
-    const Show* all = exchange(__LINE__, [&](Show& s) {
-        for (int i = 0; i < 8; ++i)
-            s.product.a[i] = half_of(a[i / 2], i % 2);
-        for (int i = 0; i < 4; ++i)
-            s.product.b[i] = half_of(i < 2 ? b0 : b1, i % 2);
-    });
-    const int g = current % WARP / 4, t = current % 4;
-    for (int e = 0; e < 4; ++e)
-        for (int k = 0; k < 16; ++k) {
-            const int lane = k % 8 / 2, slot = k / 8 * 2;  // of A: registers a0/a1 hold k < 8, a2/a3 the rest; of B: b0, b1
-            const float left = all[4 * g + lane].product.a[2 * (slot + e / 2) + k % 2];
-            const float right = all[4 * (2 * t + e % 2) + lane].product.b[slot + k % 2];
-            c[e] += left * right;
-        }
-}
 
 static inline float from_lane(float x, int mask)
 {

@@ -68,6 +68,7 @@ CUDA_SPECS = {
         "grads": "q, k, v",
         "d": 128,
     },
+    "single": {"dtype": "f32", "d": 72, "schedule": "  warp_split = kv", "mask": "causal"},
     "wide": {
         "d": 512,
         "schedule": "  loops = [kv], tile.q = 16, stages = 1, warp_split = kv, split.kv = 4",

@@ -177,7 +177,7 @@ def _nonzero(divisor: str) -> str:
 @st.composite
 def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False) -> str:
     """The text of a file with one attention and its schedule for triton, and one for CUDA if wanted."""
-    dtype = draw(st.sampled_from(("bf16", "f16") if on_cuda else ("bf16", "f16", "f32")))
+    dtype = draw(st.sampled_from(("bf16", "f16", "f32")))
     heads, kv_heads = draw(
         st.sampled_from(
             (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))

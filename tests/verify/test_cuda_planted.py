@@ -11,12 +11,16 @@ from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.verify.cuda_backward_bugs import CUDA_BACKWARD_BUGS
 from attnc.verify.cuda_bugs import CUDA_BUGS
+from attnc.verify.cuda_f32_bugs import CUDA_F32_BUGS
 from attnc.verify.planted import Bug, Catch, hunt, table
 from attnc.verify.simt import available
 
 SPECS = Path(__file__).parents[2] / "specs"
 #: Attentions that are not in a file of their name.
-FILES = dict.fromkeys(("fa1_split_k", "fa1_split_q", "fa2_split_k"), "warp_split") | {"decode_sink": "decode"}
+FILES = dict.fromkeys(("fa1_split_k", "fa1_split_q", "fa2_split_k"), "warp_split") | {
+    "decode_sink": "decode",
+    "single": "f32",
+}
 
 pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 
@@ -28,7 +32,9 @@ def module(name: str) -> ir.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bugs", [CUDA_BUGS, CUDA_BACKWARD_BUGS], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "bugs", [CUDA_BUGS, CUDA_BACKWARD_BUGS, CUDA_F32_BUGS], ids=["forward", "backward", "f32"]
+)
 def test_every_bug_is_caught(bugs: tuple[Bug, ...]) -> None:
     catches: list[Catch] = [hunt(module(bug.spec), bug, examples=60, seconds=60) for bug in bugs]
     print(f"\n{table(catches)}")
@@ -38,4 +44,5 @@ def test_every_bug_is_caught(bugs: tuple[Bug, ...]) -> None:
 
 def test_names_are_unique() -> None:
     assert len({bug.name for bug in CUDA_BUGS}) == len(CUDA_BUGS) >= 25
+    assert len({bug.name for bug in CUDA_F32_BUGS}) == len(CUDA_F32_BUGS) >= 7
     assert len({bug.name for bug in CUDA_BACKWARD_BUGS}) == len(CUDA_BACKWARD_BUGS) >= 43

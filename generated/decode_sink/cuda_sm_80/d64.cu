@@ -611,7 +611,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_combine(const 
     const float shift = m == -INF ? 0.0f : m;  // nothing seen: -inf - -inf is NaN
 
     float l = 0.0f, acc[COLUMNS] = {};
-#pragma unroll 4
+    #pragma unroll 4
     for (int split = warp; split < args.SPLITS; split += WARPS) {
         const float weight = exp2_(lse[split] - shift);
         l += weight;

@@ -4,9 +4,11 @@ Made from specs/f32.attn; `attnc compile specs/f32.attn` makes it again.
 """
 
 from . import d64
+from . import d128
 
 VARIANTS = {
     (64,): d64.single,
+    (128,): d128.single,
 }
 
 

@@ -1,0 +1,23 @@
+"""single for cuda.sm_80: calls the module made for D.
+
+Made from specs/f32.attn; `attnc compile specs/f32.attn` makes it again.
+"""
+
+from . import d64
+from . import d128
+
+VARIANTS = {
+    (64,): d64.single,
+    (128,): d128.single,
+}
+
+
+def single(q, k, v, **options):
+    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+    try:
+        key = (q.shape[3],)
+    except (AttributeError, IndexError):  # not such a tensor: any variant says which, and what it expected
+        key = next(iter(VARIANTS))
+    if key not in VARIANTS:
+        raise ValueError(f"single was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+    return VARIANTS[key](q, k, v, **options)

@@ -1,0 +1,100 @@
+// Elements, fragments and their products on a CPU; a part of simt.h.
+#pragma once
+
+struct bf16;
+struct f16;
+namespace simt {
+template <class T> constexpr bool is_f16 = false;
+template <> constexpr bool is_f16<f16> = true;
+
+template <class T>
+static float widen(T x)
+{
+    if (is_f16<T>) {
+        _Float16 value;
+        memcpy(&value, &x, 2);
+        return float(value);
+    }
+    uint32_t word = 0;
+    memcpy((char*)&word + 2, &x, 2);
+    return __builtin_bit_cast(float, word);
+}
+
+// To nearest, ties to even.
+template <class T>
+static uint32_t narrow(float x)
+{
+    if (is_f16<T>)
+        return __builtin_bit_cast(uint16_t, _Float16(x));
+    const uint32_t word = __builtin_bit_cast(uint32_t, x);
+    return x != x ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
+}
+
+static float half_of(uint32_t pair, int half)
+{
+    const uint16_t bits = uint16_t(pair >> 16 * half);
+    element x;
+    memcpy(&x, &bits, 2);
+    return widen(x);
+}
+
+template <bool TRANSPOSED>
+static void load_pieces(u32 (&x)[4], u32 row)
+{
+    const unsigned char* mine = (const unsigned char*)shared + row;
+    if (row + 16 > sizeof shared || row % 16)
+        fail("a matrix row outside of shared memory, or not aligned", __LINE__);
+    const Show* all = exchange(__LINE__ + TRANSPOSED, [&](Show& s) { s.row = mine; });
+    const int g = current % WARP / 4, t = current % 4;
+    for (int p = 0; p < 4; ++p)
+        if (TRANSPOSED) {
+            uint16_t low, high;
+            memcpy(&low, all[8 * p + 2 * t].row + 2 * g, 2);
+            memcpy(&high, all[8 * p + 2 * t + 1].row + 2 * g, 2);
+            x[p] = low | u32(high) << 16;
+        } else
+            memcpy(&x[p], all[8 * p + g].row + 4 * t, 4);
+}
+}  // namespace simt
+
+static inline u32 pack(float low, float high) { return simt::narrow<element>(low) | simt::narrow<element>(high) << 16; }
+template <class T> static float to_float(T x) { return simt::widen(x); }
+
+static inline u32 address(const void* place) { return u32((const unsigned char*)place - (const unsigned char*)shared); }
+static inline void load_pieces(u32 (&x)[4], u32 row) { simt::load_pieces<false>(x, row); }
+static inline void load_pieces_transposed(u32 (&x)[4], u32 row) { simt::load_pieces<true>(x, row); }
+
+static inline float __uint_as_float(u32 x) { return __builtin_bit_cast(float, x); }
+static inline u32 __float_as_uint(float x) { return __builtin_bit_cast(u32, x); }
+
+static inline u32 load_word(u32 place)
+{
+    u32 x;
+    if (place + 4 > sizeof shared || place % 4)
+        simt::fail("a word outside of shared memory, or not aligned", __LINE__);
+    memcpy(&x, (const unsigned char*)shared + place, 4);
+    return x;
+}
+
+static inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    using namespace simt;
+    constexpr int PARTS = 4 / sizeof(element);  // of a register
+    const auto part = [](u32 x, int i) {  // of an f32, tf32 has all but the last 13 bits, whatever they are
+        return PARTS == 1 ? __uint_as_float(x & 0xffffe000) : half_of(x, i);
+    };
+    const Show* all = exchange(__LINE__, [&](Show& s) {
+        for (int i = 0; i < 4 * PARTS; ++i)
+            s.product.a[i] = part(a[i / PARTS], i % PARTS);
+        for (int i = 0; i < 2 * PARTS; ++i)
+            s.product.b[i] = part(i < PARTS ? b0 : b1, i % PARTS);
+    });
+    const int g = current % WARP / 4, t = current % 4;
+    for (int e = 0; e < 4; ++e)
+        for (int k = 0; k < 8 * PARTS; ++k) {  // registers a0, a1 and b0 hold the first half of the depth
+            const int lane = k % (4 * PARTS) / PARTS, half = k / (4 * PARTS) * PARTS, i = k % PARTS;
+            const float left = all[4 * g + lane].product.a[2 * half + e / 2 * PARTS + i];
+            const float right = all[4 * (2 * t + e % 2) + lane].product.b[half + i];
+            c[e] += left * right;
+        }
+}
