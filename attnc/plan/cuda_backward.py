@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Knob, Schedule, knobs_of
+from attnc.model.schedule import Config, Knob, Schedule, Value, knobs_of
+from attnc.model.tensors import DType
 from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
 from attnc.plan.cuda_layout import MMA, CudaLayout, integer
 from attnc.plan.device import DEVICES
@@ -16,10 +17,11 @@ from attnc.plan.resources import Buffer, Estimate, features, phase_of
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128
 #: Columns of dk and dv up to which a warp keeps those of 32 keys for itself.
-_NARROW = 128
+#: Of f32, 16.
+_NARROW, _NARROW_F32 = 128, 256
 #: Accumulators, scores and their gradients take most registers of a thread; the rest is addresses and
-#: fragments in flight.
-_FREE_REGISTERS = 40
+#: fragments in flight, of f32 in two parts.
+_FREE_REGISTERS, _FREE_REGISTERS_F32 = 40, 52
 _LIMIT = 255
 
 
@@ -62,7 +64,7 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         "q" in attention.grads and _candidates(variant, schedule, "dkdv")[0]["accumulate.dq"] != "two_pass"
     )
     sums = bool(set(attention.grads) - {"q", "k", "v"})
-    wide = layout.qk.width + layout.v.width > _NARROW
+    wide = layout.qk.width + layout.v.width > (_NARROW_F32 if layout.is_f32 else _NARROW)
     said = knobs_of(schedule, "dkdv").get("warp_split")
     orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
     plans = [CudaBackward(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders]
@@ -107,8 +109,13 @@ def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: Which) ->
         )
         for name, size in plan.shared_memory(config, kernel).items()
     )
-    registers = {**plan.registers(config, kernel), "other": _FREE_REGISTERS}
-    return Estimate(buffers=buffers, registers=registers)
+    return Estimate(buffers=buffers, registers=_registers(plan, config, kernel))
+
+
+def _registers(plan: CudaBackward, config: Config, kernel: Which) -> dict[str, int]:
+    """Registers of a thread by value, and an allowance for the rest."""
+    other = _FREE_REGISTERS_F32 if plan.layout.is_f32 else _FREE_REGISTERS
+    return {**plan.registers(config, kernel), "other": other}
 
 
 def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Config, ...]:
@@ -117,8 +124,10 @@ def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Co
     if {"tile.q", "tile.kv", "warps", "stages"} & knobs_of(schedule, phase_of(kernel)).keys():
         return found
     widest = max(features(variant.attention.q), features(variant.attention.v))
-    if over_rows(kernel):
-        tiles = {"tile.q": 128, "tile.kv": 32, "warps": 4} if widest <= 64 else _SQUARE
+    if variant.attention.q.dtype is DType.F32:
+        tiles = _f32_tiles(widest, kernel)
+    elif over_rows(kernel):
+        tiles = _SQUARE if widest > 64 else {"tile.q": 128, "tile.kv": 32, "warps": 4}
     elif widest <= 64:
         tiles = {"tile.q": 32, "tile.kv": 128, "warps": 4}
     else:
@@ -126,7 +135,18 @@ def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Co
     return tuple(Config(values={**found[0].values, **tiles, "stages": stages}) for stages in (2, 1))
 
 
-_SQUARE = {"tile.q": 64, "tile.kv": 64, "warps": 4}
+def _f32_tiles(widest: int, kernel: Which) -> dict[str, Value]:
+    """Half as many keys or queries as of 16 bits: rows take twice the room, operands twice the registers."""
+    if over_rows(kernel):
+        return {"tile.q": 64, "tile.kv": 32, "warps": 4}
+    if widest <= 64:
+        return {"tile.q": 32, "tile.kv": 64, "warps": 4}
+    if widest <= 128:
+        return {"tile.q": 32, "tile.kv": 128, "warps": 8}
+    return {"tile.q": 64, "tile.kv": 32, "warps": 4}
+
+
+_SQUARE: dict[str, Value] = {"tile.q": 64, "tile.kv": 64, "warps": 4}
 
 
 def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which) -> str | None:
@@ -152,7 +172,7 @@ def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which)
         return f"dropout draws for at most {_DRAWN} columns at a time"
     if max(plan.layout.qk.chunks, plan.layout.v.chunks) > 32 * warps:
         return f"{32 * warps} threads are fewer than the {plan.layout.chunk}-element pieces of a row"
-    registers = sum(plan.registers(config, kernel).values()) + _FREE_REGISTERS
+    registers = sum(_registers(plan, config, kernel).values())
     if registers > _LIMIT:
         return f"needs about {registers} registers a thread; the limit is {_LIMIT}"
     buffers = plan.shared_memory(config, kernel)

@@ -74,7 +74,9 @@ class CudaBackward:
         tile_q, tile_kv = integer(config, "tile.q"), integer(config, "tile.kv")
         threads = 32 * integer(config, "warps")
         acc = tile_q * self.layout.qk.width if over_rows(kernel) else tile_kv * self._columns
-        return {"acc": acc // threads, "s": tile_q * tile_kv // threads, "ds": tile_q * tile_kv // threads}
+        scores = tile_q * tile_kv // threads
+        small = {"small": scores} if self.layout.is_f32 else {}  # of operands in two parts, and what they add
+        return {"acc": acc // threads, "s": scores, "ds": scores, **small}
 
 
 def over_rows(kernel: Which) -> bool:

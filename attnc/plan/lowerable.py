@@ -12,7 +12,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule
-from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged
+from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
 from attnc.plan.cuda_backward import check_cuda_backward
 from attnc.plan.gradients import wanted_loads
@@ -131,11 +131,9 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
     """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for keys in
-    pages or values that are a prefix of them; for CUDA, not for f32 either.
+    pages or values that are a prefix of them.
     """
-    if not attention.grads or is_decode(schedule):
-        return False
-    return has_rows(attention) and (schedule.target == "triton" or attention.q.dtype is not DType.F32)
+    return bool(attention.grads) and not is_decode(schedule) and has_rows(attention)
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -162,15 +160,9 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
             what = "keys and values in pages" if isinstance(tensor.storage, Paged) else "a prefix of k"
             rows = "to train, store k and v as tensors of their own, or packed ('via ragged(...)')"
             return tensor.storage.span, f"{what}: there are no gradients of such memory", rows
-    if is_decode(schedule):
-        place = next((knob.span for knob in decode_knobs(schedule)), None)
-        instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
-        return place or attention.span, "the decode kernel has no backward", instead
-    return (
-        attention.span,
-        f"{schedule.target} has gradients of f16 and bf16",
-        "a schedule for triton makes them",
-    )
+    place = next((knob.span for knob in decode_knobs(schedule)), None)
+    instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
+    return place or attention.span, "the decode kernel has no backward", instead
 
 
 def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:

@@ -95,6 +95,7 @@ CUDA_KERNEL = frozenset((
     "o_parts", "PHI", "SHARE", "SHARERS", "SPLITS", "thread", "top", "wrong", "w", "wait_copies", "warp",
     "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
     "below", "below_qk", "below_v", "correction", "half", "large", "load_columns", "load_operand",
+    "load_turned_columns",
     "load_word",
     "Operand", "small", "split", "to_operand", "upwards",
 ))  # fmt: skip

@@ -14,6 +14,7 @@ from attnc.plan.ir_backward import BackwardKernel
 from attnc.target.cuda import STORED
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_places import BackwardPlaces
+from attnc.target.cuda_elements import ElementText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ def default_of(planned: BackwardKernel) -> Launch:
     return Launch(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
 
 
-class CudaFileText:
+class CudaFileText(ElementText):
     """What every `.cu` file of a backward begins with."""
 
     #: What `_device.cu.jinja` asks: whether a unified maximum falls back.
@@ -87,6 +88,34 @@ class CudaFileText:
         yield "constexpr int DQ_WARPS = WARPS * DQ_ROWS / BLOCK_M;  // warps that share its rows"
         yield f"constexpr int DQ_COLUMNS = ({self.d_tile} / 16 + DQ_WARPS - 1) / DQ_WARPS * 16;"
         yield "constexpr int DQ_SIZE = BLOCK_M * DQ_COLUMNS * DQ_WARPS;"
+
+    # -- elements ------------------------------------------------------------------------------------------
+
+    @property
+    def products(self) -> str:
+        return super().products.replace("/_products", "/_backward_products")
+
+    @property
+    def turns_columns(self) -> bool:
+        return self.uses("multiply_transposed")
+
+    @property
+    def period(self) -> str:
+        """Chunks that the rows of a tile of WIDTH elements permute."""
+        return (
+            "WIDTH % 32 == 0 ? 8 : 4"
+            if self.layout.is_f32
+            else "WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2"
+        )
+
+    def left(self, rows: str) -> str:
+        """The declaration of pieces of an accumulator as left operands."""
+        if self.layout.is_f32:
+            return f"Operand left[{rows} / 16][COLUMNS / 8];"
+        return f"u32 left[{rows} / 16][COLUMNS / 16][4];"
+
+    def as_float(self, element: str) -> str:
+        return element if self.layout.is_f32 else f"to_float({element})"
 
     def uses(self, name: str) -> bool:
         """Whether the kernel, or a device function that it calls, mentions the name."""

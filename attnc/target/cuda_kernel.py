@@ -26,7 +26,6 @@ class CudaText(TileText):
         self.element = STORED[layout.element]
         self.ptx = self.element
         self.split = layout.warp_split
-        self.products = f"cuda/_products{'_tf32' if layout.is_f32 else ''}.cu.jinja"
         self.has_lse = attention.lse is not None or bool(module.kept)
         self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
         self.scalar, self.expression = scalar, at_row

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from attnc.plan.cuda_layout import CudaLayout, Swizzle
 from attnc.plan.ir import Kernel, Module
+from attnc.target.cuda_elements import ElementText
 from attnc.target.cuda_places import PlaceText
 
 
-class TileText(PlaceText):
+class TileText(PlaceText, ElementText):
     """Attribute by attribute what `templates/cuda/*.jinja` print about tiles."""
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
@@ -124,39 +125,3 @@ class TileText(PlaceText):
         if self.page:
             return "pages" if self.same_tiles else "v_pages"
         return "rows" if self.same_tiles else "v_rows"
-
-    # -- two neighbouring elements of a result ---------------------------------------------------------------
-
-    @property
-    def pair_type(self) -> str:
-        """What they are in memory."""
-        return "Pair" if self.layout.is_f32 else "u32"
-
-    @property
-    def no_pair(self) -> str:
-        """Two zeros."""
-        return "Pair{}" if self.layout.is_f32 else "0"
-
-    def pair(self, first: str, second: str) -> str:
-        """Of two floats, rounded."""
-        return f"Pair{{{first}, {second}}}" if self.layout.is_f32 else f"pack({first}, {second})"
-
-    def pair_element(self, which: int) -> str:
-        """The first or the second of `pair`."""
-        if self.layout.is_f32:
-            return f"pair.values[{which}]"
-        return f"element{{(unsigned short){'(pair >> 16)' if which else 'pair'}}}"
-
-    def rounded(self, value: str) -> str:
-        """A float as an element."""
-        return value if self.layout.is_f32 else f"element{{(unsigned short)pack({value}, 0.0f)}}"
-
-    @property
-    def piece_chunk(self) -> str:
-        """The chunk where the pair of a thread in 8 columns, the j-th, begins."""
-        return "2 * j + t / 2" if self.layout.is_f32 else "j"
-
-    @property
-    def in_chunk(self) -> str:
-        """And its place there."""
-        return "t % 2 * 2" if self.layout.is_f32 else "2 * t"

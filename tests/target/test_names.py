@@ -68,7 +68,13 @@ CUDA_SPECS = {
         "grads": "q, k, v",
         "d": 128,
     },
-    "single": {"dtype": "f32", "d": 72, "schedule": "  warp_split = kv", "mask": "causal"},
+    "single": {
+        "dtype": "f32",
+        "d": 72,
+        "mask": "causal",
+        "grads": "q, k, v",
+        "schedule": "  warp_split = kv\n  backward {\n    accumulate.dq = atomic, warp_split = q\n  }",
+    },
     "wide": {
         "d": 512,
         "schedule": "  loops = [kv], tile.q = 16, stages = 1, warp_split = kv, split.kv = 4",
