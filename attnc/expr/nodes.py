@@ -100,7 +100,8 @@ class Dot(Node):
 class Load(Node):
     """`tensor[indices]`; 0 outside the tensor.
 
-    `extents` are its sizes, for bounds checks; `is_sorted`: ascending along the last axis.
+    `extents` are its sizes, for bounds checks; `is_sorted`: ascending along the last axis; wide: an integer
+    of 64 bits.
     """
 
     tensor: str
@@ -108,6 +109,7 @@ class Load(Node):
     extents: tuple[Expr, ...]
     type: Type
     is_sorted: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +205,15 @@ class Search(Node):
 class Ref(Node):
     """A value that the kernel text has given a name, e.g. a load hoisted out of the loop.
 
-    `axes` is a subset of ("q", "kv"): what the value varies along. natural: it is known to be >= 0.
+    `axes` is a subset of ("q", "kv"): what the value varies along. natural: it is known to be >= 0. wide: an
+    integer of 64 bits.
     """
 
     name: str
     type: Type
     axes: tuple[str, ...] = ()
     natural: bool = False
+    wide: bool = False
 
 
 Expr: TypeAlias = (

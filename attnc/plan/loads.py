@@ -117,14 +117,14 @@ class LoadNames:
             return expr
         for fetch in self.fetches:
             if fetch.load == expr:
-                return Ref(fetch.name, expr.type, fetch.axes, span=expr.span)
+                return Ref(fetch.name, expr.type, fetch.axes, wide=expr.wide, span=expr.span)
         axes = axes_of(expr)
         name = self._name(expr.tensor, axes, expr.indices)
         fetch = Fetch(
             name=name, load=expr, axes=axes, guard=bounds_guard(expr), row=self.row(expr.tensor, expr.indices)
         )
         self.fetches.append(fetch)
-        return Ref(fetch.name, expr.type, axes, span=expr.span)
+        return Ref(fetch.name, expr.type, axes, wide=expr.wide, span=expr.span)
 
     def row(self, tensor: str, indices: tuple[Expr, ...]) -> Row | None:
         """The pointer shared by all accesses with these leading b, h and constant indices; None when it would

@@ -17,6 +17,7 @@ from attnc.expr.simplify import add, compare, disj, floordiv, mul, sub, substitu
 from attnc.expr.solve import Ranges, Var, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
+from attnc.plan.width import narrowed
 from attnc.source import Span
 
 ZERO = Const(0)
@@ -41,6 +42,7 @@ def regions(mask: Expr, axis: Axis, span: Span | None, *, padded: bool = False) 
         """The value by name, unless it is a name or a number already."""
         if isinstance(value, Const | Dim | Ref):
             return value
+        value = narrowed(value, length)
         bounds.append(Let(name=text, value=value, span=span))
         return Ref(text, "int", natural=is_nonnegative(value))
 

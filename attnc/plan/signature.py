@@ -7,10 +7,10 @@ G is then H // Hkv. `normalise` rewrites the attention's expressions accordingly
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.products import same_size
@@ -29,8 +29,10 @@ def normalise(attention: Attention) -> Attention:
     # A number stays a number in expressions: it may stand for something else there.
     mapping: dict[Expr, Expr] = {} if isinstance(heads, Const) else {heads: H}
 
+    wide = {tensor.name for tensor in attention.inputs if tensor.dtype is DType.I64}
+
     def fix(expr: Expr) -> Expr:
-        return substitute(expr, mapping)
+        return _widened(substitute(expr, mapping), wide)
 
     def fix_size(tensor: Tensor, axis: int) -> Expr:
         size = tensor.shape[axis]
@@ -56,6 +58,12 @@ def normalise(attention: Attention) -> Attention:
             seed=softmax.seed and fix(softmax.seed),
         ),
     )
+
+
+def _widened(expr: Expr, wide: Collection[str]) -> Expr:
+    """The expression with loads of these tensors marked as integers of 64 bits."""
+    expr = rebuild(expr, tuple(_widened(child, wide) for child in children(expr)))
+    return replace(expr, wide=True) if isinstance(expr, Load) and expr.tensor in wide else expr
 
 
 def kv_heads(attention: Attention) -> Expr:

@@ -12,6 +12,7 @@ from attnc.plan.ir import Axis, Fetch, Let, Regions, Row, Softmax, Statement, St
 from attnc.plan.loads import LoadNames
 from attnc.plan.names import own_name
 from attnc.plan.signature import kv_heads
+from attnc.plan.width import narrowed
 
 IN_BOUNDS = Compare("<", Index("kv_idx"), Dim("N"))
 TILE_ENDS = frozenset({"q_lo", "q_hi", "kv_lo", "kv_hi", "first_pos", "last_pos"})
@@ -24,7 +25,12 @@ _ENDS = tuple(
 def shortened_lengths(attention: Attention, names: LoadNames) -> tuple[Let, ...]:
     """`length N = kv_len[b]` shortens the sequence at hand; it can never make it longer than its tensor."""
     return tuple(
-        Let(name=dim, value=minimum(names.replace(value), Dim(dim)), comment=f"length {dim}", span=value.span)
+        Let(
+            name=dim,
+            value=narrowed(minimum(names.replace(value), Dim(dim)), Dim(dim)),
+            comment=f"length {dim}",
+            span=value.span,
+        )
         for dim, value in attention.lengths.items()
     )
 

@@ -31,13 +31,10 @@ def verify_module(module: Module) -> None:
 def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
     """Every name is defined before it is used, and no load is left without one."""
     known: set[str] = set()
-    lengths = {item.name for item in kernel.program if isinstance(item, Let) and item.name in ("M", "N")}
-    from_tile = {"q": {"M", "q_rows", "q_first"}, "kv": {"N", "k_first"}, "head": set[str]()}
-    in_grid = from_tile[kernel.grid.over] if kernel.grid.sequences is not None else set()
-    known |= in_grid
+    known |= _from_tile(kernel)
     known |= {"h"} if kernel.pack is not None else set()
     known |= {"split_lo", "split_hi"} if kernel.split is not None else set()
-    sizes = frozenset(kernel.dims) | TILES | {"G"} | lengths | in_grid
+    sizes = _sizes(kernel)
     for statement in kernel.program:
         _verify_statement(kernel, statement, known, SCALARS, sizes)
     for statement in (*kernel.outer, *kernel.regions.bounds):
@@ -53,12 +50,26 @@ def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
             _verify_names(kernel, (expr,), known, SCALARS | VECTORS, sizes)
 
 
+def _from_tile(kernel: Kernel) -> frozenset[str]:
+    """What a program of packed sequences knows from its tile: the sequence's rows, and where they begin."""
+    if kernel.grid.sequences is None:
+        return frozenset()
+    known = {"q": {"M", "q_rows", "q_first"}, "kv": {"N", "k_first"}, "head": set[str]()}
+    return frozenset(known[kernel.grid.over])
+
+
+def _sizes(kernel: Kernel) -> frozenset[str]:
+    """Sizes with a value in the kernel: arguments, tiles, and lengths of the program's sequence."""
+    lengths = {item.name for item in kernel.program if isinstance(item, Let) and item.name in ("M", "N")}
+    return frozenset(kernel.dims) | TILES | {"G"} | lengths | _from_tile(kernel)
+
+
 def _verify_chain(planned: BackwardKernel) -> None:
     """Derivatives are over names of the kernel, and every gradient has one way to its tensor."""
     kernel, chain = planned.kernel, planned.chain
     statements = (*kernel.program, *kernel.outer, *kernel.step.fetches, *chain.shared)
     known = {item.name for item in statements}
-    sizes = frozenset(kernel.dims) | TILES | {"G"}
+    sizes = _sizes(kernel)
     exprs = [*(let.value for let in chain.shared), *(adjoint.value for adjoint in chain.adjoints)]
     exprs += [expr for adjoint in chain.adjoints for expr in (*adjoint.load.indices, adjoint.guard)]
     if chain.slope is not None:

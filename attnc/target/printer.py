@@ -27,9 +27,9 @@ from attnc.expr.nodes import (
     Param,
     Ref,
     Search,
-    walk,
 )
 from attnc.plan.loads import is_nonnegative, is_positive
+from attnc.plan.width import is_wide, may_overflow
 
 ATOM = 100
 #: Intrinsics that have no integer form.
@@ -71,44 +71,6 @@ class Syntax:
     alike: str = "{}"
 
 
-#: Positions, lengths and sizes stay below 2^24: a factor from here on can carry products beyond 31 bits.
-_LARGE = 1 << 7
-_TILES = frozenset({"BLOCK_M", "BLOCK_N"})
-
-
-def may_overflow(op: str, left: Expr, right: Expr) -> bool:
-    """Whether an integer operation on 32-bit operands has to be carried out in 64 bits.
-
-    Positions come in 32 bits. Rounding to tiles (`x // size * size`) gives no more than x.
-    """
-    if left.type != "int" or right.type != "int":
-        return False
-    match op, left, right:
-        case "*", Binary(op="//", right=size), factor if size == factor:
-            return False
-        case "*", Dim(name=name), _ if name in _TILES:
-            return False
-        case "*", _, Dim(name=name) if name in _TILES:
-            return False
-        case "*", Const(value=value), _:
-            return abs(value) >= _LARGE
-        case "*", _, Const(value=value):
-            return abs(value) >= _LARGE
-        case "*", _, _:
-            return True
-        case "+" | "-", _, _:
-            return any(isinstance(side, Const) and abs(side.value) >= 1 << 30 for side in (left, right))
-        case _:
-            return False
-
-
-def _is_wide(expr: Expr) -> bool:
-    """Whether a part of it is computed in 64 bits."""
-    return any(
-        isinstance(node, Binary) and may_overflow(node.op, node.left, node.right) for node in walk(expr)
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Printer:
     """Prints expressions of one kernel. `tile` is true inside the two-dimensional step."""
@@ -146,7 +108,7 @@ class Printer:
                 return self._infix("or", operands)
             case Call(function=function, args=args):
                 functions = self.syntax.functions
-                wide = expr.type == "int" and any(map(_is_wide, args))
+                wide = expr.type == "int" and any(map(is_wide, args))
                 kind = "wide" if wide and self.syntax.alike != "{}" else expr.type
                 name = functions.get(f"{function}:{kind}") or functions[function]
                 shown: Iterator[str] = map(self._real if function in REAL else self, args)

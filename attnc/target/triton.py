@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attnc.expr.nodes import TRUE, Const, Dot, Expr, Search, walk
+from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.target.printer import Printer, Syntax
@@ -67,10 +67,11 @@ scalar = Printer(SYNTAX)
 tiled = Printer(SYNTAX, tile=True)
 
 
-def score(expr: Expr) -> str:
+def score(expr: Expr, show: Printer = tiled) -> str:
     """The score as a tile, even where it leaves out the product of q and k, which is one."""
-    text = tiled(expr)
-    return text if Dot() in walk(expr) else f"tl.zeros_like(s) + ({text})"
+    text = show(expr)
+    is_tile = any(node == Dot() or (isinstance(node, Ref) and len(node.axes) == 2) for node in walk(expr))
+    return text if is_tile else f"tl.zeros_like(s) + ({text})"
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:

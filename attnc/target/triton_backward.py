@@ -12,7 +12,7 @@ from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import expressions_of, statement_expressions
 from attnc.target.printer import Printer
-from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, tiled
+from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, score, tiled
 from attnc.target.triton_adjoints import Sums, is_finite
 from attnc.target.triton_kernel import block, typed, unique
 from attnc.target.triton_parameters import Parameters
@@ -81,6 +81,10 @@ class BackwardText:
         """d score / d dot, as a factor of ds."""
         assert self.chain.slope is not None
         return self.sums.factor(self.chain.slope)
+
+    def scored(self, expr: Expr) -> str:
+        """The score, from the product of q and k."""
+        return score(expr, self.show)
 
     @property
     def score(self) -> str:

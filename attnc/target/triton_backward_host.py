@@ -50,6 +50,10 @@ class BackwardHostText:
         attention = module.variant.attention
         self.shortened = bool(attention.lengths)
         self.packs_queries = isinstance(attention.q.storage, Ragged)
+        #: Whether programs take their heads in measured sections; where all loops are short, a constant does.
+        self.in_sections = any(
+            text.kernel.grid.over != "head" and not text.kernel.regions.are_short for text in texts
+        )
         self._adds_dq = any(planned.chain.adds_dq is not None for planned in backward.kernels)
 
     @property

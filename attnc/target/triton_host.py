@@ -193,7 +193,10 @@ class HostText:
         """Rows without a sequence, where there is none at all."""
         if self._kernel.grid.sequences is None:
             return []
-        return ["o.zero_()", *(["lse.fill_(-float('inf'))"] if self._text.has_lse else [])]
+        empty = "lse.fill_(-float('inf'))"
+        if self._text.may_lack_lse:
+            return ["o.zero_()", "if lse is not None:", f"    {empty}"]
+        return ["o.zero_()", *([empty] if self._text.has_lse else [])]
 
     @property
     def workspace(self) -> Iterator[str]:

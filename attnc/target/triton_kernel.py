@@ -271,6 +271,12 @@ class KernelText:
         return "B * H" if self.kernel.grid.sequences is None else "H"
 
     @property
+    def all_tiles(self) -> str:
+        """How many tiles there are in all, for programs that walk over them."""
+        tiles = self.q_tiles if self.kernel.grid.sequences is None else f"({self.q_tiles})"
+        return f"{tiles} * {self.all_heads}"
+
+    @property
     def find_sequence(self) -> str:
         sequences = self.kernel.grid.sequences
         assert sequences is not None

@@ -1,17 +1,19 @@
-"""Whole random specs, valid by construction: layouts, heads, inputs, masks, scores, lengths and schedules.
+"""Whole random specs, valid by construction: layouts, storage, heads, inputs, masks, scores, lengths,
+gradients and schedules.
 
-Everything is drawn as text, so that what users write is what is tested, from the parser to the kernel. Float
-arithmetic in masks is left out: a rounding error there turns a key over, and no bound can hold.
+Everything is drawn as text, so that what users write is what is tested, from the parser to the kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
 from attnc.plan.names import clashes
+from tests.verify.random_words import Extra, Words
 
 #: Names that kernels, or the host code around them, might use for themselves.
 NAMES = (
@@ -21,236 +23,197 @@ NAMES = (
     "Q", "q_ptr", "q_rows", "q_tiles", "rank", "row", "s", "scale", "seed", "shift", "size", "slope",
     "spec", "stride_qb", "t", "tile", "TMA", "V", "x", "x_ptr", "x_row", "zero",
 )  # fmt: skip
-_INTS = (0, 1, 2, 3, 5, 7, 16, 17, 33)
-
-
-@dataclass(frozen=True, slots=True)
-class Extra:
-    """An input besides q, k and v."""
-
-    name: str
-    dtype: str
-    shape: tuple[str, ...]
-
-    @property
-    def type(self) -> str:
-        return {"i32": "int", "i64": "int", "bool": "bool"}.get(self.dtype, "float")
-
-    @property
-    def declaration(self) -> str:
-        return f"input {self.name}: {self.dtype}[{', '.join(self.shape)}]"
-
-
-_HOME = {"B": "b", "M": "q_idx", "N": "kv_idx"}
 #: Shapes of the other inputs; HEADS stands for the number of query heads.
 _SHAPES = (
     (), ("B",), ("HEADS",), ("N",), ("M",), ("B", "N"), ("B", "M"), ("HEADS", "N"), ("B", "HEADS"),
     ("M", "N"), ("B", "HEADS", "M", "N"), ("1", "HEADS", "1", "N"), ("X",), ("HEADS", "X"), ("4", "M"),
 )  # fmt: skip
+_HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
+#: Rows of CUDA kernels are copied in pieces of 8 elements.
+_WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 96, 128)
+_EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
+_BOTTOM_UP = "online(rescale = every_step)"
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Draws expressions over the inputs of one spec."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the rows of q, and those of k and v, lie."""
 
-    draw: st.DrawFn
-    extras: Sequence[Extra]
-    heads: str
+    q: str = "dense"
+    kv: str = "dense"
+    prefix: bool = False
 
-    def one_of(self, *choices: str) -> str:
-        return self.draw(st.sampled_from(choices))
+    @property
+    def plain(self) -> bool:
+        return self == Storage()
 
-    def load(self, wanted: str, places: frozenset[str], depth: int) -> str | None:
-        """An element of an input of this type, or None where none is; `places`: indices that may be used."""
-        fitting = [extra for extra in self.extras if extra.type == wanted]
-        if not fitting:
-            return None
-        extra = self.draw(st.sampled_from(fitting))
-        if not extra.shape:
-            return extra.name
-        indices = []
-        for size in extra.shape:
-            home = "h" if size == self.heads else _HOME.get(size)
-            if home in places and self.draw(st.integers(0, 3)):
-                indices.append(home)
-            else:
-                indices.append("0" if size == "1" else self.int_expr(depth - 1, places))
-        return f"{extra.name}[{', '.join(indices)}]"
+    def q_axes(self, heads: str) -> tuple[str, ...]:
+        return ("B", "M", heads) if self.q == "dense" else ("T", heads)
 
-    def int_expr(self, depth: int, places: frozenset[str]) -> str:
-        kind = self.draw(st.integers(0, 9 if depth > 0 else 3))
-        match kind:
-            case 0 | 1:
-                return self.one_of(*sorted(places), *(("q_pos",) if "q_idx" in places else ()), "M", "N")
-            case 2:
-                return str(self.draw(st.sampled_from(_INTS)))
-            case 3:
-                return self.load("int", places, depth) or self.one_of("B", "H", "D")
-            case 4 | 5:
-                op = self.one_of("+", "-")
-                return f"({self.int_expr(depth - 1, places)} {op} {self.int_expr(depth - 1, places)})"
-            case 6:
-                return f"({self.int_expr(depth - 1, places)} * {self.one_of('2', '-1', '3', '-3', 'H')})"
-            case 7:
-                divisor = self.one_of("2", "3", "8", "16", "-3", "M", "G", self.int_expr(depth - 1, places))
-                return f"({self.int_expr(depth - 1, places)} {self.one_of('//', '%')} {_nonzero(divisor)})"
-            case 8:
-                function = self.one_of("min", "max", "abs")
-                arguments = [self.int_expr(depth - 1, places) for _ in range(1 if function == "abs" else 2)]
-                return f"{function}({', '.join(arguments)})"
-            case _:
-                branches = f"{self.int_expr(depth - 1, places)}, {self.int_expr(depth - 1, places)}"
-                return f"where({self.bool_expr(depth - 1, places)}, {branches})"
+    def kv_axes(self, heads: str) -> tuple[str, ...]:
+        return ("S", heads) if self.kv == "ragged" else ("B", "N", heads)
 
-    def bool_expr(self, depth: int, places: frozenset[str]) -> str:
-        kind = self.draw(st.integers(0, 8 if depth > 0 else 3))
-        match kind:
-            case 0 | 1:
-                op = self.one_of("<", "<=", ">", ">=", "==", "!=")
-                return f"({self.int_expr(depth, places)} {op} {self.int_expr(depth, places)})"
-            case 2:
-                loaded = self.load("float", places, depth)
-                return (
-                    f"({loaded} {self.one_of('<', '>=')} {self.one_of('0', '0.5', '-1')})"
-                    if loaded
-                    else "true"
-                )
-            case 3:
-                return self.load("bool", places, depth) or self.one_of("true", "false")
-            case 4:
-                bounds = [self.int_expr(depth - 1, places) for _ in range(3)]
-                return f"({bounds[0]} <= {bounds[1]} {self.one_of('<', '<=')} {bounds[2]})"
-            case 5 | 6:
-                op = self.one_of("and", "or")
-                return f"({self.bool_expr(depth - 1, places)} {op} {self.bool_expr(depth - 1, places)})"
-            case 7:
-                return f"(not {self.bool_expr(depth - 1, places)})"
-            case _:
-                branches = f"{self.bool_expr(depth - 1, places)}, {self.bool_expr(depth - 1, places)}"
-                return f"where({self.bool_expr(depth - 1, places)}, {branches})"
+    @property
+    def q_via(self) -> str:
+        return "" if self.q == "dense" else " via ragged(q_ends)"
 
-    def float_expr(self, depth: int, places: frozenset[str], dot: bool) -> str:
-        kind = self.draw(st.integers(0, 11 if depth > 0 else 3))
-        match kind:
-            case 0 | 1:
-                return "dot(q, k)" if dot else self.one_of("0.5", "-1.25", "3", "1e-3")
-            case 2:
-                return self.load("float", places, depth) or self.one_of("0.25", "2")
-            case 3:
-                return f"({self.int_expr(0, places)} / {self.one_of('8', '-16', 'sqrt(D)', 'D', '64.0')})"
-            case 4 | 5:
-                op = self.one_of("+", "-")
-                left, right = (self.float_expr(depth - 1, places, dot) for _ in range(2))
-                return f"({left} {op} {right})"
-            case 6:
-                factor = self.one_of("0.5", "-2", "3", "1.5", "D")
-                return f"({factor} * {self.float_expr(depth - 1, places, dot)})"
-            case 7:
-                return f"({self.float_expr(depth - 1, places, dot)} / {self.one_of('sqrt(D)', '-4', '2.5')})"
-            case 8:
-                function = self.one_of("min", "max")
-                return (
-                    f"{function}({self.float_expr(depth - 1, places, dot)}, {self.one_of('0', '0.5', '2')})"
-                )
-            case 9:
-                inner = self.float_expr(depth - 1, places, dot)
-                form = self.one_of(
-                    "tanh({})", "abs({})", "exp(min({}, 1))", "log(abs({}) + 1)", "sqrt(abs({}))"
-                )
-                return form.format(inner)
-            case 10:
-                inner = self.int_expr(depth - 1, places)
-                return self.one_of("tanh({})", "exp(min({}, 2))", "log(abs({}) + 1)", "sqrt(abs({}))").format(
-                    inner
-                )
-            case _:
-                branches = (
-                    f"{self.float_expr(depth - 1, places, dot)}, {self.float_expr(depth - 1, places, dot)}"
-                )
-                return f"where({self.bool_expr(depth - 1, places)}, {branches})"
+    def kv_via(self, page: int) -> str:
+        return {"dense": "", "ragged": " via ragged(k_ends)", "paged": f" via paged(slots, page = {page})"}[
+            self.kv
+        ]
+
+    @property
+    def inputs(self) -> Iterator[str]:
+        if self.q == "ragged":
+            yield "input q_ends: i32[B + 1]"
+        if self.kv == "ragged":
+            yield "input k_ends: i32[B + 1]"
+        if self.kv == "paged":
+            yield "input slots: i32[B, P]"
 
 
-def _nonzero(divisor: str) -> str:
-    return "4" if divisor == "0" else divisor
+_STORAGES = (
+    *[Storage()] * 5,
+    Storage(q="ragged"),
+    Storage(q="ragged", kv="ragged"),
+    Storage(q="ragged", kv="paged"),
+    Storage(kv="paged"),
+    Storage(kv="paged", prefix=True),
+    Storage(prefix=True),
+)
 
 
 @st.composite
-def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False) -> str:
-    """The text of a file with one attention and its schedule for triton, and one for CUDA if wanted."""
+def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False, wide: bool = False) -> str:
+    """The text of a file with one attention and its schedule for triton, and one for CUDA if wanted.
+
+    wide: heads and tiles as large as those of models, for a GPU.
+    """
     dtype = draw(st.sampled_from(("bf16", "f16", "f32")))
-    heads, kv_heads = draw(
+    heads, kv_heads = draw(st.sampled_from(_HEADS))
+    storage = draw(st.sampled_from(_STORAGES))
+    decodes = storage.q == "dense" and draw(st.integers(0, 4)) == 0
+    d = draw(st.sampled_from(_WIDE if wide else _CUDA_WIDTHS if on_cuda else _WIDTHS))
+    dv = draw(
         st.sampled_from(
-            (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
+            [n for n in ((64, 96, 128) if wide else (8, 16, 24)) if not storage.prefix or n <= d] or [d]
         )
     )
-    widths = (8, 16, 24 if on_cuda else 20, 32)  # rows of CUDA kernels are copied in pieces of 8 elements
-    d, dv = draw(st.sampled_from(widths)), draw(st.sampled_from((8, 16, 24)))
+    extras = _extras(draw, heads, on_cuda)
+    words = Words(draw, extras, heads)
+    kv_axes = draw(st.permutations(storage.kv_axes(kv_heads)))
+    v_axes = kv_axes if storage.prefix else draw(st.permutations(kv_axes))
+    via = storage.kv_via(draw(st.sampled_from((1, 3, 16, 40))))
+    score, softmax = words.float_expr(depth, _EVERYWHERE, dot=True), _softmax(words, dropout=not decodes)
+    lines = [
+        f"input q: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {d}]{storage.q_via}",
+        f"input k: {dtype}[{', '.join(kv_axes)}, {d}]{via}",
+        f"input v: {dtype}[{', '.join(v_axes)}, {dv}]{' via prefix(k)' if storage.prefix else via}",
+        *storage.inputs,
+        *(extra.declaration for extra in extras),
+        *(f"input {name}" for name in ("rate: f32[]", "draws: i64[]") if "rate" in softmax),
+        f"score = {score}",
+        f"output o: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {dv}]",
+    ]
+    if draw(st.integers(0, 3)):
+        lines.append(f"mask = {words.bool_expr(depth, _EVERYWHERE)}")
+    lengths = draw(st.sampled_from(((), (), (), ("N",), ("M",), ("M", "N"))))
+    if storage.kv == "paged":
+        lengths = ("N",)
+    if "ragged" in (storage.q, storage.kv):
+        lengths = tuple(name for name in lengths if storage.kv == "paged")
+    lines += [f"length {name} = {words.int_expr(1, _LAUNCH)}" for name in lengths]
+    if draw(st.booleans()):
+        lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
+    lines.append(f"normalize = {softmax}")
+    grads = (
+        _grads(draw, words, score + softmax)
+        if storage.kv != "paged" and not (storage.prefix or decodes)
+        else []
+    )
+    if grads:
+        lines.append(f"grad {', '.join(grads)}")
+    statements = "\n  ".join(lines)
+    text = f"attention spec {{\n  {statements}\n}}\n"
+    for target in ("triton", "cuda.sm_80") if on_cuda else ("triton",):
+        shape = Shape(target=target, storage=storage, decodes=decodes, wide=wide, sums_dq="q" in grads)
+        text += f"schedule spec for {target} {{\n  {_schedule(draw, shape)}\n}}\n"
+    return text
+
+
+def _drawn(draw: st.DrawFn, axes: Sequence[str]) -> str:
+    return ", ".join(draw(st.permutations(axes)))
+
+
+def _extras(draw: st.DrawFn, heads: str, on_cuda: bool) -> list[Extra]:
     names = [name for name in NAMES if not (on_cuda and clashes(name, "cuda.sm_80"))]
-    extras = [
+    return [
         Extra(name, draw(st.sampled_from(("i32", "i64", "bool", "f32", "bf16"))), _shape(draw, heads))
         for name in draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
     ]
-    words = Words(draw, extras, heads)
-    everywhere, launch = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
-    kv_axes = draw(st.permutations(("B", "N", kv_heads)))
-    lines = [
-        f"input q: {dtype}[{', '.join(draw(st.permutations(('B', 'M', heads))))}, {d}]",
-        f"input k: {dtype}[{', '.join(kv_axes)}, {d}]",
-        f"input v: {dtype}[{', '.join(draw(st.permutations(kv_axes)))}, {dv}]",
-        *(extra.declaration for extra in extras),
-        f"score = {words.float_expr(depth, everywhere, dot=True)}",
-        f"output o: {dtype}[{', '.join(draw(st.permutations(('B', 'M', heads))))}, {dv}]",
-    ]
-    if draw(st.integers(0, 3)):
-        lines.append(f"mask = {words.bool_expr(depth, everywhere)}")
-    lengths = draw(st.sampled_from(((), (), (), ("N",), ("M",), ("M", "N"))))
-    lines += [f"length {name} = {words.int_expr(1, launch)}" for name in lengths]
-    if draw(st.booleans()):
-        lines.append(f"output lse: f32[{', '.join(draw(st.permutations(('B', 'M', heads))))}]")
-    lines.append(f"normalize = {_softmax(words)}")
-    statements = "\n  ".join(lines)
-    schedules = f"schedule spec for triton {{\n  {_schedule(draw)}\n}}\n"
-    if on_cuda:
-        schedules += f"schedule spec for cuda.sm_80 {{\n  {_cuda_schedule(draw)}\n}}\n"
-    return f"attention spec {{\n  {statements}\n}}\n{schedules}"
 
 
 def _shape(draw: st.DrawFn, heads: str) -> tuple[str, ...]:
     return tuple(heads if size == "HEADS" else size for size in draw(st.sampled_from(_SHAPES)))
 
 
-def _softmax(words: Words) -> str:
+def _softmax(words: Words, *, dropout: bool) -> str:
     sinks = [e for e in words.extras if e.dtype == "f32" and e.shape in ((), (words.heads,))]
-    has_sink = words.draw(st.booleans())
-    if sinks and has_sink:
+    arguments = []
+    if sinks and words.draw(st.booleans()):
         sink = words.draw(st.sampled_from(sinks))
-        return f"softmax(sink = {sink.name}{'[h]' if sink.shape else ''})"
-    return "softmax"
+        arguments.append(f"sink = {sink.name}{'[h]' if sink.shape else ''}")
+    if dropout and words.draw(st.integers(0, 7)) == 0:
+        arguments += ["dropout = rate", "seed = draws"]
+    return f"softmax({', '.join(arguments)})" if arguments else "softmax"
 
 
-def _cuda_schedule(draw: st.DrawFn) -> str:
-    split, stages = draw(st.sampled_from(("q", "kv"))), draw(st.sampled_from((1, 2, 3)))
-    tiles = f"tile.q = 32, tile.kv = 32, warps = 2, warp_split = {split}, stages = {stages}"
-    match draw(st.integers(0, 5)):
-        case 0:
-            return f"loops = [kv, q]\n  {tiles}\n  softmax = online(rescale = every_step)"
-        case 1:
-            pack, splits = draw(st.sampled_from(("gqa", "none"))), draw(st.sampled_from(("1", "3", "auto")))
-            return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}"
-    softmaxes = ["online", "online(rescale = every_step)", "online(rescale = lazy(8))"]
-    softmax = draw(st.sampled_from(softmaxes + ["two_pass"] * (split == "q")))
-    rest = draw(st.sampled_from(("", "\n  persistent = true", "\n  order = longest_first")))
-    return f"loops = [q, kv]\n  {tiles}\n  softmax = {softmax}{rest}"
+def _grads(draw: st.DrawFn, words: Words, text: str) -> list[str]:
+    """Some of what can be differentiated by."""
+    floats = [e.name for e in words.extras if e.type == "float" and re.search(rf"\b{e.name}\b", text)]
+    if draw(st.booleans()):
+        return []
+    return draw(st.lists(st.sampled_from(("q", "k", "v", *floats)), min_size=1, unique=True))
 
 
-def _schedule(draw: st.DrawFn) -> str:
-    tiles = f"tile.q = {draw(st.sampled_from((16, 32)))}, tile.kv = {draw(st.sampled_from((16, 32)))}"
-    if draw(st.integers(0, 4)) == 0:
-        return f"loops = [kv, q]\n  {tiles}\n  softmax = online(rescale = every_step)"
-    softmax = draw(
-        st.sampled_from(
-            ("online", "two_pass", "online(rescale = every_step)", "online(rescale = lazy(8))", "online")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a schedule has to suit."""
+
+    target: str
+    storage: Storage
+    decodes: bool
+    wide: bool
+    sums_dq: bool
+
+
+def _schedule(draw: st.DrawFn, shape: Shape) -> str:
+    on_cuda = shape.target != "triton"
+    split = draw(st.sampled_from(("q", "kv"))) if on_cuda else "q"
+    tiles = _tiles(draw, shape) + (f", warp_split = {split}" if on_cuda else "")
+    if shape.decodes:
+        pack, splits = draw(st.sampled_from(("gqa", "none"))), draw(st.sampled_from(("1", "3", "auto")))
+        return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}"
+    lines = [tiles]
+    if shape.storage.plain and draw(st.integers(0, 4)) == 0:
+        lines += ["loops = [kv, q]", f"softmax = {_BOTTOM_UP}"]
+    else:
+        softmaxes = ["online", _BOTTOM_UP, "online(rescale = lazy(8))"] + ["two_pass"] * (split == "q")
+        lines += ["loops = [q, kv]", f"softmax = {draw(st.sampled_from(softmaxes))}"]
+        lines += draw(st.sampled_from(([], ["persistent = true"], ["order = longest_first"])))
+    if shape.sums_dq and shape.storage.plain and draw(st.booleans()):
+        lines.append("backward { accumulate.dq = atomic }")
+    return "\n  ".join(lines)
+
+
+def _tiles(draw: st.DrawFn, shape: Shape) -> str:
+    if shape.wide:
+        rows = 16 if shape.decodes else draw(st.sampled_from((64, 128)))
+        warps = draw(st.sampled_from((4, 8)))
+        keys = draw(st.sampled_from((32, 64)))
+        return (
+            f"tile.q = {rows}, tile.kv = {keys}, warps = {warps}, stages = {draw(st.sampled_from((1, 2, 3)))}"
         )
-    )
-    rest = draw(st.sampled_from(("", "\n  persistent = true", "\n  order = longest_first")))
-    return f"loops = [q, kv]\n  {tiles}\n  softmax = {softmax}{rest}"
+    if shape.target == "triton":
+        return f"tile.q = {draw(st.sampled_from((16, 32)))}, tile.kv = {draw(st.sampled_from((16, 32)))}"
+    return f"tile.q = 32, tile.kv = 32, warps = 2, stages = {draw(st.sampled_from((1, 2, 3)))}"
