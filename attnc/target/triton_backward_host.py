@@ -165,7 +165,7 @@ class BackwardHostText:
         part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
         whole = adjoint.along == ("q", "kv") and len(part.places) == 4  # no sum: the gradient itself
         dtype = f"{x}.dtype" if whole else "torch.float32"
-        partial = adjoint.along == ("q", "kv") or (self.shortened and adjoint.along == ("kv",))
+        partial = adjoint.along == ("q", "kv") or (self.shortened and adjoint.along != ())
         return f"torch.{'zeros' if partial else 'empty'}((B, H, {shape}), dtype={dtype}, device=q.device)"
 
     @property
