@@ -209,8 +209,8 @@ def _schedule(draw: st.DrawFn, shape: Shape) -> str:
 def _tiles(draw: st.DrawFn, shape: Shape) -> str:
     if shape.wide:
         rows = 16 if shape.decodes else draw(st.sampled_from((64, 128)))
-        warps = draw(st.sampled_from((4, 8)))
-        keys = draw(st.sampled_from((32, 64)))
+        warps = draw(st.sampled_from((4, 8))) if shape.target == "triton" else 4
+        keys = draw(st.sampled_from((32, 64))) if shape.target == "triton" else 64
         return (
             f"tile.q = {rows}, tile.kv = {keys}, warps = {warps}, stages = {draw(st.sampled_from((1, 2, 3)))}"
         )
