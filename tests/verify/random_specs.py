@@ -190,7 +190,7 @@ class Shape:
 def _schedule(draw: st.DrawFn, shape: Shape) -> str:
     on_cuda = shape.target != "triton"
     split = draw(st.sampled_from(("q", "kv"))) if on_cuda else "q"
-    tiles = _tiles(draw, shape) + (f", warp_split = {split}" if on_cuda else "")
+    tiles = _tiles(draw, shape, split) + (f", warp_split = {split}" if on_cuda else "")
     if shape.decodes:
         pack, splits = draw(st.sampled_from(("gqa", "none"))), draw(st.sampled_from(("1", "3", "auto")))
         return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}"
@@ -206,11 +206,14 @@ def _schedule(draw: st.DrawFn, shape: Shape) -> str:
     return "\n  ".join(lines)
 
 
-def _tiles(draw: st.DrawFn, shape: Shape) -> str:
+def _tiles(draw: st.DrawFn, shape: Shape, split: str) -> str:
     if shape.wide:
-        rows = 16 if shape.decodes else draw(st.sampled_from((64, 128)))
-        warps = draw(st.sampled_from((4, 8))) if shape.target == "triton" else 4
-        keys = draw(st.sampled_from((32, 64))) if shape.target == "triton" else 64
+        if shape.target == "triton":
+            rows = 16 if shape.decodes else draw(st.sampled_from((64, 128)))
+            keys, warps = draw(st.sampled_from((32, 64))), draw(st.sampled_from((4, 8)))
+        else:  # each of 4 warps has 16 rows or keys
+            rows = 16 if shape.decodes and split == "kv" else draw(st.sampled_from((64, 64, 128)))
+            rows, keys, warps = (min(rows, 64), 64, 4) if split == "kv" else (rows, 64, 4)
         return (
             f"tile.q = {rows}, tile.kv = {keys}, warps = {warps}, stages = {draw(st.sampled_from((1, 2, 3)))}"
         )
