@@ -45,7 +45,7 @@ from attnc.plan.ir_backward import (
 )
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import are_wide, phase_of, portable, shared_memory, tile_width
+from attnc.plan.resources import are_wide, backward_configs, shared_memory, tile_width
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import key_lengths, sequences, sizes
 from attnc.plan.sequence import lengths as lengths_of
@@ -135,8 +135,7 @@ class _Maker:
         """The configs of one kernel that run on some device."""
         if self.cuda is not None:
             return cuda_choices(self.cuda, self.variant, self.schedule, name)
-        found = configs(self.schedule, phase_of(name), self.variant)
-        return portable(found, self.variant, self.schedule, kernel=name)
+        return backward_configs(self.variant, self.schedule, name)
 
     def kernel(
         self,

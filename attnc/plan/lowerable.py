@@ -19,7 +19,7 @@ from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir_decode import decode_knobs, is_decode
 from attnc.plan.names import clashes, clashes_as_size, clashes_with_kernel
 from attnc.plan.signature import arguments, normalise, unbound
-from attnc.plan.storage import has_rows, is_plain
+from attnc.plan.storage import capacity, has_rows, is_plain
 from attnc.plan.unified_max import check_bounds
 from attnc.source import Span
 
@@ -244,7 +244,7 @@ def _names(variant: Variant, target: str) -> Iterator[Diagnostic]:
 
 def _sizes(variant: Variant) -> Iterator[Diagnostic]:
     attention = variant.attention
-    for name in sorted(unbound(arguments(attention))):
+    for name in sorted(unbound(arguments(attention)) - {size.name for size in capacity(attention)}):
         culprit = next(t for t in attention.inputs if any(name in str(size) for size in t.shape))
         yield _unsupported(
             f"the size '{name}' cannot be inferred from the arguments",

@@ -17,7 +17,8 @@ from typing import Literal, TypeAlias
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
-from attnc.model.schedule import Config, Phase, Schedule, knobs_of
+from attnc.model.configs import configs
+from attnc.model.schedule import Config, Phase, Schedule, Value, knobs_of
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.ir_backward import KernelName
@@ -89,7 +90,7 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
         return _estimate_backward(kernel, *tiles, max(1, stages), threads, d, dv, size)
     depth = _depth(stages, tile_q, config, variant)
     loaded_v = dv if len(columns) == 1 else 0  # else v is the first part of k
-    q = Buffer(name="q", shape=f"{tile_q}x{d}", bytes=tile_q * d * size)
+    q = _held("q", tile_q, d, size)
     buffers = [
         # A single stage still passes through shared memory, since the operands change layout on the way.
         Buffer(name="k", shape=f"{depth} x {tile_kv}x{d}", bytes=depth * tile_kv * d * size),
@@ -137,10 +138,7 @@ def _estimate_backward(
     over_q = kernel in ("dq", "rows")
     staying = ("q", "do") if over_q else ("k",) if kernel == "dv" else ("k", "v")
     streamed = ("k", "v") if over_q else ("q", "do")
-    buffers = [
-        Buffer(name=name, shape=f"{rows}x{width}", bytes=rows * width * size)
-        for name, (rows, width) in ((name, widths[name]) for name in staying)
-    ]
+    buffers = [_held(name, *widths[name], size) for name in staying]
     buffers += [
         Buffer(name=name, shape=f"{stages} x {rows}x{width}", bytes=stages * rows * width * size)
         for name, (rows, width) in ((name, widths[name]) for name in streamed)
@@ -158,6 +156,15 @@ def _estimate_backward(
         registers["dp"] = scores
     registers |= {"p": tile_q * tile_kv * size // 4 // threads, "other": _BASE_REGISTERS}
     return Estimate(buffers=tuple(buffers), registers=registers)
+
+
+def _held(name: str, rows: int, width: int, size: int) -> Buffer:
+    """A tile that stays for the whole loop. One of f32 is split, once, into two numbers of 11 bits for each
+    element, which the tensor cores multiply one after the other (3xTF32).
+    """
+    parts = 2 if size == 4 else 1
+    shape = f"{parts} x {rows}x{width}" if parts > 1 else f"{rows}x{width}"
+    return Buffer(name=name, shape=shape, bytes=parts * rows * width * size)
 
 
 def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Rejection | None:
@@ -216,6 +223,30 @@ def portable(
         largest = max(targets, key=lambda device: device.shared_per_block)
         raise DiagnosticError([_nothing_fits(candidates, variant, schedule, largest, kernel)])
     return kept
+
+
+def backward_configs(variant: Variant, schedule: Schedule, kernel: KernelName) -> tuple[Config, ...]:
+    """The configs of one kernel of the backward that run on some device. Where the schedule names no tiles
+    and the usual ones are too large, smaller ones. Raises DiagnosticError (E0601) when there is none.
+    """
+    phase = phase_of(kernel)
+    found = configs(schedule, phase, variant)
+    if not {"tile.q", "tile.kv", "stages"} & knobs_of(schedule, phase).keys():
+        for smaller in _SMALLER:
+            tried = tuple(Config(values={**config.values, **smaller}) for config in found)
+            if any(misfit(tried[0], variant, device, kernel) is None for device in DEVICES.values()):
+                return portable(tried, variant, schedule, kernel=kernel)
+    return portable(found, variant, schedule, kernel=kernel)
+
+
+#: What is tried in place of the defaults, in this order.
+_SMALLER: tuple[Mapping[str, Value], ...] = (
+    {},
+    {"stages": 1},
+    {"tile.q": 32, "tile.kv": 32},
+    {"tile.q": 32, "tile.kv": 32, "stages": 1},
+    {"tile.q": 16, "tile.kv": 16, "stages": 1},
+)
 
 
 def phase_of(kernel: Which) -> Phase:

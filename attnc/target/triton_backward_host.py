@@ -195,9 +195,11 @@ class BackwardHostText:
             scale = self._backward.kernels[0].chain.scale
             yield f"dq = (dq * {scale!r}).to(q.dtype)" if scale != 1.0 else "dq = dq.to(q.dtype)"
         for gradient in self._backward.gradients:
-            if not gradient.parts:
-                continue
             name = gradient.tensor.name
+            if not gradient.parts:
+                if name not in ("q", "k", "v"):  # what only a condition reads
+                    yield f"d{name} = torch.zeros_like({name})"
+                continue
             parts = [_summed(part, gradient.tensor) for part in gradient.parts]
             total = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
             yield f"d{name} = {total}.to({name}.dtype)"

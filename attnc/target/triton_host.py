@@ -101,9 +101,14 @@ class HostText:
             before, known = known, known | {bind.name for bind in arg.axes}
             if {"H", "Hkv"} <= known and not {"H", "Hkv"} <= before:
                 yield from self._group(others)
+        computed = {size.name for size in self.module.sizes}
+        later = [arg for arg in others if computed & _named(arg)]
         for arg in others:
-            yield from self._checked(arg)
+            if arg not in later:
+                yield from self._checked(arg)
         yield from (f"{size.name} = {show(size.value)}" for size in self.module.sizes)
+        for arg in later:
+            yield from self._checked(arg)
 
     def _checked(self, arg: Arg) -> Iterator[str]:
         name = arg.tensor.name
@@ -295,6 +300,12 @@ def kept_shape(module: Module) -> str:
     q = next(arg.tensor for arg in module.args if arg.tensor.name == "q")
     axes = (q.axis(role) for role in (Role.BATCH, Role.HEAD, Role.QUERY))
     return ", ".join(f"q.shape[{axis}]" for axis in axes if axis is not None)
+
+
+def _named(arg: Arg) -> set[str]:
+    """The sizes that the argument's axes must have."""
+    expected = (bind.expected for bind in arg.axes if bind.expected is not None)
+    return {node.name for size in expected for node in walk(size) if isinstance(node, Dim)}
 
 
 def corrections(arg: Arg) -> Iterator[str]:

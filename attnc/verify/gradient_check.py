@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from attnc.model.attention import Attention
+from attnc.model.tensors import DType
 from attnc.plan.ir_backward import GradientBound
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding
-from attnc.verify.problem import Problem
+from attnc.verify.problem import TORCH, Problem
 from attnc.verify.strategies import Case
 from attnc.verify.tolerance import Verdict, to_float64
 
@@ -46,7 +47,8 @@ def run_backward(
             value = value.detach().requires_grad_()
             leaves[name] = value
         elif name in attention.grads:  # a number: only a tensor has a gradient
-            value = torch.tensor(value, dtype=torch.float32, device=_device(problem)).requires_grad_()
+            dtype = TORCH[DType(attention.tensor(name).dtype)]
+            value = torch.tensor(value, dtype=dtype, device=_device(problem)).requires_grad_()
             leaves[name] = value
         inputs.append(value)
     kernels = module.BACKWARD_CONFIGS.items()

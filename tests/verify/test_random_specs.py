@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,93 @@ def test_awkward_specs(name: str) -> None:
     for special in ("none", "nan_q"):
         verdict = check(made, replace(case, special=special))
         assert verdict.ok, verdict.message
+
+
+_PLAIN = "input q: f32[B, M, H, 16]", "input k, v: f32[B, N, H, 16]"
+_PACKED = "input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[B, N, H, 16]", "input ends: i32[B + 1]"
+#: Inputs and the rest, the schedule, and sizes at which it once went wrong.
+MENDED = {
+    "persistent programs for packed rows": (
+        (*_PACKED, SCORE, SOFTMAX, "output o: f32[T, H, 16]"), "persistent = true", {"M": 29, "N": 5}
+    ),
+    "gradients where no row is": (
+        (*_PACKED, SCORE, SOFTMAX, "output o: f32[T, H, 16]", "grad q"), "", {"M": 0, "N": 0}
+    ),
+    "gradients after FlashAttention-1's order": (
+        (*_PLAIN, SCORE, SOFTMAX, "output o: f32[B, M, H, 16]", "grad q"), KV_Q, {"M": 21, "N": 21}
+    ),
+    "gradients of a score without a product": (
+        (*_PLAIN, "input x: f32[M]", "score = x[q_idx]", SOFTMAX, "output o: f32[B, M, H, 16]", "grad q, x, v"),
+        "", {"M": 21, "N": 21},
+    ),
+    "rows that a length cuts off, of an input": (
+        (*_PLAIN, "input x: f32[B, M]", "input m_len: i32[B]", "length M = m_len[b]", SOFTMAX,
+         "score = dot(q, k) + x[b, q_idx]", "output o: f32[B, M, H, 16]", "grad x"),
+        "", {"M": 37, "N": 21},
+    ),
+    "an input that only a condition reads": (
+        (*_PLAIN, "input x: bf16[]", "score = where(x > 0, dot(q, k), q_idx / 8)", SOFTMAX,
+         "output o: f32[B, M, H, 16]", "grad q, x"),
+        "", {"M": 21, "N": 21},
+    ),
+    "sizes of packed keys in a gradient": (
+        ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[S, H, 16] via ragged(k_ends)",
+         "input ends, k_ends: i32[B + 1]", "input x: f32[B, N]", "score = x[b, kv_idx]", SOFTMAX,
+         "output o: f32[T, H, 16]", "grad q, k, x"),
+        "", {"M": 21, "N": 37},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_specs_that_were_once_wrong(name: str) -> None:
+    lines, schedule, lengths = MENDED[name]
+    statements, rest = "\n  ".join(lines), schedule or "loops = [q, kv]"
+    text = f"attention spec {{\n  {statements}\n}}\n"
+    text += f"schedule spec for triton {{\n  {rest}\n  {_SMALL}\n}}\n"
+    made = subject(text)
+    sizes = {"B": 2, "H": 2, **lengths}
+    verdict = check(made, Case(dims={dim: sizes[dim] for dim in free_dims(made.variant.attention)}, seed=5))
+    assert verdict.ok, verdict.message
+
+
+_SMALL = "tile.q = 16, tile.kv = 16"
+#: Integers of 64 bits far outside of the keys, and products of smaller ones.
+_FAR = {"loaded": ("i64", "x[b] < kv_idx", 1 << 32), "multiplied": ("i32", "x[b] * 1000 < kv_idx", 4294967)}
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("name", _FAR)
+def test_bounds_beyond_32_bits(name: str, target: str) -> None:
+    """Bounds are kept in 32 bits, and so have to come back among the keys first."""
+    if target != "triton" and not available():
+        pytest.skip("g++ compiles CUDA kernels for the CPU")
+    dtype, mask, far = _FAR[name]
+    text = f"""attention spec {{
+  input q: f16[B, M, H, 16]
+  input k, v: f16[B, N, H, 16]
+  input x: {dtype}[B]
+  {SCORE}
+  mask = {mask}
+  {SOFTMAX}
+  output o: f16[B, M, H, 16]
+}}
+schedule spec for {target} {{
+  tile.q = 32, tile.kv = 32, warps = 2
+}}
+"""
+    (module,) = plan_program(resolve(parse(Source("spec.attn", text)), prelude())).modules
+    made = subject_of(module)
+    x = torch.tensor([-far, far, 2 * far])
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, n, 1, 16, dtype=torch.float16) for n in (33, 70, 70))
+    o = torch.empty_like(q)
+    made.run({"q": q, "k": k, "v": v, "x": x.to(torch.int64 if dtype == "i64" else torch.int32)}, {"o": o})
+    whole = torch.softmax(torch.einsum("mhd,nhd->hmn", q[0].float(), k[0].float()) / 4, -1)
+    torch.testing.assert_close(
+        o[0].float(), torch.einsum("hmn,nhd->mhd", whole, v[0].float()), atol=2e-3, rtol=0
+    )
+    assert not o[1:].any()  # no key is that far
 
 
 def test_minima_keep_nan() -> None:

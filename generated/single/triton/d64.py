@@ -46,30 +46,30 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 32, 4, 2, 49152),
-    Config(64, 32, 4, 3, 65536),
-    Config(64, 32, 8, 2, 49152),
-    Config(64, 32, 8, 3, 65536),
-    Config(64, 64, 4, 2, 81920),
-    Config(64, 64, 4, 3, 114688),
-    Config(64, 64, 8, 2, 81920),
-    Config(64, 64, 8, 3, 114688),
-    Config(32, 32, 4, 2, 24576),
-    Config(32, 32, 4, 3, 40960),
-    Config(32, 32, 8, 2, 24576),
-    Config(32, 32, 8, 3, 40960),
-    Config(32, 64, 4, 2, 40960),
-    Config(32, 64, 4, 3, 73728),
-    Config(32, 64, 8, 2, 40960),
-    Config(32, 64, 8, 3, 73728),
+    Config(64, 32, 4, 2, 65536),
+    Config(64, 32, 4, 3, 81920),
+    Config(64, 32, 8, 2, 65536),
+    Config(64, 32, 8, 3, 81920),
+    Config(64, 64, 4, 2, 98304),
+    Config(64, 64, 4, 3, 131072),
+    Config(64, 64, 8, 2, 98304),
+    Config(64, 64, 8, 3, 131072),
+    Config(32, 32, 4, 2, 32768),
+    Config(32, 32, 4, 3, 49152),
+    Config(32, 32, 8, 2, 32768),
+    Config(32, 32, 8, 3, 49152),
+    Config(32, 64, 4, 2, 49152),
+    Config(32, 64, 4, 3, 81920),
+    Config(32, 64, 8, 2, 49152),
+    Config(32, 64, 8, 3, 81920),
 )
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dq": (
-        Config(64, 64, 4, 2, 98304),
+        Config(64, 64, 4, 2, 131072),
     ),
     "dkdv": (
-        Config(64, 64, 4, 2, 98304),
+        Config(64, 64, 4, 2, 131072),
     ),
 }
 
