@@ -160,7 +160,8 @@ def _shape(draw: st.DrawFn, heads: str) -> tuple[str, ...]:
 def _softmax(words: Words, *, dropout: bool) -> str:
     sinks = [e for e in words.extras if e.dtype == "f32" and e.shape in ((), (words.heads,))]
     arguments = []
-    if sinks and words.draw(st.booleans()):
+    has_sink: bool = words.draw(st.booleans())
+    if sinks and has_sink:
         sink = words.draw(st.sampled_from(sinks))
         arguments.append(f"sink = {sink.name}{'[h]' if sink.shape else ''}")
     if dropout and words.draw(st.integers(0, 7)) == 0:

@@ -150,8 +150,8 @@ MENDED = {
         (*_PLAIN, SCORE, SOFTMAX, "output o: f32[B, M, H, 16]", "grad q"), KV_Q, {"M": 21, "N": 21}
     ),
     "gradients of a score without a product": (
-        (*_PLAIN, "input x: f32[M]", "score = x[q_idx]", SOFTMAX, "output o: f32[B, M, H, 16]", "grad q, x, v"),
-        "", {"M": 21, "N": 21},
+        (*_PLAIN, "input x: f32[M]", "score = x[q_idx]", SOFTMAX, "output o: f32[B, M, H, 16]",
+         "grad q, x, v"), "", {"M": 21, "N": 21},
     ),
     "rows that a length cuts off, of an input": (
         (*_PLAIN, "input x: f32[B, M]", "input m_len: i32[B]", "length M = m_len[b]", SOFTMAX,

@@ -46,30 +46,30 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 32, 4, 2, 98304),
-    Config(64, 32, 4, 3, 131072),
-    Config(64, 32, 8, 2, 98304),
-    Config(64, 32, 8, 3, 131072),
-    Config(64, 64, 4, 2, 163840),
-    Config(64, 64, 4, 3, 229376),
-    Config(64, 64, 8, 2, 163840),
-    Config(64, 64, 8, 3, 229376),
-    Config(32, 32, 4, 2, 49152),
-    Config(32, 32, 4, 3, 81920),
-    Config(32, 32, 8, 2, 49152),
-    Config(32, 32, 8, 3, 81920),
-    Config(32, 64, 4, 2, 81920),
-    Config(32, 64, 4, 3, 147456),
-    Config(32, 64, 8, 2, 81920),
-    Config(32, 64, 8, 3, 147456),
+    Config(64, 32, 4, 2, 131072),
+    Config(64, 32, 4, 3, 163840),
+    Config(64, 32, 8, 2, 131072),
+    Config(64, 32, 8, 3, 163840),
+    Config(64, 64, 4, 2, 196608),
+    Config(64, 64, 4, 3, 262144),
+    Config(64, 64, 8, 2, 196608),
+    Config(64, 64, 8, 3, 262144),
+    Config(32, 32, 4, 2, 65536),
+    Config(32, 32, 4, 3, 98304),
+    Config(32, 32, 8, 2, 65536),
+    Config(32, 32, 8, 3, 98304),
+    Config(32, 64, 4, 2, 98304),
+    Config(32, 64, 4, 3, 163840),
+    Config(32, 64, 8, 2, 98304),
+    Config(32, 64, 8, 3, 163840),
 )
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dq": (
-        Config(64, 64, 4, 2, 196608),
+        Config(64, 64, 4, 1, 196608),
     ),
     "dkdv": (
-        Config(64, 64, 4, 2, 196608),
+        Config(64, 64, 4, 1, 196608),
     ),
 }
 
