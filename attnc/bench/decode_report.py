@@ -10,20 +10,25 @@ from typing import Any
 from attnc.bench.decode_peers import Decoder
 from attnc.bench.decode_run import DecodeResult
 from attnc.bench.report import machine
+from attnc.bench.serving_run import ServingResult, serving_dict, serving_markdown
 
 
 def write_decode(
     results: Sequence[DecodeResult],
     eager: Mapping[str, float],
     decoders: Sequence[Decoder],
+    serving: Sequence[ServingResult],
     folder: Path,
 ) -> tuple[Path, ...]:
     """Writes decode.md, decode.json and, where matplotlib is installed, decode.png; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     table, data, plot = (folder / f"decode.{ending}" for ending in ("md", "json", "png"))
-    table.write_text(markdown(results, eager, decoders, machine()), encoding="utf-8")
-    data.write_text(as_json(results, eager, machine()), encoding="utf-8")
-    return (table, data, plot) if draw_plot(results, decoders, plot, machine()["device"]) else (table, data)
+    text = f"{markdown(results, eager, decoders, machine())}\n{serving_markdown(serving)}"
+    table.write_text(text, encoding="utf-8")
+    data.write_text(as_json(results, eager, serving, machine()), encoding="utf-8")
+    if results and draw_plot(results, decoders, plot, machine()["device"]):
+        return (table, data, plot)
+    return (table, data)
 
 
 def markdown(
@@ -67,7 +72,12 @@ def markdown(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def as_json(results: Sequence[DecodeResult], eager: Mapping[str, float], machine: Mapping[str, str]) -> str:
+def as_json(
+    results: Sequence[DecodeResult],
+    eager: Mapping[str, float],
+    serving: Sequence[ServingResult],
+    machine: Mapping[str, str],
+) -> str:
     """All figures: microseconds with quantiles, GB/s, and why a candidate is missing."""
     cells = [
         {
@@ -87,7 +97,8 @@ def as_json(results: Sequence[DecodeResult], eager: Mapping[str, float], machine
         for result in results
     ]
     calls = {name: round(microseconds, 2) for name, microseconds in eager.items()}
-    data = {"format": 1, "machine": dict(machine), "cells": cells, "eager_us": calls}
+    more = serving_dict(serving)
+    data = {"format": 1, "machine": dict(machine), "cells": cells, "serving": more, "eager_us": calls}
     return json.dumps(data, indent=2) + "\n"
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from attnc.runtime.timing import Launch, Timing, summarise
 _SAMPLE_SECONDS, _BYTES_A_SECOND, _LAUNCH_SECONDS = 4e-3, 4e12, 5e-6
 _EAGER_CALLS, _EAGER_ROUNDS = 200, 15
 _WORKERS = 10
+Inputs = TypeVar("Inputs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,9 @@ class DecodeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class Captured:
+    """A graph of launches, which takes the host out of their time."""
+
     graph: Any
     launches: int
 
@@ -64,11 +67,18 @@ class _Captured:
 
 def warm_up_decode(cells: Sequence[DecodeCell], decoders: Sequence[Decoder]) -> None:
     """Fills the compile caches of Triton and Inductor, which outlive the processes that fill them."""
-    jobs = [(cell, decoder.name) for decoder in decoders if decoder.compiles for cell in cells]
+    compiled = [decoder.name for decoder in decoders if decoder.compiles]
+    warm_up(_launch_once, [(cell, name) for name in compiled for cell in cells])
+
+
+def warm_up(launch_once: Callable[..., None], jobs: Sequence[tuple[object, ...]]) -> None:
+    """Calls `launch_once` for every job, in processes of their own."""
+    if not jobs:
+        return
     workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        list(pool.map(_launch_once, *zip(*jobs, strict=True)))
+        list(pool.map(launch_once, *zip(*jobs, strict=True)))
 
 
 def _launch_once(cell: DecodeCell, name: str) -> None:
@@ -97,13 +107,22 @@ def measure_decode(
 
 def _measure(cell: DecodeCell, decoders: Sequence[Decoder], rounds: int) -> DecodeResult:
     copies = draw_decode(cell, cell.copies)
-    graphs: dict[str, _Captured] = {}
+    makers = {decoder.name: decoder.make for decoder in decoders}
+    timings, missing = take_turns(copies, makers, cell.bytes, rounds)
+    return DecodeResult(cell=cell, timings=timings, missing=missing)
+
+
+def take_turns(
+    copies: Sequence[Inputs], makers: Mapping[str, Callable[[Inputs], Launch]], size: int, rounds: int
+) -> tuple[Mapping[str, Timing], Mapping[str, str]]:
+    """Times of a launch by candidate, and why others are missing. size: bytes that a launch reads."""
+    graphs: dict[str, Captured] = {}
     missing: dict[str, str] = {}
-    for decoder in decoders:
+    for name, make in makers.items():
         try:
-            graphs[decoder.name] = _capture(cell, [decoder.make(x) for x in copies])
+            graphs[name] = capture(size, [make(x) for x in copies])
         except Exception as failure:  # a peer that breaks is a gap in the table, not the end of the run
-            missing[decoder.name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
+            missing[name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
             torch.cuda.synchronize()
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     order = list(graphs)
@@ -111,23 +130,22 @@ def _measure(cell: DecodeCell, decoders: Sequence[Decoder], rounds: int) -> Deco
         for name in order:
             samples[name].append(graphs[name].sample())
         order = order[1:] + order[:1]
-    timings = {name: summarise(values) for name, values in samples.items()}
-    return DecodeResult(cell=cell, timings=timings, missing=missing)
+    return {name: summarise(values) for name, values in samples.items()}, missing
 
 
-def _capture(cell: DecodeCell, launches: Sequence[Launch]) -> _Captured:
+def capture(size: int, launches: Sequence[Launch]) -> Captured:
     """A graph of some milliseconds in which the copies take turns, replayed once."""
     for launch in (*launches, *launches):
         launch()
     torch.cuda.synchronize()
-    once = cell.bytes / _BYTES_A_SECOND + _LAUNCH_SECONDS
+    once = size / _BYTES_A_SECOND + _LAUNCH_SECONDS
     turns = max(1, round(_SAMPLE_SECONDS / once / len(launches)))
     graph: Any = torch.cuda.CUDAGraph()  # torch ships it without annotations
     with torch.cuda.graph(graph):
         for _ in range(turns):
             for launch in launches:
                 launch()
-    captured = _Captured(graph, turns * len(launches))
+    captured = Captured(graph, turns * len(launches))
     captured.sample()
     return captured
 

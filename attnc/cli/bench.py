@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from attnc.bench.cells import Cell, Phase
     from attnc.bench.decode import DecodeCell
     from attnc.bench.peers import Peer
+    from attnc.bench.serving import ServingCell
 
-_Named = TypeVar("_Named", "Cell", "DecodeCell")
+_Named = TypeVar("_Named", "Cell", "DecodeCell", "DecodeCell | ServingCell")
 
 
 def bench(
@@ -103,11 +104,13 @@ def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> N
 
 def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool) -> None:
     """`attnc bench --decode`: GB/s of K and V under graph replay, and what a call costs the host."""
-    from attnc.bench.decode import decode_cells, scaling_cells
+    from attnc.bench.decode import DecodeCell, decode_cells, scaling_cells
+    from attnc.bench.serving import ServingCell, serving_cells
 
-    chosen = _matching((*decode_cells(), *scaling_cells()), cells)
+    offered: tuple[DecodeCell | ServingCell, ...] = (*decode_cells(), *scaling_cells(), *serving_cells())
+    every = _matching(offered, cells)
     if is_list:
-        for cell in chosen:
+        for cell in every:
             say(f"{cell.name:26} {cell.bytes * 1e-9:9.3f} GB of K and V")
         return
     need_gpu()
@@ -115,16 +118,21 @@ def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool
     from attnc.bench.decode_report import markdown, write_decode
     from attnc.bench.decode_run import eager_cost, measure_decode, warm_up_decode
     from attnc.bench.report import machine
+    from attnc.bench.serving_run import measure_serving, serving_markdown, warm_up_serving
 
+    chosen = tuple(cell for cell in every if isinstance(cell, DecodeCell))
+    further = tuple(cell for cell in every if isinstance(cell, ServingCell))
     wanted = {name.strip() for name in peers.split(",")}
     decoders = tuple(decoder for decoder in DECODERS if decoder.ours or decoder.name in wanted)
-    note(f"compiling for {len(chosen)} cells")
+    note(f"compiling for {len(every)} cells")
     warm_up_decode(chosen, decoders)
-    with progress("bench", len(chosen)) as bar:
+    warm_up_serving(further)
+    with progress("bench", len(every)) as bar:
         results = measure_decode(chosen, decoders, rounds, bar.advance)
+        serving = measure_serving(further, rounds, bar.advance)
     eager = eager_cost(decoders)
-    say(markdown(results, eager, decoders, machine()))
-    for path in write_decode(results, eager, decoders, out):
+    say(f"{markdown(results, eager, decoders, machine())}\n{serving_markdown(serving)}")
+    for path in write_decode(results, eager, decoders, serving, out):
         note(f"wrote {path}")
 
 

@@ -44,4 +44,4 @@ def test_the_table_compares_with_the_best_peer() -> None:
     assert "2.00x cudnn | 0.962 |" in row
     assert "attnc 18.2" in text
     assert "* n/a for flex: no" in text
-    assert json.loads(as_json([result], {}, MACHINE))["cells"][0]["results"]["cudnn"]["us"] == 20.0
+    assert json.loads(as_json([result], {}, [], MACHINE))["cells"][0]["results"]["cudnn"]["us"] == 20.0

@@ -1,0 +1,128 @@
+"""Who takes part in the further cells of decoding: the kernels of attnc/bench/specs/decode, and what of
+PyTorch can compute the same. No peer reads pages: each gets the keys in order, in a tensor of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnc.bench.decode import PAGE, WIDTH
+from attnc.bench.serving import DRAFTS, HEADS, MLA_HEADS, MLA_VALUE, SUFFIX, Kind, ServingInputs
+from attnc.build import front, plan_program
+from attnc.runtime.loader import load_module
+from attnc.runtime.merge import merge_states
+from attnc.runtime.timing import Launch
+
+SPEC = Path(__file__).parent / "specs" / "decode" / "serving.attn"
+Make: TypeAlias = Callable[[ServingInputs], Launch]
+
+
+@cache
+def modules() -> Mapping[str, ModuleType]:
+    planned = plan_program(front(SPEC)).modules
+    return {module.variant.attention.name: load_module(module) for module in planned}
+
+
+def _kernel(name: str) -> Any:
+    return getattr(modules()[name], name)
+
+
+def _generated(name: str) -> Make:
+    def make(x: ServingInputs) -> Launch:
+        kernel = _kernel(name)
+        if name == "mla":  # v is the first columns of k
+            return lambda: kernel(x.q, x.k, x.block_table, x.kv_len)
+        return lambda: kernel(x.q, x.k, x.v, x.block_table, x.kv_len)
+
+    return make
+
+
+def _cascade(x: ServingInputs) -> Launch:
+    """The prefix once for all sequences, each one's own keys, and both results joined."""
+    shared, own = _kernel("shared"), _kernel("own")
+    batch, pages = x.block_table.shape
+    prefix = pages - SUFFIX // PAGE
+    q = x.q.reshape(1, batch, HEADS, WIDTH)
+    table, own_table = x.block_table[:1, :prefix], x.block_table[:, prefix:]
+    length, own_length = x.kv_len[:1] - SUFFIX, torch.full_like(x.kv_len, SUFFIX)
+    merge = _compiled_merge()
+
+    def launch() -> object:
+        o, lse = shared(q, x.k, x.v, table, length)
+        own_o, own_lse = own(x.q, x.k, x.v, own_table, own_length)
+        return merge(o.reshape(own_o.shape), lse.reshape(own_lse.shape), own_o, own_lse)
+
+    return launch
+
+
+@cache
+def _compiled_merge() -> Any:
+    return torch.compile(merge_states, dynamic=False)
+
+
+def _in_order(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """[pages, Hkv, rows, D] as [B, Hkv, N, D]."""
+    rows = pages[table.long()].transpose(1, 2)
+    return rows.reshape(table.shape[0], pages.shape[1], -1, pages.shape[3])
+
+
+def _drafts(backend: SDPBackend) -> Make:
+    """Every draft sees the keys before its own: the mask is aligned with the last key."""
+
+    def make(x: ServingInputs) -> Launch:
+        from torch.nn.attention.bias import causal_lower_right
+
+        q, k, v = x.q.transpose(1, 2), _in_order(x.k, x.block_table), _in_order(x.v, x.block_table)
+        mask: Any = causal_lower_right(DRAFTS, k.shape[2])
+        if backend is SDPBackend.CUDNN_ATTENTION:
+            mask = torch.ones(DRAFTS, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - DRAFTS)
+
+        def launch() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+        return launch
+
+    return make
+
+
+def _compressed(backend: SDPBackend) -> Make:
+    def make(x: ServingInputs) -> Launch:
+        k = _in_order(x.k.transpose(1, 2), x.block_table)
+        q, v = x.q.transpose(1, 2), k[..., :MLA_VALUE]
+        is_grouped = backend is not SDPBackend.EFFICIENT_ATTENTION
+        if not is_grouped:  # it has no groups of heads, but strides of zero
+            k, v = (y.expand(-1, MLA_HEADS, -1, -1) for y in (k, v))
+
+        def launch() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, scale=192**-0.5, enable_gqa=is_grouped)
+
+        return launch
+
+    return make
+
+
+#: By kind of cell: the first is the one that others are compared with.
+CONTENDERS: Mapping[Kind, Mapping[str, Make]] = {
+    "mla": {
+        "attnc": _generated("mla"),
+        "cudnn": _compressed(SDPBackend.CUDNN_ATTENTION),
+        "fa2": _compressed(SDPBackend.FLASH_ATTENTION),
+        "efficient": _compressed(SDPBackend.EFFICIENT_ATTENTION),
+    },
+    "verify": {
+        "attnc": _generated("verify"),
+        "cudnn": _drafts(SDPBackend.CUDNN_ATTENTION),
+        "fa2": _drafts(SDPBackend.FLASH_ATTENTION),
+    },
+    "prefix": {"cascade": _cascade, "plain": _generated("own")},
+}
