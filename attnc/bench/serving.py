@@ -16,6 +16,7 @@ Kind: TypeAlias = Literal["mla", "verify", "prefix"]
 
 #: Query heads, columns of a compressed key and of its value; rows of its pages.
 MLA_HEADS, MLA_WIDTH, MLA_VALUE, MLA_PAGE = 128, 576, 512, 64
+MLA_SCALE = 192**-0.5
 #: Query and K/V heads of the other kinds; drafted tokens and rows of their pages; a sequence's own keys.
 HEADS, KV_HEADS, DRAFTS, DRAFT_PAGE, SUFFIX = 32, 8, 8, 64, 512
 #: NVIDIA H200 data sheet: bytes and dense bf16 operations in a second.

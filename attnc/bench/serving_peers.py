@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnc.bench.decode import PAGE, WIDTH
-from attnc.bench.serving import DRAFTS, HEADS, MLA_HEADS, MLA_VALUE, SUFFIX, Kind, ServingInputs
+from attnc.bench.serving import DRAFTS, HEADS, MLA_SCALE, MLA_VALUE, SUFFIX, Kind, ServingInputs
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
 from attnc.runtime.merge import merge_states
@@ -98,17 +98,26 @@ def _compressed(backend: SDPBackend) -> Make:
     def make(x: ServingInputs) -> Launch:
         k = _in_order(x.k.transpose(1, 2), x.block_table)
         q, v = x.q.transpose(1, 2), k[..., :MLA_VALUE]
-        is_grouped = backend is not SDPBackend.EFFICIENT_ATTENTION
-        if not is_grouped:  # it has no groups of heads, but strides of zero
-            k, v = (y.expand(-1, MLA_HEADS, -1, -1) for y in (k, v))
 
         def launch() -> torch.Tensor:
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, scale=192**-0.5, enable_gqa=is_grouped)
+                return F.scaled_dot_product_attention(q, k, v, scale=MLA_SCALE, enable_gqa=True)
 
         return launch
 
     return make
+
+
+def _products(x: ServingInputs) -> Launch:
+    """Two matrix products of cuBLAS and a softmax between them, the scores in memory."""
+    k = _in_order(x.k.transpose(1, 2), x.block_table)[:, 0]
+    q, v = x.q[:, 0], k[..., :MLA_VALUE]
+
+    def launch() -> torch.Tensor:
+        scores = torch.bmm(q, k.transpose(1, 2)) * MLA_SCALE
+        return torch.bmm(torch.softmax(scores, -1), v)
+
+    return launch
 
 
 #: By kind of cell: the first is the one that others are compared with.
@@ -117,7 +126,7 @@ CONTENDERS: Mapping[Kind, Mapping[str, Make]] = {
         "attnc": _generated("mla"),
         "cudnn": _compressed(SDPBackend.CUDNN_ATTENTION),
         "fa2": _compressed(SDPBackend.FLASH_ATTENTION),
-        "efficient": _compressed(SDPBackend.EFFICIENT_ATTENTION),
+        "products": _products,
     },
     "verify": {
         "attnc": _generated("verify"),

@@ -19,7 +19,7 @@ TITLES = {
     "plain": "paged decode",
     "cudnn": "cuDNN",
     "fa2": "FA2",
-    "efficient": "memory-efficient",
+    "products": "two products",
 }
 
 

@@ -26,7 +26,7 @@ KERNEL = frozenset((
     "rank",
     "row", "row_lo", "row_tiles", "ROWS", "rows", "run", "s", "SCALE", "score", "SECTION", "section",
     "SHARE", "share", "shift", "SPLIT", "split", "split_hi", "split_lo", "SPLITS", "start", "stop", "tile",
-    "tiles", "tl", "TMA", "torch", "triton", "TWO_LOG2E", "V", "v", "weight", "zero",
+    "third_page", "tiles", "tl", "TMA", "torch", "triton", "TWO_LOG2E", "V", "v", "weight", "zero",
 ))  # fmt: skip
 #: Globals of a module, and variables of its callables.
 MODULE = frozenset((

@@ -152,14 +152,18 @@ class DecodeText(KernelText):
         """The pages of the first tile: looked up while q is on its way."""
         return self._pages_of(scalar(self.kernel.regions.loops[0].start), "N")
 
-    @property
-    def second_pages(self) -> str:
+    def pages_after(self, tiles: int) -> str:
+        """The pages of the tile so many tiles after the first."""
         first = self.kernel.regions.loops[0]
-        return self._pages_within(f"{scalar(first.start)} + BLOCK_N", first)
+        return self._pages_within(f"{scalar(first.start)} + {tiles} * BLOCK_N", first)
 
     def later_pages(self, loop: Loop) -> str:
-        """Those of the tile after the next: a look-up waits for all rows that were asked for before."""
-        return self._pages_within("kv_lo + 2 * BLOCK_N", loop)
+        """Those of a tile further on: a look-up waits for all rows that were asked for before.
+
+        Three tiles ahead a short share starts sooner; where programs have whole sequences, two are faster.
+        """
+        ahead = "2" if self.kernel.split is None else "(3 if SPLIT else 2)"
+        return self._pages_within(f"kv_lo + {ahead} * BLOCK_N", loop)
 
     def _pages_within(self, start: str, loop: Loop) -> str:
         """None past the loop's end, where somebody would wait for them."""

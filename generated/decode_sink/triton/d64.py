@@ -79,6 +79,17 @@ def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr,
 
 
 @triton.jit
+def _ask_for_table(table, stride, entries):
+    """Brings the first 4096 entries of a table into the L2 cache; none is looked at."""
+    entry = tl.arange(0, 128) * 32
+    address = (table + entry * stride).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred inside; setp.ne.b32 inside, $2, 0; @inside prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r", [address, (entry < entries).to(tl.int32)], tl.int32, False, 1,
+    )
+
+
+@triton.jit
 def _pages_of(table, stride, start, stop, ROWS: tl.constexpr, PAGE: tl.constexpr):
     """Pages of rows start .. start + ROWS - 1: one for each row, or a single one if tiles never cross pages.
 
@@ -159,8 +170,6 @@ def decode_sink_forward(
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read from here on.
         tl.extra.cuda.gdc_wait()
-        if not SPLIT:
-            tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -171,6 +180,8 @@ def decode_sink_forward(
     q_lo = row_lo // G
     q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
+    if PDL:
+        _ask_for_table(block_table_row, stride_block_table_1, N // 16)  # while lengths are on their way
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.minimum(kv_len, N)
     Q += b.to(tl.int64) * stride_qb
@@ -190,8 +201,12 @@ def decode_sink_forward(
     split_hi = tl.minimum(split_lo + share, hi)
     page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)
     next_page = _pages_of(
-        block_table_row, stride_block_table_1, split_lo + BLOCK_N,
-        tl.where(split_lo + BLOCK_N < split_hi, N, 0), BLOCK_N, 16,
+        block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N,
+        tl.where(split_lo + 1 * BLOCK_N < split_hi, N, 0), BLOCK_N, 16,
+    )
+    third_page = _pages_of(
+        block_table_row, stride_block_table_1, split_lo + 2 * BLOCK_N,
+        tl.where(split_lo + 2 * BLOCK_N < split_hi, N, 0), BLOCK_N, 16,
     )
 
     row = row_lo + tl.arange(0, BLOCK_M)
@@ -209,18 +224,19 @@ def decode_sink_forward(
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     for kv_lo in range(split_lo, split_hi, BLOCK_N):
         later_page = _pages_of(
-            block_table_row, stride_block_table_1, kv_lo + 2 * BLOCK_N,
-            tl.where(kv_lo + 2 * BLOCK_N < split_hi, N, 0), BLOCK_N, 16,
+            block_table_row, stride_block_table_1, kv_lo + (3 if SPLIT else 2) * BLOCK_N,
+            tl.where(kv_lo + (3 if SPLIT else 2) * BLOCK_N < split_hi, N, 0), BLOCK_N, 16,
         )
         acc, l, m = _decode_step(
             acc, l, m, q, K, V, page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             partial=(kv_lo < full_lo) | (kv_lo + BLOCK_N > full_hi), BLOCK_N=BLOCK_N,
         )
-        # a new value: Triton has no pipeline for a loop in which one is handed on for two steps
+        # new values: Triton has no pipeline for a loop in which one is handed on for two steps
         page = tl.maximum(next_page, 0)
-        next_page = later_page
+        next_page = tl.maximum(third_page, 0) if SPLIT else later_page
+        third_page = later_page
 
-    if PDL and SPLIT:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()  # not before: its programs would be in the way
     # A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
@@ -574,9 +590,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.decode_sink_d64_c7db3ee1_out(q, k, v, sink, block_table, kv_len, o, _written(config))
+        torch.ops.attnc.decode_sink_d64_a82044aa_out(q, k, v, sink, block_table, kv_len, o, _written(config))
         return o
-    return torch.ops.attnc.decode_sink_d64_c7db3ee1(q, k, v, sink, block_table, kv_len, _written(config))
+    return torch.ops.attnc.decode_sink_d64_a82044aa(q, k, v, sink, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -624,12 +640,12 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.decode_sink_d64_c7db3ee1 and its relatives, the first time that torch.compile meets decode_sink."""
-    if hasattr(torch.ops.attnc, "decode_sink_d64_c7db3ee1"):
+    """Makes torch.ops.attnc.decode_sink_d64_a82044aa and its relatives, the first time that torch.compile meets decode_sink."""
+    if hasattr(torch.ops.attnc, "decode_sink_d64_a82044aa"):
         return True
-    forward = torch.library.custom_op("attnc::decode_sink_d64_c7db3ee1", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::decode_sink_d64_a82044aa", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::decode_sink_d64_c7db3ee1_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::decode_sink_d64_a82044aa_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 

@@ -118,8 +118,6 @@ def extend_forward(
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read from here on.
         tl.extra.cuda.gdc_wait()
-        if not SPLIT:
-            tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -165,7 +163,7 @@ def extend_forward(
             acc, l, m, q, K, V, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=True, BLOCK_N=BLOCK_N,
         )
 
-    if PDL and SPLIT:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()  # not before: its programs would be in the way
     # A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
@@ -526,9 +524,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.extend_d128_drafts_694bc5ae_out(q, k, v, kv_len, o, lse, _written(config))
+        torch.ops.attnc.extend_d128_drafts_a9b197ea_out(q, k, v, kv_len, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.extend_d128_drafts_694bc5ae(q, k, v, kv_len, _written(config))
+    return torch.ops.attnc.extend_d128_drafts_a9b197ea(q, k, v, kv_len, _written(config))
 
 
 def _operate(
@@ -574,13 +572,13 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.extend_d128_drafts_694bc5ae and its relatives, the first time that torch.compile meets extend."""
-    if hasattr(torch.ops.attnc, "extend_d128_drafts_694bc5ae"):
+    """Makes torch.ops.attnc.extend_d128_drafts_a9b197ea and its relatives, the first time that torch.compile meets extend."""
+    if hasattr(torch.ops.attnc, "extend_d128_drafts_a9b197ea"):
         return True
-    forward = torch.library.custom_op("attnc::extend_d128_drafts_694bc5ae", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::extend_d128_drafts_a9b197ea", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::extend_d128_drafts_694bc5ae_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::extend_d128_drafts_a9b197ea_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

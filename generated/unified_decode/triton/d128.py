@@ -84,6 +84,17 @@ def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr,
 
 
 @triton.jit
+def _ask_for_table(table, stride, entries):
+    """Brings the first 4096 entries of a table into the L2 cache; none is looked at."""
+    entry = tl.arange(0, 128) * 32
+    address = (table + entry * stride).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred inside; setp.ne.b32 inside, $2, 0; @inside prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r", [address, (entry < entries).to(tl.int32)], tl.int32, False, 1,
+    )
+
+
+@triton.jit
 def _pages_of(table, stride, start, stop, ROWS: tl.constexpr, PAGE: tl.constexpr):
     """Pages of rows start .. start + ROWS - 1: one for each row, or a single one if tiles never cross pages.
 
@@ -188,8 +199,6 @@ def unified_decode_forward(
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read from here on.
         tl.extra.cuda.gdc_wait()
-        if not SPLIT:
-            tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -200,6 +209,8 @@ def unified_decode_forward(
     q_lo = row_lo // G
     q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
+    if PDL:
+        _ask_for_table(block_table_row, stride_block_table_1, N // 16)  # while lengths are on their way
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.minimum(kv_len, N)
     Q += b.to(tl.int64) * stride_qb
@@ -217,8 +228,12 @@ def unified_decode_forward(
     split_hi = tl.minimum(split_lo + share, hi)
     page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 16)
     next_page = _pages_of(
-        block_table_row, stride_block_table_1, split_lo + BLOCK_N,
-        tl.where(split_lo + BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N, 16,
+        block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N,
+        tl.where(split_lo + 1 * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N, 16,
+    )
+    third_page = _pages_of(
+        block_table_row, stride_block_table_1, split_lo + 2 * BLOCK_N,
+        tl.where(split_lo + 2 * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N, 16,
     )
 
     row = row_lo + tl.arange(0, BLOCK_M)
@@ -234,16 +249,18 @@ def unified_decode_forward(
     top = tl.full([BLOCK_M, BLOCK_N], -float("inf"), tl.float32)
     for kv_lo in range(split_lo, tl.minimum(full_hi, split_hi), BLOCK_N):
         later_page = _pages_of(
-            block_table_row, stride_block_table_1, kv_lo + 2 * BLOCK_N,
-            tl.where(kv_lo + 2 * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N, 16,
+            block_table_row, stride_block_table_1, kv_lo + (3 if SPLIT else 2) * BLOCK_N,
+            tl.where(kv_lo + (3 if SPLIT else 2) * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N,
+            16,
         )
         acc, l, top = _unified_step(
             acc, l, top, q, K, V, page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             MASKED=False, BLOCK_N=BLOCK_N,
         )
-        # a new value: Triton has no pipeline for a loop in which one is handed on for two steps
+        # new values: Triton has no pipeline for a loop in which one is handed on for two steps
         page = tl.maximum(next_page, 0)
-        next_page = later_page
+        next_page = tl.maximum(third_page, 0) if SPLIT else later_page
+        third_page = later_page
     for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
         own_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, BLOCK_N, 16)
         acc, l, top = _unified_step(
@@ -270,7 +287,7 @@ def unified_decode_forward(
                 MASKED=True, BLOCK_N=BLOCK_N,
             )
 
-    if PDL and SPLIT:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()  # not before: its programs would be in the way
     # A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
@@ -649,11 +666,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.unified_decode_d128_8c01b8a4_out(
+        torch.ops.attnc.unified_decode_d128_36a5b478_out(
             q, k, v, block_table, kv_len, fallbacks, o, lse, _written(config),
         )
         return o, lse
-    return torch.ops.attnc.unified_decode_d128_8c01b8a4(
+    return torch.ops.attnc.unified_decode_d128_36a5b478(
         q, k, v, block_table, kv_len, fallbacks, _written(config),
     )
 
@@ -704,15 +721,15 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.unified_decode_d128_8c01b8a4 and its relatives, the first time that torch.compile meets unified_decode."""
-    if hasattr(torch.ops.attnc, "unified_decode_d128_8c01b8a4"):
+    """Makes torch.ops.attnc.unified_decode_d128_36a5b478 and its relatives, the first time that torch.compile meets unified_decode."""
+    if hasattr(torch.ops.attnc, "unified_decode_d128_36a5b478"):
         return True
     forward = torch.library.custom_op(
-        "attnc::unified_decode_d128_8c01b8a4", _operate, mutates_args=("fallbacks",),
+        "attnc::unified_decode_d128_36a5b478", _operate, mutates_args=("fallbacks",),
     )
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::unified_decode_d128_8c01b8a4_out", _operate_out, mutates_args=("fallbacks", "o", "lse"),
+        "attnc::unified_decode_d128_36a5b478_out", _operate_out, mutates_args=("fallbacks", "o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True
