@@ -13,18 +13,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from attnc.bench.decode import DecodeCell, draw_decode
+from attnc.bench.decode import DecodeCell, draw_decode, scaling_cells
 from attnc.bench.decode_peers import DECODERS, Decoder
 from attnc.runtime.timing import Launch, Timing, summarise
 
 _SAMPLE_SECONDS, _BYTES_A_SECOND, _LAUNCH_SECONDS = 4e-3, 4e12, 5e-6
 _EAGER_CALLS, _EAGER_ROUNDS = 200, 15
-_WORKERS = 10
+_WORKERS = 14
 Inputs = TypeVar("Inputs")
+Job: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +67,29 @@ class Captured:
         return float(start.elapsed_time(end)) / self.launches
 
 
-def warm_up_decode(cells: Sequence[DecodeCell], decoders: Sequence[Decoder]) -> None:
-    """Fills the compile caches of Triton and Inductor, which outlive the processes that fill them."""
-    compiled = [decoder.name for decoder in decoders if decoder.compiles]
-    warm_up(_launch_once, [(cell, name) for name in compiled for cell in cells])
+def warm_up(jobs: Sequence[Job]) -> None:
+    """Calls every job in processes of their own, which fill the compile caches of Triton and Inductor."""
+    workers = min(_WORKERS, max(1, (os.cpu_count() or 2) - 2), len(jobs))
+    if workers > 0:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(_call, jobs))
 
 
-def warm_up(launch_once: Callable[..., None], jobs: Sequence[tuple[object, ...]]) -> None:
-    """Calls `launch_once` for every job, in processes of their own."""
-    if not jobs:
-        return
-    workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        list(pool.map(launch_once, *zip(*jobs, strict=True)))
+def _call(job: Job) -> None:
+    job()
+
+
+def decode_jobs(cells: Sequence[DecodeCell], decoders: Sequence[Decoder]) -> list[Job]:
+    """What to warm up, the slowest first."""
+    names = [decoder.name for decoder in reversed(decoders) if decoder.compiles]
+    return [partial(_launch_once, cell, name) for name in names for cell in cells if is_timed(cell, name)]
+
+
+def is_timed(cell: DecodeCell, name: str) -> bool:
+    """FlexAttention gives one sequence to a few programs: how long it takes for longer ones goes without
+    saying.
+    """
+    return name != "flex" or cell not in scaling_cells()
 
 
 def _launch_once(cell: DecodeCell, name: str) -> None:
@@ -107,7 +118,7 @@ def measure_decode(
 
 def _measure(cell: DecodeCell, decoders: Sequence[Decoder], rounds: int) -> DecodeResult:
     copies = draw_decode(cell, cell.copies)
-    makers = {decoder.name: decoder.make for decoder in decoders}
+    makers = {decoder.name: decoder.make for decoder in decoders if is_timed(cell, decoder.name)}
     timings, missing = take_turns(copies, makers, cell.bytes, rounds)
     return DecodeResult(cell=cell, timings=timings, missing=missing)
 

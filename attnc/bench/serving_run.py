@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from attnc.bench.decode_run import take_turns, warm_up
+from attnc.bench.decode_run import Job, take_turns
 from attnc.bench.serving import MEMORY, ServingCell, draw_serving
 from attnc.bench.serving_peers import CONTENDERS
 from attnc.runtime.timing import Timing
@@ -52,10 +53,10 @@ def measure_serving(
     return tuple(results)
 
 
-def warm_up_serving(cells: Sequence[ServingCell]) -> None:
-    """Fills the compile caches: for one cell of each kind, as no length or batch compiles a kernel anew."""
+def serving_jobs(cells: Sequence[ServingCell]) -> list[Job]:
+    """What to warm up: one cell of each kind, as no length or batch compiles a kernel anew."""
     first = {cell.kind: cell for cell in reversed(cells)}
-    warm_up(_launch_once, [(cell,) for cell in first.values()])
+    return [partial(_launch_once, cell) for cell in first.values()]
 
 
 def _launch_once(cell: ServingCell) -> None:

@@ -116,17 +116,16 @@ def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool
     need_gpu()
     from attnc.bench.decode_peers import DECODERS
     from attnc.bench.decode_report import markdown, write_decode
-    from attnc.bench.decode_run import eager_cost, measure_decode, warm_up_decode
+    from attnc.bench.decode_run import decode_jobs, eager_cost, measure_decode, warm_up
     from attnc.bench.report import machine
-    from attnc.bench.serving_run import measure_serving, serving_markdown, warm_up_serving
+    from attnc.bench.serving_run import measure_serving, serving_jobs, serving_markdown
 
     chosen = tuple(cell for cell in every if isinstance(cell, DecodeCell))
     further = tuple(cell for cell in every if isinstance(cell, ServingCell))
     wanted = {name.strip() for name in peers.split(",")}
     decoders = tuple(decoder for decoder in DECODERS if decoder.ours or decoder.name in wanted)
     note(f"compiling for {len(every)} cells")
-    warm_up_decode(chosen, decoders)
-    warm_up_serving(further)
+    warm_up([*decode_jobs(chosen, decoders), *serving_jobs(further)])
     with progress("bench", len(every)) as bar:
         results = measure_decode(chosen, decoders, rounds, bar.advance)
         serving = measure_serving(further, rounds, bar.advance)
