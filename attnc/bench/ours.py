@@ -15,13 +15,14 @@ from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
 
 OURS = "attnc"
-SPECS = tuple(sorted((Path(__file__).parent / "specs").glob("*.attn")))
+_SPECS = Path(__file__).parent / "specs"
+SPECS = tuple(sorted(_SPECS.glob("*.attn")))
 
 
-def make(target: str, cell: Cell, x: Inputs) -> Launch:
+def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
     """A launch of the variant for the cell's mask and head dimension."""
     try:
-        module = _modules(target)[cell.mask, cell.width]
+        module = _modules(target, folder)[cell.mask, cell.width]
     except KeyError:
         raise Unavailable("no variant in attnc/bench/specs") from None
     except DiagnosticError as failure:
@@ -31,9 +32,9 @@ def make(target: str, cell: Cell, x: Inputs) -> Launch:
 
 
 @cache
-def _modules(target: str) -> dict[tuple[str, int], ModuleType]:
+def _modules(target: str, folder: Path) -> dict[tuple[str, int], ModuleType]:
     found = {}
-    for path in SPECS:
+    for path in sorted(folder.glob("*.attn")):
         tuned = tuned_source(path)
         choices = () if tuned is None else load_tuned(tuned)
         for module in plan_program(front(path)).modules:
@@ -45,8 +46,15 @@ def _modules(target: str) -> dict[tuple[str, int], ModuleType]:
 
 def ours(target: str = "triton") -> Peer:
     """The candidate that the others are compared with: the kernels for a target."""
-    return Peer(name=OURS, title="attnc", make=partial(make, target), compiles=True)
+    return Peer(name=OURS, title="attnc", make=partial(make, target, _SPECS), compiles=True)
 
 
 #: The kernels for Triton beside those for another target.
-TRITON = Peer(name="triton", title="attnc on Triton", make=partial(make, "triton"), compiles=True)
+TRITON = Peer(name="triton", title="attnc on Triton", make=partial(make, "triton", _SPECS), compiles=True)
+#: CUDA kernels whose gradients are the same bits in every run, beside those that add dq atomically.
+TWO_PASS = Peer(
+    name="two_pass",
+    title="attnc, two_pass",
+    make=partial(make, "cuda.sm_80", _SPECS / "deterministic"),
+    compiles=True,
+)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from attnc.bench.cells import Cell, Inputs, Phase, draw
-from attnc.bench.ours import OURS, TRITON, ours
+from attnc.bench.ours import OURS, TRITON, TWO_PASS, ours
 from attnc.bench.peers import PEERS, Peer, Unavailable, backward_of
 from attnc.runtime.timing import Launch, Timing, interleave
 
@@ -50,7 +50,7 @@ class Result:
 
 def candidates(names: Iterable[str], target: str = "triton") -> tuple[Peer, ...]:
     """attnc's kernels for a target, and the peers of these names. KeyError for a name that is none."""
-    known = {**PEERS, TRITON.name: TRITON}
+    known = {**PEERS, TRITON.name: TRITON, TWO_PASS.name: TWO_PASS}
     return (ours(target), *(known[name] for name in names if name != OURS))
 
 

@@ -76,7 +76,9 @@ def bench(
     try:
         rivals = candidates((name.strip() for name in peers.split(",") if name.strip()), target)
     except KeyError as unknown:
-        raise Mistake(f"there is no peer {unknown}", "peers are cudnn, fa2, flex, eager, triton") from None
+        raise Mistake(
+            f"there is no peer {unknown}", "peers are cudnn, fa2, flex, eager, triton, two_pass"
+        ) from None
     need_gpu()
     note(f"compiling for {len(chosen)} cells")
     warm_up(chosen, rivals, phase)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
 from attnc.model.attention import Variant
@@ -124,15 +126,17 @@ def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Co
     if {"tile.q", "tile.kv", "warps", "stages"} & knobs_of(schedule, phase_of(kernel)).keys():
         return found
     widest = max(features(variant.attention.q), features(variant.attention.v))
+    names = ("tile.q", "tile.kv", "warps", "stages")
     if variant.attention.q.dtype is DType.F32:
-        tiles = _f32_tiles(widest, kernel)
-    elif over_rows(kernel):
-        tiles = _SQUARE if widest > 64 else {"tile.q": 128, "tile.kv": 32, "warps": 4}
-    elif widest <= 64:
-        tiles = {"tile.q": 32, "tile.kv": 128, "warps": 4}
-    else:
-        tiles = {"tile.q": 64, "tile.kv": 128 if widest <= 128 else 64, "warps": 8}
-    return tuple(Config(values={**found[0].values, **tiles, "stages": stages}) for stages in (2, 1))
+        halves = _f32_tiles(widest, kernel)
+        return tuple(Config(values={**found[0].values, **halves, "stages": stages}) for stages in (2, 1))
+    kind = "dq" if over_rows(kernel) else "dkdv" if found[0]["accumulate.dq"] == "two_pass" else "all"
+    tiles = next(tiles for widths, tiles in _TILES[kind] if widest <= widths)
+    if kind == "dq" and set(variant.attention.grads) - {"q", "k", "v"}:
+        tiles = tiles[1:]  # other gradients need the registers
+    return tuple(
+        Config(values={**found[0].values, **dict(zip(names, sizes, strict=True))}) for sizes in tiles
+    )
 
 
 def _f32_tiles(widest: int, kernel: Which) -> dict[str, Value]:
@@ -146,7 +150,27 @@ def _f32_tiles(widest: int, kernel: Which) -> dict[str, Value]:
     return {"tile.q": 64, "tile.kv": 32, "warps": 4}
 
 
-_SQUARE: dict[str, Value] = {"tile.q": 64, "tile.kv": 64, "warps": 4}
+Sizes: TypeAlias = tuple[int, int, int, int]
+#: Columns of q or v up to which, and tile.q, tile.kv, warps, stages: the fastest on an H200 first, the last
+#: for less shared memory. A warp with 32 rows or keys reads every operand half as often as one with 16, and
+#: the bandwidth of shared memory is what bounds these kernels.
+_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
+    "dq": (
+        (64, ((128, 64, 4, 2), (128, 32, 4, 2), (64, 64, 4, 1))),
+        (128, ((128, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1))),
+        (math.inf, ((128, 48, 8, 2), (64, 64, 4, 2), (64, 64, 4, 1))),
+    ),
+    "dkdv": (
+        (64, ((32, 128, 4, 2), (32, 128, 4, 3), (32, 128, 4, 1))),
+        (128, ((64, 64, 4, 2), (64, 128, 8, 2), (64, 64, 4, 1))),
+        (math.inf, ((64, 64, 8, 2), (64, 64, 8, 1))),
+    ),
+    "all": (
+        (64, ((32, 128, 4, 2), (32, 128, 4, 1))),
+        (128, ((64, 128, 8, 2), (64, 64, 4, 2), (64, 128, 8, 1))),
+        (math.inf, ((64, 64, 8, 2), (64, 64, 8, 1))),
+    ),
+}
 
 
 def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which) -> str | None:

@@ -59,10 +59,11 @@ TUNED: Tuned = {}
 BACKWARD_CONFIGS = {
     "dq": (
         Config(128, 32, 4, 2, 49168),
-        Config(128, 32, 4, 1, 40976),
+        Config(64, 64, 4, 1, 32784),
     ),
     "dkdv": (
         Config(32, 128, 4, 2, 50192),
+        Config(32, 128, 4, 3, 58640),
         Config(32, 128, 4, 1, 41744),
     ),
 }

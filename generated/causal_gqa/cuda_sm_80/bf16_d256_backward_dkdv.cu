@@ -312,19 +312,17 @@ __device__ void left_to_tile(element* tile, int row, int chunk, const u32 (&left
                     left[i][n][x];
 }
 
-// sums += left right as in add_product, with 16 I rows of a tile from `row` on as left operand.
-template <int WIDTH, bool WHOLE, int DEPTH, int I, int J>
-__device__ void add_shared_product(float (&sums)[I][J][4], const element* left, int row, const element* right, int column)
+// What left_to_tile put there.
+template <int WIDTH, int I, int N>
+__device__ void load_left(u32 (&left)[I][N][4], const element* tile, int row, int chunk)
 {
     const int lane = threadIdx.x % 32;
-    const u32 first = address(left + at<DEPTH>(row + lane % 16, lane / 16));
-    u32 a[I][DEPTH / 16][4];
+    const u32 first = address(tile + at<WIDTH>(row + lane % 16, lane / 16));
     #pragma unroll
     for (int i = 0; i < I; ++i)
         #pragma unroll
-        for (int n = 0; n < DEPTH / 16; ++n)
-            load_pieces(a[i][n], after<DEPTH>(first, 2 * n) + 16 * i * DEPTH * sizeof(element));
-    add_product<WIDTH, WHOLE>(sums, a, right, column);
+        for (int n = 0; n < N; ++n)
+            load_pieces(left[i][n], after<WIDTH>(first, chunk + 2 * n) + 16 * i * WIDTH * sizeof(element));
 }
 
 // products = left^T right: DEPTH rows of both tiles; 16 I columns of the one from `row` on, 8 J of the other from
@@ -481,15 +479,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_backward_dkdv(c
                     }
             }
 
-            // The warps that share keys show each other p^T and ds^T, each of some queries.
+            // The warps that share keys show each other p^T and ds^T, each of some queries, and begin with their own.
             u32 left[WARP_N / 16][COLUMNS / 16][4];
             to_left(left, scores);
             left_to_tile<BLOCK_M>(p_tile, first_key, first_query / 8, left);
+            add_product<DV, WHOLE_DV>(dv, left, do_tile + first_query * DV, part * DV_COLUMNS);
             to_left(left, gradients);
             left_to_tile<BLOCK_M>(ds_tile, first_key, first_query / 8, left);
+            add_product<D, WHOLE_D>(dk, left, q_tile + first_query * D, part * D_COLUMNS);
             __syncthreads();  // p and ds are there
-            add_shared_product<DV, WHOLE_DV, BLOCK_M>(dv, p_tile, first_key, do_tile, part * DV_COLUMNS);
-            add_shared_product<D, WHOLE_D, BLOCK_M>(dk, ds_tile, first_key, q_tile, part * D_COLUMNS);
+            #pragma unroll
+            for (int i = 1; i < PARTS; ++i) {
+                const int theirs = (part + i) % PARTS * COLUMNS;
+                load_left<BLOCK_M>(left, p_tile, first_key, theirs / 8);
+                add_product<DV, WHOLE_DV>(dv, left, do_tile + theirs * DV, part * DV_COLUMNS);
+                load_left<BLOCK_M>(left, ds_tile, first_key, theirs / 8);
+                add_product<D, WHOLE_D>(dk, left, q_tile + theirs * D, part * D_COLUMNS);
+            }
 
             // dq += ds k, into a sum whose elements lie as the fragments do: every instruction adds to neighbours.
             float dq[DQ_ROWS / 16][DQ_COLUMNS / 8][4];

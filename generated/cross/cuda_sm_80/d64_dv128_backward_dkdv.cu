@@ -21,8 +21,8 @@
 // One compilation for each configuration: d64_dv128.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
-#define BLOCK_N 128  // keys of a tile
-#define WARPS 8
+#define BLOCK_N 64  // keys of a tile
+#define WARPS 4
 #define STAGES 2  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes
 #endif
@@ -300,19 +300,17 @@ __device__ void left_to_tile(element* tile, int row, int chunk, const u32 (&left
                     left[i][n][x];
 }
 
-// sums += left right as in add_product, with 16 I rows of a tile from `row` on as left operand.
-template <int WIDTH, bool WHOLE, int DEPTH, int I, int J>
-__device__ void add_shared_product(float (&sums)[I][J][4], const element* left, int row, const element* right, int column)
+// What left_to_tile put there.
+template <int WIDTH, int I, int N>
+__device__ void load_left(u32 (&left)[I][N][4], const element* tile, int row, int chunk)
 {
     const int lane = threadIdx.x % 32;
-    const u32 first = address(left + at<DEPTH>(row + lane % 16, lane / 16));
-    u32 a[I][DEPTH / 16][4];
+    const u32 first = address(tile + at<WIDTH>(row + lane % 16, lane / 16));
     #pragma unroll
     for (int i = 0; i < I; ++i)
         #pragma unroll
-        for (int n = 0; n < DEPTH / 16; ++n)
-            load_pieces(a[i][n], after<DEPTH>(first, 2 * n) + 16 * i * DEPTH * sizeof(element));
-    add_product<WIDTH, WHOLE>(sums, a, right, column);
+        for (int n = 0; n < N; ++n)
+            load_pieces(left[i][n], after<WIDTH>(first, chunk + 2 * n) + 16 * i * WIDTH * sizeof(element));
 }
 
 // dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
@@ -400,15 +398,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_backward_dkdv(const 
             }
         }
 
-        // The warps that share keys show each other p^T and ds^T, each of some queries.
+        // The warps that share keys show each other p^T and ds^T, each of some queries, and begin with their own.
         u32 left[WARP_N / 16][COLUMNS / 16][4];
         to_left(left, scores);
         left_to_tile<BLOCK_M>(p_tile, first_key, first_query / 8, left);
+        add_product<DV, WHOLE_DV>(dv, left, do_tile + first_query * DV, part * DV_COLUMNS);
         to_left(left, gradients);
         left_to_tile<BLOCK_M>(ds_tile, first_key, first_query / 8, left);
+        add_product<D, WHOLE_D>(dk, left, q_tile + first_query * D, part * D_COLUMNS);
         __syncthreads();  // p and ds are there
-        add_shared_product<DV, WHOLE_DV, BLOCK_M>(dv, p_tile, first_key, do_tile, part * DV_COLUMNS);
-        add_shared_product<D, WHOLE_D, BLOCK_M>(dk, ds_tile, first_key, q_tile, part * D_COLUMNS);
+        #pragma unroll
+        for (int i = 1; i < PARTS; ++i) {
+            const int theirs = (part + i) % PARTS * COLUMNS;
+            load_left<BLOCK_M>(left, p_tile, first_key, theirs / 8);
+            add_product<DV, WHOLE_DV>(dv, left, do_tile + theirs * DV, part * DV_COLUMNS);
+            load_left<BLOCK_M>(left, ds_tile, first_key, theirs / 8);
+            add_product<D, WHOLE_D>(dk, left, q_tile + theirs * D, part * D_COLUMNS);
+        }
     }
 
     wait_copies<0>();
