@@ -44,21 +44,26 @@ def forward_cuda() -> str:
 
 
 def backward_cuda() -> str:
-    """The same of the gradients of q, k and v."""
-    return _beside_fa2("backward_cuda_h200", {"fa2": "FA2"})
+    """The same of the gradients of q, k and v, and of those that are the same bits in every run."""
+    peers = {"fa2": "FA2", "two_pass": "`two_pass`"}
+    return _beside_fa2("backward_cuda_h200", peers, {"two_pass": "`two_pass` to FA2"})
 
 
-def _beside_fa2(figure: str, peers: Mapping[str, str]) -> str:
+def _beside_fa2(figure: str, peers: Mapping[str, str], others: Mapping[str, str] | None = None) -> str:
+    """others: kernels of attnc among the peers, and the titles of their ratios to FlashAttention-2."""
+    others = {} if others is None else others
     record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
-    rows: list[tuple[str, ...]] = [("cell", "ms", "attnc", *peers.values(), "to FA2", "of matmul")]
+    titles = ("cell", "ms", "attnc", *peers.values(), "to FA2", *others.values(), "of matmul")
+    rows: list[tuple[str, ...]] = [titles]
     rows.append(("---",) * len(rows[0]))
     for cell in record["cells"]:
         found = cell["results"]
         mine, theirs = found["attnc"], [found.get(name) for name in peers]
         ratio = _ratio(found["fa2"]["ms"], mine["ms"]) if "fa2" in found else "n/a"
+        ratios = [ratio, *(_ratio(found["fa2"]["ms"], found[name]["ms"]) for name in others)]
         figures = [f"{peer['tflops']:.0f}" if peer else "n/a" for peer in theirs]
         share = f"{100 * mine['tflops'] / cell['matmul_tflops']:.0f} %"
-        rows.append((cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, ratio, share))
+        rows.append((cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, *ratios, share))
     return table(rows)
 
 
