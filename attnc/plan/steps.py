@@ -181,6 +181,13 @@ def statement_expressions(statement: Statement) -> tuple[Expr, ...]:
             return fetch_expressions((statement,))
 
 
+def bounds_read(regions: Regions, index: str) -> bool:
+    """Whether a bound, a range or a guard of the loops uses the index."""
+    exprs = [expr for loop in regions.loops for expr in loop.expressions]
+    exprs += (expr for item in regions.bounds for expr in statement_expressions(item))
+    return any(Index(index) in walk(expr) for expr in exprs)
+
+
 def dims_of(expressions: Iterable[Expr]) -> tuple[str, ...]:
     """Run-time sizes the kernel takes: B, H, M, N always, others where an expression reads them."""
     used = {node.name for expr in expressions for node in walk(expr) if isinstance(node, Dim)}

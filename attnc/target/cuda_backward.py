@@ -10,7 +10,7 @@ from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import expressions_of, statement_expressions
+from attnc.plan.steps import bounds_read, expressions_of
 from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
@@ -325,10 +325,7 @@ class CudaBackwardText(CudaTileText):
 
     def reads(self, index: str) -> bool:
         """Whether a loop bound or a guard uses the index."""
-        regions = self.kernel.regions
-        exprs = [expr for loop in regions.loops for expr in loop.expressions]
-        exprs += (expr for item in regions.bounds for expr in statement_expressions(item))
-        return any(Index(index) in walk(expr) for expr in exprs)
+        return bounds_read(self.kernel.regions, index)
 
 
 def _needed(expr: Expr, fetches: tuple[Fetch, ...]) -> set[str]:

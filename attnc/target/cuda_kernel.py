@@ -11,7 +11,8 @@ from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
 from attnc.model.tensors import DType, Role
 from attnc.plan.cuda_layout import CudaLayout
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
+from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement
+from attnc.plan.steps import bounds_read, statement_expressions
 from attnc.target.cuda import STORED, at_row, load, scalar, statement, value_type
 from attnc.target.cuda_tiles import TileText
 
@@ -280,11 +281,7 @@ class CudaText(TileText):
 
     def reads(self, index: str) -> bool:
         """Whether a loop bound or a guard uses the index."""
-        kernel = self.kernel
-        bounds = (item.value for item in kernel.regions.bounds if isinstance(item, Let))
-        loads = (e for item in kernel.regions.bounds if isinstance(item, Fetch) for e in item.load.indices)
-        loops = (expr for loop in kernel.regions.loops for expr in loop.expressions)
-        return any(Index(index) in walk(expr) for expr in (*bounds, *loads, *loops))
+        return bounds_read(self.kernel.regions, index)
 
     def uses(self, name: str) -> bool:
         """Whether an expression of the kernel prints this function's name."""
@@ -300,13 +297,7 @@ class CudaText(TileText):
     def _expressions(self) -> Iterator[Expr]:
         kernel = self.kernel
         for item in (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches):
-            match item:
-                case Let(value=value):
-                    yield value
-                case Row(indices=indices):
-                    yield from indices
-                case Fetch(load=one, guard=guard):
-                    yield from (*one.indices, guard)
+            yield from statement_expressions(item)
         yield from (expr for expr in (kernel.step.score, kernel.step.keep) if expr is not None)
 
 

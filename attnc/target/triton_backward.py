@@ -10,7 +10,7 @@ from attnc.expr.show import show
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import expressions_of, statement_expressions
+from attnc.plan.steps import bounds_read, expressions_of, statement_expressions
 from attnc.target.printer import Printer
 from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, score, tiled
 from attnc.target.triton_adjoints import Sums, is_finite
@@ -391,7 +391,4 @@ class BackwardText:
 
     def reads(self, index: str) -> bool:
         """Whether a loop bound or a guard uses the index."""
-        regions = self.kernel.regions
-        exprs = [expr for loop in regions.loops for expr in loop.expressions]
-        exprs += (expr for item in regions.bounds for expr in statement_expressions(item))
-        return any(Index(index) in walk(expr) for expr in exprs)
+        return bounds_read(self.kernel.regions, index)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Const, Dim, Expr, Index, walk
+from attnc.expr.nodes import Const, Dim, Index, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Role
 from attnc.plan.access import Rows
 from attnc.plan.error_bound import feature
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Loop, Module, Row
+from attnc.plan.ir import Arg, Kernel, Loop, Module
+from attnc.plan.steps import bounds_read, expressions_of
 from attnc.target.triton import TL_DTYPES, scalar
 
 CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA")
@@ -46,7 +47,8 @@ class KernelText:
         self.has_lse = attention.lse is not None or bool(module.kept)
         self.may_lack_lse = bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
-        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in self._expressions())
+        used = expressions_of(kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
+        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in used)
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
 
     # -- loads of tiles ------------------------------------------------------------------------------------
@@ -337,24 +339,7 @@ class KernelText:
 
     def reads(self, index: str) -> bool:
         """Whether a loop bound or a guard uses the index."""
-        bounds = (item.value for item in self.kernel.regions.bounds if isinstance(item, Let))
-        loads = (
-            e for item in self.kernel.regions.bounds if isinstance(item, Fetch) for e in item.load.indices
-        )
-        loops = (expr for loop in self.kernel.regions.loops for expr in loop.expressions)
-        return any(Index(index) in walk(expr) for expr in (*bounds, *loads, *loops))
-
-    def _expressions(self) -> Iterator[Expr]:
-        kernel = self.kernel
-        for statement in (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches):
-            match statement:
-                case Let(value=value):
-                    yield value
-                case Row(indices=indices):
-                    yield from indices
-                case Fetch(load=load, guard=guard):
-                    yield from (*load.indices, guard)
-        yield from (expr for expr in (kernel.step.score, kernel.step.keep) if expr is not None)
+        return bounds_read(self.kernel.regions, index)
 
 
 def typed(names: Iterable[str]) -> list[str]:
