@@ -202,7 +202,7 @@ def limits() -> str:
             ("characters of a name; digits of a number", f"{MAX_NAME}; {MAX_DIGITS}"),
             ("an expression, lets and defs expanded", f"{MAX_NODES:,} operations, {MAX_LEVELS} levels"),
             ("calls of defs that an attention expands to", f"{MAX_CALLS:,}"),
-            ("integers", "64 bits"),
+            ("integers", "64 bits; constants 62"),
             ("variants of an attention", f"{MAX_VARIANTS}"),
             ("configs of a phase, before `where`", f"{MAX_CONFIGS:,}"),
             ("head dimension", f"1 to {MAX_HEAD_DIM:,}"),

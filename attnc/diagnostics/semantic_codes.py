@@ -244,7 +244,8 @@ EXPANSION = {
     ),
     "E0507": CodeInfo(
         "constant out of range",
-        "Integers lie from -2^63 to 2^63 - 1, and what is computed from constants alone is finite.",
+        "Integers have 64 bits; those written, or computed from constants alone, lie between -2^62 and 2^62, "
+        "so that sums with positions fit too. Other constants are finite.",
     ),
     "E0508": CodeInfo(
         "too many variants",

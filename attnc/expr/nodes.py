@@ -29,6 +29,8 @@ CompareOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 
 #: Logical coordinates of one score. `q_pos` is q_idx + N - M: the bottom-right aligned position of the query.
 INDICES = ("b", "h", "q_idx", "q_pos", "kv_idx")
+#: Constants of specs stay below: with a position, and what bounds of tiles add, they still fit into 64 bits.
+MAX_INTEGER = 1 << 62
 #: Intrinsics and their arity. Everything else is a `def` of the prelude.
 FUNCTIONS = {"abs": 1, "min": 2, "max": 2, "exp": 1, "log": 1, "tanh": 1, "sqrt": 1, "where": 3}
 

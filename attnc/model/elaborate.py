@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import (
     FUNCTIONS,
+    MAX_INTEGER,
     And,
     Binary,
     Call,
@@ -264,8 +265,8 @@ class Elaborator:
 
 
 def _constant(value: bool | int | float, tree: ast.Expr, at: Context) -> Expr | None:
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        at.error("E0507", "integer beyond 64 bits", tree.span, "too large")
+    if isinstance(value, int) and abs(value) >= MAX_INTEGER:
+        at.error("E0507", "integer beyond 62 bits", tree.span, "too large")
         return None
     return Const(value, span=at.span(tree))
 

@@ -11,7 +11,7 @@ from math import isfinite, prod
 from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, Label, error
-from attnc.expr.nodes import Binary, Const, Expr, walk
+from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import number, substitute
 from attnc.model.attention import Attention, Program, Variant
@@ -144,8 +144,8 @@ def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> Non
     if isinstance(node, Binary) and node.op in ("/", "//", "%") and number(node.right) == 0:
         report.error("E0320", "division by zero", place, note)
     value = number(node)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        report.error("E0507", "integer beyond 64 bits", place, note)
+    if isinstance(value, int) and abs(value) >= MAX_INTEGER:
+        report.error("E0507", "integer beyond 62 bits", place, note)
     elif value is not None and not isfinite(value):
         report.error("E0507", "constant that is not finite", place, note)
 

@@ -34,18 +34,27 @@ def may_overflow(op: str, left: Expr, right: Expr) -> bool:
             return True
         case "+" | "-", _, _:
             return any(isinstance(side, Const) and abs(side.value) >= 1 << 30 for side in (left, right))
+        case "//" | "%", _, _:
+            return any(isinstance(side, Const) and _widens(side) for side in (left, right))
         case _:
             return False
 
 
 def is_wide(expr: Expr) -> bool:
     """Whether a part of it is computed in 64 bits, or was loaded so."""
-    return any(
-        node.wide
-        if isinstance(node, Load | Ref)
-        else isinstance(node, Binary) and may_overflow(node.op, node.left, node.right)
-        for node in walk(expr)
-    )
+    return any(map(_widens, walk(expr)))
+
+
+def _widens(node: Expr) -> bool:
+    match node:
+        case Load(wide=wide) | Ref(wide=wide):
+            return wide
+        case Const(value=value):
+            return node.type == "int" and not -(1 << 31) <= value < 1 << 31
+        case Binary(op=op, left=left, right=right):
+            return may_overflow(op, left, right)
+        case _:
+            return False
 
 
 def narrowed(value: Expr, length: Expr) -> Expr:

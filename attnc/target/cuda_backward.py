@@ -10,7 +10,7 @@ from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import bounds_read, expressions_of
+from attnc.plan.steps import bounds_read, expressions_of, statement_expressions
 from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments

@@ -46,8 +46,8 @@ class Syntax:
     operators truncate; floor_by_any: for divisors that may be negative or 0.
     broadcast: suffix of a vector along an axis in a tile. keep_nan: an argument by which min and
     max of floats give NaN if one is NaN. real, real_constant: an int, and any constant, as a value that a
-    function of reals takes. widen: the 64-bit form of an integer; alike: of an integer argument beside one of
-    64 bits, for an intrinsic then spelled as `min:wide` says.
+    function of reals takes. widen: the 64-bit form of an integer; widen_counter: of the counter of a loop, if
+    another; alike: of an integer argument beside one of 64 bits, for an intrinsic then spelled `min:wide`.
     An intrinsic may have a spelling for each type of its result (`abs:int`). number: text of a constant;
     to_float: what makes a float of an int dividend, where `/` of two ints is another operation.
     """
@@ -68,6 +68,7 @@ class Syntax:
     real: str = "{}"
     real_constant: str = "{}"
     widen: str = "{}"
+    widen_counter: str = ""
     alike: str = "{}"
 
 
@@ -101,7 +102,7 @@ class Printer:
             case Binary(op=op, left=left, right=right):
                 return self._binary(op, left, right)
             case Compare(op=op, left=left, right=right):
-                return self._infix(op, (left, right), chain=False)
+                return self._compare(op, left, right)
             case And(operands=operands):
                 return self._infix("and", operands)
             case Or(operands=operands):
@@ -114,6 +115,8 @@ class Printer:
                 shown: Iterator[str] = map(self._real if function in REAL else self, args)
                 if kind == "wide":
                     shown = (self.syntax.alike.format(self(arg)) for arg in args)
+                elif any(isinstance(arg, Const) and is_wide(arg) for arg in args):
+                    shown = (self._widened(arg, 0, arg.type == "int") for arg in args)
                 last = self.syntax.keep_nan if function in ("min", "max") and expr.type == "float" else ""
                 return f"{name}({', '.join(shown)}{last})", ATOM
             case Search():
@@ -144,23 +147,41 @@ class Printer:
         return self.syntax.spelling[op] + self._within(operand, binding), binding
 
     def _binary(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
+        wide = may_overflow(op, left, right)
         if op in ("//", "%") and not (is_positive(right) and is_nonnegative(left)):
             functions = self.syntax.floor if is_positive(right) else self.syntax.floor_by_any
-            return f"{functions[op]}({self(left)}, {self(right)})", ATOM
+            divisor = self._widened(right, 0, wide and isinstance(left, Const))
+            return f"{functions[op]}({self._widened(left, 0, wide)}, {divisor})", ATOM
         binding = self.syntax.binding[op]
         spelled = self.syntax.spelling.get(op, op)
-        first = self._within(left, binding)
-        if may_overflow(op, left, right):
-            first = self.syntax.widen.format(self._within(left, ATOM))
-        elif op == "/" and "float" not in (left.type, right.type):
+        if wide and isinstance(left, Const):
+            return f"{self(left)} {spelled} {self._widened(right, binding + 1, wide)}", binding
+        first = self._widened(left, binding, wide)
+        if op == "/" and "float" not in (left.type, right.type):
             first = self.syntax.to_float + self._within(left, ATOM if self.syntax.to_float else binding)
         return f"{first} {spelled} {self._within(right, binding + 1)}", binding
 
-    def _infix(self, op: str, operands: tuple[Expr, ...], *, chain: bool = True) -> tuple[str, int]:
+    def _widened(self, expr: Expr, binding: int, wide: bool) -> str:
+        """An operand, in 64 bits if the operation is wide; of a constant it is the other one that is."""
+        if not wide or isinstance(expr, Const):
+            return self._within(expr, binding)
+        is_counter = expr in (Index("kv_lo"), Index("q_lo")) and self.syntax.widen_counter
+        return (self.syntax.widen_counter if is_counter else self.syntax.widen).format(
+            self._within(expr, ATOM)
+        )
+
+    def _compare(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
+        """A number of 64 bits is compared with an operand of as many."""
+        binding = self.syntax.binding[op]
+        wide = left.type == "int" and any(isinstance(side, Const) and is_wide(side) for side in (left, right))
+        parts = (self._widened(side, binding + 1, wide) for side in (left, right))
+        return f" {self.syntax.spelling.get(op, op)} ".join(parts), binding
+
+    def _infix(self, op: str, operands: tuple[Expr, ...]) -> tuple[str, int]:
+        """A chain of an associative operator."""
         binding = self.syntax.binding[op]
         spelled = self.syntax.spelling.get(op, op)
-        parts = [self._within(operand, binding + (not chain)) for operand in operands]
-        return f" {spelled} ".join(parts), binding
+        return f" {spelled} ".join(self._within(operand, binding) for operand in operands), binding
 
     def _within(self, expr: Expr, binding: int) -> str:
         text, own = self._print(expr)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir import Fetch, Let, Row, Statement
+from attnc.plan.width import is_wide
 from attnc.target.printer import Printer, Syntax
 
 TORCH_DTYPES = {
@@ -55,6 +56,7 @@ SYNTAX = Syntax(
     real_constant="tl.full([], {}, tl.float32)",
     search=_search,
     widen="{}.to(tl.int64)",
+    widen_counter="tl.cast({}, tl.int64)",
 )  # fmt: skip
 
 
@@ -107,6 +109,8 @@ def load(fetch: Fetch, tile: Printer = tiled) -> str:
 def statement(item: Statement) -> str:
     """`name = value`."""
     match item:
+        case Let(value=value) if value.type == "int" and is_wide(value):
+            return f"{item.name} = ({scalar(value)}).to(tl.int32)"  # tiles are addressed by 32 bits
         case Let(value=value):
             return f"{item.name} = {scalar(value)}"
         case Row(tensor=tensor, indices=indices):

@@ -93,3 +93,36 @@ def test_shares_of_any_number_are_combined() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", COMBINE, str(SPECS / "paged_decode.attn")]
     subprocess.run(command, check=True, env=environment)
+
+
+LONG = """attention long {{
+  param D in {{64}}
+  input q: bf16[B, M, H, D]
+  input k, v: bf16[B, N, H, D]
+  input n_len, w: i64[B]
+  length N = n_len[b]
+  score = dot(q, k) / sqrt(D)
+  mask = window(w[b], 9999999999) or kv_idx % 9999999999 == abs(q_pos - 9999999999) // w[b]
+  normalize = softmax
+  output o: bf16[B, M, H, D]
+  grad q, k, v
+}}
+schedule long for {target} {{
+  tile.q = 64, tile.kv = 64
+}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+def test_bounds_of_64_bits_compile(target: str, tmp_path: Path) -> None:
+    """The interpreter and g++ let a loop's counter have 64 bits; tiles are addressed by 32."""
+    if tool("cuobjdump") is None:
+        pytest.skip("no cuobjdump in Triton's wheel")
+    spec = tmp_path / "long.attn"
+    for lines in (LONG, LONG.replace("  length N = n_len[b]\n", "")):  # without a length: tensor descriptors
+        spec.write_text(lines.format(target=target))
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        for program, more in ((PROGRAM, "sm_90"), (BACKWARD, "0")):
+            command = [sys.executable, "-c", program, str(spec), more]
+            subprocess.run(command, capture_output=True, check=True, env=environment)

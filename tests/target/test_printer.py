@@ -68,6 +68,11 @@ WIDE = {
     "(q_idx + kv_idx) * 1000 < 5": "(q_idx + kv_idx).to(tl.int64) * 1000 < 5",
     "kv_idx // 256 * 256 <= q_idx": "kv_idx // 256 * 256 <= q_idx",
     "kv_idx + 2000000000 < 5": "kv_idx.to(tl.int64) + 2000000000 < 5",
+    "3000000000 - kv_idx < 5": "3000000000 - kv_idx.to(tl.int64) < 5",
+    "kv_idx < 3000000000": "kv_idx.to(tl.int64) < 3000000000",
+    "kv_idx % 3000000000 < 5": "kv_idx.to(tl.int64) % 3000000000 < 5",
+    "min(q_pos, 3000000000) < 5": "tl.minimum(q_pos.to(tl.int64), 3000000000) < 5",
+    "kv_lo < 3000000000": "tl.cast(kv_lo, tl.int64) < 3000000000",
 }
 
 

@@ -98,6 +98,14 @@ AWKWARD = {
         ("input by: i32[B]", "mask = kv_idx // by[b] <= q_idx % -3 + 5 and kv_idx % by[b] >= kv_idx // 2 - 9",
          "score = dot(q, k) + q_pos % by[b] - min(kv_idx, h) // -3"), ("H", "H"), ""
     ),
+    "integers of 64 bits": (
+        ("input n_len, w: i64[B]", "length N = n_len[b]",
+         "mask = window(w[b], 9999999999) or kv_idx % 9999999999 == abs(q_pos - 9999999999) // w[b]",
+         "score = dot(q, k) + min(w[b], kv_idx) * 10000000000 / 1e12"), ("H", "H"), ""
+    ),
+    "bounds far outside": (
+        ("mask = kv_idx >= q_pos * 100000000 and kv_idx * 7 <= 10000000000 - q_pos", SCORE), ("H", "H"), ""
+    ),
     "a score without a product": (("score = 0.5 * q_pos",), ("H", "H"), ""),
     "a constant score": (("mask = causal", "score = 1"), ("H", "H"), ""),
     "a condition of the sequence alone": (
