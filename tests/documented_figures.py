@@ -95,6 +95,29 @@ def decode() -> str:
     return f"{table(rows)}\n{calls}"
 
 
+def serving() -> str:
+    """The further cells of the decode benchmark: speed, share of the roofline, and how the others compare."""
+    record = json.loads((ROOT / "docs" / "figures" / "decode_h200.json").read_text(encoding="utf-8"))
+    titles = {"cudnn": "cuDNN", "fa2": "FA2", "products": "two products", "plain": "paged decode"}
+    head = ("cell", "us", "GB/s", "TFLOP/s", "of roofline", "others: us, times as long")
+    rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
+    for cell in record.get("serving", ()):
+        found = dict(cell["results"])
+        mine = found.pop("cascade" if "cascade" in found else "attnc")["us"]
+        others = (f"{titles[name]} {its['us']:.1f}, {_ratio(its['us'], mine)}" for name, its in found.items())
+        rows.append(
+            (
+                cell["name"],
+                f"{mine:.1f}",
+                f"{cell['bytes'] / mine * 1e-3:.0f}",
+                f"{cell['flops'] / mine * 1e-6:.0f}",
+                f"{100 * cell['roofline_us'] / mine:.0f} %",
+                "; ".join(others) or "n/a",
+            )
+        )
+    return table(rows)
+
+
 def decode_cuda() -> str:
     """Decoding on both targets, from a tensor and from pages of three sizes: GB/s of K and V, and ratios."""
     record = json.loads((ROOT / "docs" / "figures" / "decode_cuda_h200.json").read_text(encoding="utf-8"))

@@ -120,6 +120,8 @@ def _products(x: ServingInputs) -> Launch:
     return launch
 
 
+#: Those of PyTorch's attentions that take part.
+PEERS = ("cudnn", "fa2")
 #: By kind of cell: the first is the one that others are compared with.
 CONTENDERS: Mapping[Kind, Mapping[str, Make]] = {
     "mla": {

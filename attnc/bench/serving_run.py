@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from attnc.bench.decode_run import Job, take_turns
 from attnc.bench.serving import MEMORY, ServingCell, draw_serving
-from attnc.bench.serving_peers import CONTENDERS
+from attnc.bench.serving_peers import CONTENDERS, PEERS
 from attnc.runtime.timing import Timing
 
 TITLES = {
@@ -38,15 +38,17 @@ class ServingResult:
 
 
 def measure_serving(
-    cells: Sequence[ServingCell], rounds: int, report: Callable[[str], None]
+    cells: Sequence[ServingCell], peers: Collection[str], rounds: int, report: Callable[[str], None]
 ) -> tuple[ServingResult, ...]:
     """Times every cell. `report` is called with the name of each before it starts."""
     results = []
     for cell in cells:
         report(cell.name)
+        contenders = CONTENDERS[cell.kind]
+        makers = {name: make for name, make in contenders.items() if name not in PEERS or name in peers}
         with torch.no_grad():
             copies = draw_serving(cell, cell.copies)
-            timings, missing = take_turns(copies, CONTENDERS[cell.kind], cell.bytes, rounds)
+            timings, missing = take_turns(copies, makers, cell.bytes, rounds)
         results.append(ServingResult(cell=cell, timings=timings, missing=missing))
         del copies
         torch.cuda.empty_cache()

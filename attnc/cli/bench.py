@@ -130,8 +130,8 @@ def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool
     warm_up([*decode_jobs(chosen, decoders), *serving_jobs(further)])
     with progress("bench", len(every)) as bar:
         results = measure_decode(chosen, decoders, rounds, bar.advance)
-        serving = measure_serving(further, rounds, bar.advance)
-    eager = eager_cost(decoders)
+        eager = eager_cost(decoders) if chosen else {}
+        serving = measure_serving(further, wanted, rounds, bar.advance)
     say(f"{markdown(results, eager, decoders, machine())}\n{serving_markdown(serving)}")
     for path in write_decode(results, eager, decoders, serving, out):
         note(f"wrote {path}")
