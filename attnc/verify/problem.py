@@ -183,7 +183,7 @@ def draw_values(
             array = _draw_extra(attention, tensor, shape, at, generator(case.seed, stream))
             values[tensor.name] = np.sort(array, axis=-1) if tensor.is_sorted else array
             if isinstance(attention.k.storage, Paged) and _is_length(attention, tensor):
-                values[tensor.name][:1] = case.dims["N"]
+                values[tensor.name].reshape(-1)[:1] = case.dims["N"]  # a number for all sequences has one too
     styles = {"logits": case.logits, "values": case.values, "special": case.special}
     canonical = draw_qkv(at, dtype=DType(attention.q.dtype), seed=case.seed, **styles)
     if isinstance(attention.k.storage, Paged):
