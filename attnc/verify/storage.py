@@ -78,11 +78,14 @@ def memory_dims(attention: Attention, dims: Mapping[str, int], lengths: Lengths)
 
 def kv_lengths(attention: Attention, dims: Mapping[str, int], tensors: Mapping[str, Array]) -> Array:
     """N of every sequence [B], as the spec's `length` says."""
-    value = attention.lengths["N"]
-    found = [
-        int(evaluate(value, Env(indices={"b": np.asarray(b)}, dims=dims, tensors=tensors)).item())
-        for b in range(dims["B"])
-    ]
+    found = []
+    for b in range(dims["B"]):
+        own = dict(dims)
+        match attention.q.storage:
+            case Ragged(cu_seqlens=name):
+                own["M"] = int(tensors[name][b + 1] - tensors[name][b])
+        env = Env(indices={"b": np.asarray(b)}, dims=own, tensors=tensors)
+        found.append(int(evaluate(attention.lengths["N"], env).item()))
     return np.clip(np.array(found, dtype=np.int64), 0, dims["N"])
 
 

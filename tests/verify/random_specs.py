@@ -32,6 +32,7 @@ _HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("
 #: Rows of CUDA kernels are copied in pieces of 8 elements.
 _WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 96, 128)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
+_UNIFIED = "unified_max(phi = 0.5, bounds = [-6, 6], fallback = online)"
 _BOTTOM_UP = "online(rescale = every_step)"
 
 
@@ -193,8 +194,10 @@ def _schedule(draw: st.DrawFn, shape: Shape) -> str:
     split = draw(st.sampled_from(("q", "kv"))) if on_cuda else "q"
     tiles = _tiles(draw, shape, split) + (f", warp_split = {split}" if on_cuda else "")
     if shape.decodes:
-        pack, splits = draw(st.sampled_from(("gqa", "none"))), draw(st.sampled_from(("1", "3", "auto")))
-        return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}"
+        pack = draw(st.sampled_from(("gqa", "none")))
+        splits = draw(st.sampled_from(("1", "3", "auto", "fixed(64)")))
+        softmax = draw(st.sampled_from(("online", "online", _UNIFIED)))
+        return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}, softmax = {softmax}"
     lines = [tiles]
     if shape.storage.plain and draw(st.integers(0, 4)) == 0:
         lines += ["loops = [kv, q]", f"softmax = {_BOTTOM_UP}"]
