@@ -101,14 +101,26 @@ class HostText:
             before, known = known, known | {bind.name for bind in arg.axes}
             if {"H", "Hkv"} <= known and not {"H", "Hkv"} <= before:
                 yield from self._group(others)
-        computed = {size.name for size in self.module.sizes}
-        later = [arg for arg in others if computed & _named(arg)]
-        for arg in others:
-            if arg not in later:
-                yield from self._checked(arg)
+        ready, later = self._in_turn(others)
+        for arg in ready:
+            yield from self._checked(arg)
         yield from (f"{size.name} = {show(size.value)}" for size in self.module.sizes)
         for arg in later:
             yield from self._checked(arg)
+
+    def _in_turn(self, others: list[Arg]) -> tuple[list[Arg], list[Arg]]:
+        """Those that can be checked before the sizes that are computed, and those that need them, or need what
+        such an argument brings.
+        """
+        missing = {size.name for size in self.module.sizes}
+        ready, later = [], []
+        for arg in others:
+            if missing & _named(arg):
+                missing |= {bind.name for bind in arg.axes if bind.name}
+                later.append(arg)
+            else:
+                ready.append(arg)
+        return ready, later
 
     def _checked(self, arg: Arg) -> Iterator[str]:
         name = arg.tensor.name

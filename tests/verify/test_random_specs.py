@@ -171,6 +171,13 @@ MENDED = {
          "output o: f32[B, M, H, 16]", "grad q, x"),
         "", {"M": 21, "N": 21},
     ),
+    "inputs as long as pages, and as packed queries": (
+        ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[B, N, H, 16] via paged(slots, page = 3)",
+         "input ends: i32[B + 1]", "input slots: i32[B, P]", "input x: f32[M, N]", "input y: f32[B, M]",
+         "score = dot(q, k) + y[b, q_idx] + x[q_idx, kv_idx]", "length N = N - M", SOFTMAX,
+         "output o: f32[T, H, 16]"),
+        "", {"M": 21, "N": 37},
+    ),
     "sizes of packed keys in a gradient": (
         ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[S, H, 16] via ragged(k_ends)",
          "input ends, k_ends: i32[B + 1]", "input x: f32[B, N]", "score = x[b, kv_idx]", SOFTMAX,
@@ -229,6 +236,15 @@ schedule spec for {target} {{
         o[0].float(), torch.einsum("hmn,nhd->mhd", whole, v[0].float()), atol=2e-3, rtol=0
     )
     assert not o[1:].any()  # no key is that far
+
+
+def test_a_unified_maximum_keeps_nan() -> None:
+    """In rows of a shortened sequence, which are cleared where there is no query."""
+    lines = f"length M = M\n  {SCORE}\n  {SOFTMAX}"
+    schedule = "loops = [kv], softmax = unified_max(phi = 0, bounds = [-6, 6], fallback = online)"
+    made = subject(FRAME.format(heads="H", kv_heads="H", lines=lines, schedule=schedule))
+    verdict = check(made, Case(dims={"B": 1, "M": 3, "N": 5, "H": 1}, special="nan_q"))
+    assert verdict.ok, verdict.message
 
 
 def test_minima_keep_nan() -> None:
