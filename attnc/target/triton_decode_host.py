@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from attnc.model.tensors import DType
 from attnc.plan.decode import MOST_SPLITS
 from attnc.plan.ir import Kernel, Module
-from attnc.target.triton import torch_dtype
 from attnc.target.triton_decode import DecodeText, has_fixed_shares
 from attnc.target.triton_host import HostText
 
@@ -27,7 +26,7 @@ class DecodeHost(HostText):
     def __init__(self, module: Module, kernel: Kernel, text: DecodeText) -> None:
         super().__init__(module, kernel, text)
         self.sections = False
-        self.is_prepared = True
+        self.begins_early = True
         self.most_splits = MOST_SPLITS
         self.wave_bytes, self.combine_bytes = WAVE_BYTES, COMBINE_BYTES
         self.idle_gain = PAGED_IDLE_GAIN if text.paged else IDLE_GAIN
@@ -37,34 +36,6 @@ class DecodeHost(HostText):
     def parameters(self) -> list[str]:
         counter = ["fallbacks: torch.Tensor | None = None"] if self.counts_fallbacks else []
         return [*super().parameters, *counter]
-
-    @property
-    def key(self) -> str:
-        """Arguments of `_layout`: the tensors, the outputs if they are given, and the options."""
-        tensors = [tensor.name for tensor in self.inputs]
-        out = "out" if len(self.results) > 1 else "None if out is None else (out,)"
-        options = ["config"]
-        if self.counts_fallbacks:
-            tensors.append("*(() if fallbacks is None else (fallbacks,))")
-            options.append("fallbacks is None")
-        return ", ".join([f"({', '.join(tensors)})", out, *options])
-
-    @property
-    def allocations(self) -> Iterator[str]:
-        for i, tensor in enumerate(self.results):
-            yield f"{tensor.name} = _empty(call.layouts[{i}], {torch_dtype(tensor)}, q)"
-
-    @property
-    def planned_outputs(self) -> Iterator[str]:
-        """The results' shapes and strides, without memory if the caller gives none."""
-        for line in self.outputs:
-            yield line.replace("device=q.device", 'device="meta"')
-
-    @property
-    def result_layouts(self) -> str:
-        # a plain tuple: what allocates does not take torch.Size
-        layouts = [f"(tuple({tensor.name}.shape), {tensor.name}.stride())" for tensor in self.results]
-        return f"{layouts[0]}," if len(layouts) == 1 else ", ".join(layouts)
 
     @property
     def counts_fallbacks(self) -> bool:
@@ -111,8 +82,21 @@ class DecodeHost(HostText):
         return f"triton.cdiv({rows}, config.BLOCK_M) * B{heads}"
 
     @property
+    def scratch(self) -> list[str]:
+        return ["parts"] if self.is_split else []
+
+    @property
+    def scratch_layouts(self) -> str:
+        return f"((rows * splits * {self.part_width},), (1,)),"
+
+    @property
+    def scratch_lines(self) -> Iterator[str]:
+        if self.is_split:
+            yield "parts = None if call.combine is None else _empty(call.scratch[0], torch.float32, q)"
+
+    @property
     def grid(self) -> str:
-        return "tiles, splits, 1" if self.is_split else "tiles, 1, 1"
+        return "tiles, splits" if self.is_split else "tiles,"
 
     @property
     def combine_warps(self) -> int:
@@ -122,15 +106,6 @@ class DecodeHost(HostText):
     @property
     def combine_kernel(self) -> str:
         return self._text.combine_name
-
-    @property
-    def tensors(self) -> str:
-        """Arguments of the first launch: tensors, and what the numbers after them are."""
-        return next(iter(self.launch))
-
-    @property
-    def numbers(self) -> list[str]:
-        return list(self.launch)[1:-2]
 
     @property
     def _sizes_line(self) -> str:

@@ -24,7 +24,7 @@ class HostText:
         self.function, self.first = attention.name, "q"
         self.kernel = kernel.name
         self.sections = kernel.grid.over == "q"
-        self.is_prepared = False
+        self.begins_early = False
         self.inputs = [arg.tensor for arg in module.args]
         self.results = [arg.tensor for arg in module.outputs]
         self.has_scalars = any(not tensor.shape for tensor in self.inputs)
@@ -217,10 +217,49 @@ class HostText:
 
     @property
     def workspace(self) -> Iterator[str]:
-        if self.sections:
-            return
-        yield f"acc = torch.empty((B, H, M, {self._text.dv}), dtype=torch.float32, device=q.device)"
-        yield "l, m = torch.empty((2, B, H, M), dtype=torch.float32, device=q.device)"
+        """What else is decided before the launch."""
+        yield from ()
+
+    @property
+    def scratch(self) -> list[str]:
+        """What kernels write besides the results."""
+        return [] if self.sections else ["acc", "l", "m"]
+
+    @property
+    def scratch_layouts(self) -> str:
+        rows = "((B, H, M), (H * M, M, 1))"
+        dv = self._text.dv
+        return f"((B, H, M, {dv}), (H * M * {dv}, M * {dv}, {dv}, 1)), {rows}, {rows}"
+
+    @property
+    def scratch_lines(self) -> Iterator[str]:
+        """Its allocation."""
+        if self.scratch:
+            yield f"{', '.join(self.scratch)} = [_empty(layout, torch.float32, q) for layout in call.scratch]"
+
+    @property
+    def key(self) -> str:
+        """The first arguments of `_key`: the tensors, and the outputs if they are given."""
+        optional = [arg.tensor.name for arg in self.module.kept]
+        optional += ["fallbacks"] if self.counts_fallbacks else []
+        tensors = ", ".join([*(tensor.name for tensor in self.inputs), *optional])
+        return f"({tensors}), {'out' if len(self.results) > 1 else 'None if out is None else (out,)'}"
+
+    @property
+    def allocations(self) -> Iterator[str]:
+        for i, tensor in enumerate(self.results):
+            yield f"{tensor.name} = _empty(call.results[{i}], {torch_dtype(tensor)}, q)"
+
+    @property
+    def planned_outputs(self) -> Iterator[str]:
+        """The results' shapes and strides, without memory if the caller gives none."""
+        for line in self.outputs:
+            yield line.replace("device=q.device", 'device="meta"')
+
+    @property
+    def result_layouts(self) -> str:
+        layouts = [f"_layout({tensor.name})" for tensor in self.results]
+        return f"{layouts[0]}," if len(layouts) == 1 else ", ".join(layouts)
 
     @property
     def grid(self) -> str:
@@ -233,17 +272,20 @@ class HostText:
         return f"min({tiles}, _multiprocessors(q.device))," if self._kernel.grid.persistent else f"{tiles},"
 
     @property
-    def launch(self) -> Iterator[str]:
-        """Arguments of the launch, line by line like the kernel's parameters."""
+    def tensors(self) -> str:
+        """Arguments of the launch: the matrices, and whatever else has memory."""
         tensors = self._text.parameter_lines[0]
-        matrices = self._text.matrices
-        others = [name.removesuffix("_ptr") for name in tensors[len(matrices) :]]
-        if self.uses_tma:
-            yield from map(self._matrix, matrices)
-            if others:
-                yield ", ".join(others)
-        else:
-            yield ", ".join([*matrices, *others])
+        others = (name.removesuffix("_ptr") for name in tensors[len(self._text.matrices) :])
+        return ", ".join([*self._text.matrices, *others])
+
+    @property
+    def boxes(self) -> Iterator[str]:
+        """Arguments of `_boxes`: the matrices, as the copy engine moves them."""
+        return map(self._box, self._text.matrices)
+
+    @property
+    def numbers(self) -> Iterator[str]:
+        """Strides and sizes, line by line like the kernel's parameters."""
         for arg in (*self.module.args, *self.module.outputs):
             strides = dict(zip(arg.strides, range(len(arg.strides)), strict=True))
             line = ", ".join(f"{arg.tensor.name}.stride({strides[name]})" for name in self._text.strides(arg))
@@ -252,16 +294,15 @@ class HostText:
         for arg in self.module.kept:
             yield ", ".join(f"_stride({arg.tensor.name}, {axis})" for axis in range(len(arg.axes)))
         yield self._sizes_line
-        yield self._constants
-        yield "num_warps=config.num_warps, num_stages=config.num_stages"
 
     @property
     def _sizes_line(self) -> str:
         return ", ".join(self._section if name == "SECTION" else name for name in self._text.sizes)
 
     @property
-    def _constants(self) -> str:
-        return "BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N" + (", TMA=tma" if self.uses_tma else "")
+    def more_constants(self) -> str:
+        """Constants of the launch besides the sizes of a tile."""
+        return ""
 
     @property
     def counts_fallbacks(self) -> bool:
@@ -279,13 +320,13 @@ class HostText:
         length = "N" if self.longest == "N" else f"{self.longest} // B"
         return f"_heads_per_section(k, {self._text.rows('v').tensor}, {heads}, {length})"
 
-    def _matrix(self, name: str) -> str:
+    def _box(self, name: str) -> str:
         tensor = next(t for t in (*self.inputs, *self.results) if t.name == name)
         rows = Role.QUERY if name in ("q", "o") else Role.KEY
         axes = ", ".join(str(tensor.axis(role)) for role in (Role.BATCH, Role.HEAD, rows))
         tile = "config.BLOCK_M" if name in ("q", "o") else "config.BLOCK_N"
         width = self._text.block_dv if name in ("v", "o") else self._text.block_d
-        return f"_rows({name}, {axes}, {tile}, {width}, tma)"
+        return f"({name}, {axes}, {tile}, {width})"
 
 
 def storage_notes(attention: Attention) -> list[str]:

@@ -22,12 +22,18 @@ q_pos = q_idx + N - M aligns the last query with the last key.
 
 import ast
 import functools
+import inspect
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda
+except ImportError:
+    _empty_strided_cuda = None
 
 SCALE = tl.constexpr(0.09016844005556021)  # factor of the raw score in base-2 units
 LN2 = tl.constexpr(0.6931471805599453)  # log(2): lse leaves in natural units
@@ -501,6 +507,154 @@ def causal_gqa(
             return _Differentiable.apply(config, backward_config, q, k, v)
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, out, config, backward_config)
+    layout = _key((q, k, v), out, config)
+    call = _CALLS.get(layout)
+    if call is None:
+        call = _prepare(q, k, v, out, config, backward_config)
+        if layout is not None:
+            _CALLS[layout] = call
+    if out is None:
+        o = _empty(call.results[0], torch.float16, q)
+        lse = _empty(call.results[1], torch.float32, q)
+    else:
+        o, lse = out
+    if call.forward is None:
+        return o, lse
+    call.forward(q, k, v, o, lse)
+    return o, lse
+
+
+class _Launch:
+    """kernel[grid](*tensors, *numbers, **constants), from the second time on without Triton's search for the binary.
+
+    Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
+    takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
+    The first tensors are passed as descriptors of their boxes, if there are any and if they are aligned; those made for
+    an address serve again, since nothing else is in them that could change.
+    """
+
+    def __init__(self, kernel, grid, numbers, constants, device, boxes=(), **options):
+        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
+        self.device, self.options = device, options
+        self.boxes, self.maps = boxes, [{} for _ in boxes]
+        self.trailing = (*numbers, *constants.values(), bool(boxes))
+        self.start = None
+
+    def __call__(self, *tensors: torch.Tensor | None) -> None:
+        addresses = [0 if x is None else x.data_ptr() for x in tensors]
+        bits = 0
+        for address in addresses:
+            bits |= address
+        aligned = bits % 16 == 0
+        if self.start is not None and aligned and torch.cuda.current_device() == self.device.index:
+            arguments = []
+            for i, maps in enumerate(self.maps):
+                arguments += maps.get(addresses[i]) or self.map(i, addresses[i], tensors[i])
+            arguments += addresses[len(self.maps) :]
+            arguments += self.trailing
+            self.start(torch._C._cuda_getCurrentRawStream(self.device.index), arguments)
+            return
+        with _on(self.device):
+            tma = bool(self.boxes) and all(address % 16 == 0 for address in addresses[: len(self.boxes)])
+            if tma:
+                tensors = (*map(TensorDescriptor, tensors, *zip(*self.boxes)), *tensors[len(self.boxes) :])
+            binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, TMA=tma, **self.options)
+        if aligned and binary is not None:
+            self.binary, self.start = binary, _starter(binary, len(self.boxes), *self.grid)
+
+    def map(self, i: int, address: int, x: torch.Tensor) -> list:
+        """What Triton makes of tensor i's descriptor: the copy engine's map, sizes and strides. The last 64 are kept."""
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        made = make_tensordesc_arg(
+            TensorDescriptor(x, *self.boxes[i]), self.binary.metadata.tensordesc_meta[i],
+        )
+        if len(self.maps[i]) == 64:
+            self.maps[i].pop(next(iter(self.maps[i])), None)  # the oldest
+        self.maps[i][address] = made
+        return made
+
+
+def _starter(binary, maps: int, x: int, y: int = 1, z: int = 1):
+    """What starts a binary that takes so many maps, on a stream with arguments: Triton's C function, without its checks.
+
+    None where this Triton's is not known to take them so, or where the kernel wants memory that Triton allocates.
+    Hooks of Triton's launches are not called.
+    """
+    run, packed = binary.run, binary.packed_metadata
+    if binary.metadata.target.backend != "cuda" or run.global_scratch_size or run.profile_scratch_size:
+        return None
+    if maps != len(getattr(binary.metadata, "tensordesc_meta", None) or ()):
+        return None
+    first, launch = (binary.function, run.launch_cooperative_grid, run.launch_pdl), run.launch
+    match triton.__version__.split(".")[:2]:
+        case ["3", "6"]:
+            # Around the C function is one that makes descriptors.
+            if inspect.isfunction(launch):
+                launch = inspect.getclosurevars(launch).nonlocals["launcher"]
+            return lambda stream, arguments: launch(
+                x, y, z, stream, *first, None, None, packed, None, None, None, *arguments,
+            )
+        case ["3", "7"]:
+            launch = triton.runtime.driver.active.utils.launch  # not the one that makes descriptors
+            rest = (packed, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
+            return lambda stream, arguments: launch(x, y, z, stream, *first, *rest, arguments)
+        case _:
+            return None
+
+
+#: Shape and strides.
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Call(NamedTuple):
+    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
+
+    results: tuple[_Layout, ...]
+    forward: _Launch | None  # None: there is nothing to compute
+
+
+#: By what `_key` says of the arguments.
+_CALLS: dict[object, _Call] = {}
+
+
+def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+    """All that a call's preparation depends on, or None if the arguments are not what they should be.
+
+    Besides, it depends on addresses being multiples of 16, which every launch looks at.
+    """
+    try:
+        hash(config)
+        given = tensors if out is None else (*tensors, *out)
+        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
+        return (type(config), config, out is None, *described)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+        return _empty_strided_cuda(*layout, dtype)
+    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
+
+
+def _layout(x: torch.Tensor) -> _Layout:
+    # a plain tuple: what allocates does not take torch.Size
+    return tuple(x.shape), x.stride()
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+    backward_config: dict[str, Config] | None,
+) -> _Call:
+    """Checks the arguments, and decides all that does not depend on their contents."""
+    if len(_CALLS) >= 1024:
+        _CALLS.clear()
     B, M, H, _ = _sizes("q", q, torch.float16, (None, None, None, 256), q)
     _, N, Hkv, _ = _sizes("k", k, torch.float16, (B, None, None, 256), q)
     if Hkv == 0 or H % Hkv:
@@ -509,36 +663,61 @@ def causal_gqa(
     _sizes("v", v, torch.float16, (B, N, Hkv, 256), q)
     _contiguous_rows(q=q, k=k, v=v)
     if out is None:
-        o = torch.empty((B, M, H, 256), dtype=torch.float16, device=q.device)
-        lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
+        o = torch.empty((B, M, H, 256), dtype=torch.float16, device="meta")
+        lse = torch.empty((B, H, M), dtype=torch.float32, device="meta")
     else:
         o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.float16, (B, M, H, 256), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
         _apart(o=o, lse=lse)
         _contiguous_rows(o=o)
+    results = (_layout(o), _layout(lse))
     if B * H * M == 0:
-        return o, lse
+        return _Call(results, None)
     config = _choose(config, q.device, N)
-    tma = _tma(q, k, v, o)
-    grid = (triton.cdiv(M, config.BLOCK_M) * B * H,)
-    with _on(q.device):
-        causal_gqa_forward[grid](
-            _rows(q, 0, 2, 1, config.BLOCK_M, 256, tma),
-            _rows(k, 0, 2, 1, config.BLOCK_N, 256, tma),
-            _rows(v, 0, 2, 1, config.BLOCK_N, 256, tma),
-            _rows(o, 0, 2, 1, config.BLOCK_M, 256, tma),
-            lse,
+    forward = _Launch(
+        causal_gqa_forward,
+        (triton.cdiv(M, config.BLOCK_M) * B * H,),
+        (
             q.stride(0), q.stride(1), q.stride(2),
             k.stride(0), k.stride(1), k.stride(2),
             v.stride(0), v.stride(1), v.stride(2),
             o.stride(0), o.stride(1), o.stride(2),
             lse.stride(0), lse.stride(1), lse.stride(2),
             B, H, G, M, N, _heads_per_section(k, v, B * H, N),
-            BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, TMA=tma,
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )
-    return o, lse
+        ),
+        {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N},
+        q.device,
+        _boxes(
+            (q, 0, 2, 1, config.BLOCK_M, 256),
+            (k, 0, 2, 1, config.BLOCK_N, 256),
+            (v, 0, 2, 1, config.BLOCK_N, 256),
+            (o, 0, 2, 1, config.BLOCK_M, 256),
+        ),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return _Call(results, forward)
+
+
+def _boxes(*matrices: tuple[torch.Tensor, int, int, int, int, int]) -> tuple[tuple[list[int], ...], ...]:
+    """Shape, strides and tile of every matrix as [B, H, rows, D], if the copy engine can move such tiles of all of them.
+
+    That takes capability 9, rows at multiples of 16 bytes, and nothing empty or broadcast. A matrix comes with its axes
+    b, h and rows and the numbers of rows and columns of a tile.
+    """
+    device = matrices[0][0].device
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 9:
+        return ()
+    for x, *_ in matrices:
+        steps = x.stride()[:-1]
+        if x.numel() == 0 or any(step <= 0 or step * x.element_size() % 16 for step in steps):
+            return ()
+    axes = [(b, h, rows, x.dim() - 1) for x, b, h, rows, *_ in matrices]
+    return tuple(
+        ([x.shape[a] for a in found], [x.stride(a) for a in found], [1, 1, *tile])
+        for (x, _, _, _, *tile), found in zip(matrices, axes)
+    )
 
 
 def _sizes(

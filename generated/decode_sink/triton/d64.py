@@ -321,7 +321,7 @@ def decode_sink(
     """
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, sink, block_table, kv_len, out, config)
-    layout = _layout((q, k, v, sink, block_table, kv_len), None if out is None else (out,), config)
+    layout = _key((q, k, v, sink, block_table, kv_len), None if out is None else (out,), config)
     call = _CALLS.get(layout)
     if call is None:
         call = _prepare(q, k, v, sink, block_table, kv_len, out, config)
@@ -329,12 +329,12 @@ def decode_sink(
             _CALLS[layout] = call
     _refuse_gradients(q, k, v, sink)
     if out is None:
-        o = _empty(call.layouts[0], torch.bfloat16, q)
+        o = _empty(call.results[0], torch.bfloat16, q)
     else:
         o = out
     if call.forward is None:
         return o
-    parts = None if call.combine is None else _empty(call.parts, torch.float32, q)
+    parts = None if call.combine is None else _empty(call.scratch[0], torch.float32, q)
     call.forward(q, k, v, o, sink, block_table, kv_len, parts)
     if call.combine is not None:
         call.combine(parts, o)
@@ -351,11 +351,12 @@ class _Launch:
 
     def __init__(self, kernel, grid, numbers, constants, device, **options):
         early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        self.kernel, self.grid, self.numbers, self.device = kernel, grid, numbers, device
-        self.constants = {**constants, "PDL": early}
-        self.options = {**options, "launch_pdl": True} if early else options
-        self.trailing = (*numbers, *self.constants.values())
-        self.run = None
+        constants = {**constants, "PDL": early}
+        options |= {"launch_pdl": True} if early else {}
+        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
+        self.device, self.options = device, options
+        self.trailing = (*numbers, *constants.values())
+        self.start = None
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
@@ -363,48 +364,80 @@ class _Launch:
         for address in addresses:
             bits |= address
         aligned = bits % 16 == 0
-        if self.run is not None and aligned and torch.cuda.current_device() == self.device.index:
-            stream = triton.runtime.driver.active.get_current_stream(self.device.index)
-            self.run(stream, *self.binary, *addresses, *self.trailing)
+        if self.start is not None and aligned and torch.cuda.current_device() == self.device.index:
+            self.start(torch._C._cuda_getCurrentRawStream(self.device.index), (*addresses, *self.trailing))
             return
         with _on(self.device):
             binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
-        if _DIRECT and aligned and binary is not None:
-            self.binary = (binary.function, binary.packed_metadata, None, None, None)  # metadata and hooks: none
-            self.run = functools.partial(binary.run, *self.grid)
+        if aligned and binary is not None:
+            self.binary, self.start = binary, _starter(binary, 0, *self.grid)
+
+
+def _starter(binary, maps: int, x: int, y: int = 1, z: int = 1):
+    """What starts a binary that takes so many maps, on a stream with arguments: Triton's C function, without its checks.
+
+    None where this Triton's is not known to take them so, or where the kernel wants memory that Triton allocates.
+    Hooks of Triton's launches are not called.
+    """
+    run, packed = binary.run, binary.packed_metadata
+    if binary.metadata.target.backend != "cuda" or run.global_scratch_size or run.profile_scratch_size:
+        return None
+    if maps != len(getattr(binary.metadata, "tensordesc_meta", None) or ()):
+        return None
+    first, launch = (binary.function, run.launch_cooperative_grid, run.launch_pdl), run.launch
+    match triton.__version__.split(".")[:2]:
+        case ["3", "6"]:
+            return lambda stream, arguments: launch(
+                x, y, z, stream, *first, None, None, packed, None, None, None, *arguments,
+            )
+        case ["3", "7"]:
+            rest = (packed, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
+            return lambda stream, arguments: launch(x, y, z, stream, *first, *rest, arguments)
+        case _:
+            return None
+
+
+#: Shape and strides.
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class _Call(NamedTuple):
     """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
 
-    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # shapes and strides of the results
+    results: tuple[_Layout, ...]
     forward: _Launch | None  # None: there is nothing to compute
-    combine: _Launch | None  # None: no sequence is shared
-    parts: tuple[tuple[int], tuple[int]]  # shape and strides of what the shares leave for it
+    combine: _Launch | None = None  # None: no sequence is shared
+    scratch: tuple[_Layout, ...] = ()  # of f32, for parts
 
 
+#: By what `_key` says of the arguments.
 _CALLS: dict[object, _Call] = {}
-#: Whether this Triton's binaries take their arguments as `_Launch` passes them.
-_DIRECT = triton.__version__.split(".")[:2] == ["3", "6"]
 
 
-def _empty(
-    layout: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, like: torch.Tensor,
-) -> torch.Tensor:
-    """Memory of these shapes and strides, by the function that Inductor's code calls: half the time of torch.empty."""
+def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+    """All that a call's preparation depends on, or None if the arguments are not what they should be.
+
+    Besides, it depends on addresses being multiples of 16, which every launch looks at.
+    """
+    try:
+        hash(config)
+        given = tensors if out is None else (*tensors, *out)
+        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
+        return (type(config), config, out is None, *described)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
     if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
         return _empty_strided_cuda(*layout, dtype)
     return torch.empty_strided(*layout, dtype=dtype, device=like.device)
 
 
-def _layout(tensors: tuple[torch.Tensor, ...], out: object, *options: object) -> object:
-    """What a call is prepared for, or None if the arguments are not what they should be."""
-    try:
-        hash(options)
-        given = tensors if out is None else (*tensors, *out)
-        return (options, out is None, *[(x.shape, x.stride(), x.dtype, x.device) for x in given])
-    except (AttributeError, TypeError):
-        return None
+def _layout(x: torch.Tensor) -> _Layout:
+    # a plain tuple: what allocates does not take torch.Size
+    return tuple(x.shape), x.stride()
 
 
 def _prepare(
@@ -438,9 +471,9 @@ def _prepare(
         _sizes("out o", o, torch.bfloat16, (B, M, H, 64), q)
         _apart(o=o)
         _contiguous_rows(o=o)
-    layouts = ((tuple(o.shape), o.stride()),)
+    results = (_layout(o),)
     if B * H * M == 0:
-        return _Call(layouts, None, None, ((0,), (1,)))
+        return _Call(results, None)
     config = _choose(config, q.device, N)
     tiles = triton.cdiv(M * G, config.BLOCK_M) * B * Hkv
     key_tiles = triton.cdiv(N, config.BLOCK_N)
@@ -451,7 +484,7 @@ def _prepare(
     )
     forward = _Launch(
         decode_sink_forward,
-        (tiles, splits, 1),
+        (tiles, splits),
         (
             q.stride(0), q.stride(1), q.stride(2),
             k.stride(0), k.stride(1), k.stride(2),
@@ -468,10 +501,10 @@ def _prepare(
         num_stages=config.num_stages,
     )
     if splits == 1:
-        return _Call(layouts, forward, None, ((0,), (1,)))
+        return _Call(results, forward)
     combine = _Launch(
         decode_sink_combine,
-        (rows, 1, 1),
+        (rows,),
         (
             o.stride(0), o.stride(1), o.stride(2),
             H, M, splits, rows * splits,
@@ -480,7 +513,7 @@ def _prepare(
         q.device,
         num_warps=2,
     )
-    return _Call(layouts, forward, combine, ((rows * splits * 65,), (1,)))
+    return _Call(results, forward, combine, (((rows * splits * 65,), (1,)),))
 
 
 def _sizes(

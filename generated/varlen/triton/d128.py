@@ -30,6 +30,11 @@ import torch
 import triton
 import triton.language as tl
 
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda
+except ImportError:
+    _empty_strided_cuda = None
+
 SCALE = tl.constexpr(0.12751743082459868)  # factor of the raw score in base-2 units
 LN2 = tl.constexpr(0.6931471805599453)  # log(2): lse leaves in natural units
 LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): lse comes in natural units
@@ -432,6 +437,131 @@ def varlen(
             return _Differentiable.apply(config, backward_config, q, k, v, cu_q, cu_k)
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, cu_q, cu_k, out, config, backward_config)
+    layout = _key((q, k, v, cu_q, cu_k), out, config)
+    call = _CALLS.get(layout)
+    if call is None:
+        call = _prepare(q, k, v, cu_q, cu_k, out, config, backward_config)
+        if layout is not None:
+            _CALLS[layout] = call
+    if out is None:
+        o = _empty(call.results[0], torch.bfloat16, q)
+        lse = _empty(call.results[1], torch.float32, q)
+    else:
+        o, lse = out
+    if call.forward is None:
+        o.zero_()
+        lse.fill_(-float('inf'))
+        return o, lse
+    call.forward(q, k, v, o, lse, cu_q, cu_k)
+    return o, lse
+
+
+class _Launch:
+    """kernel[grid](*tensors, *numbers, **constants), from the second time on without Triton's search for the binary.
+
+    Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
+    takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
+    """
+
+    def __init__(self, kernel, grid, numbers, constants, device, **options):
+        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
+        self.device, self.options = device, options
+        self.trailing = (*numbers, *constants.values())
+        self.start = None
+
+    def __call__(self, *tensors: torch.Tensor | None) -> None:
+        addresses = [0 if x is None else x.data_ptr() for x in tensors]
+        bits = 0
+        for address in addresses:
+            bits |= address
+        aligned = bits % 16 == 0
+        if self.start is not None and aligned and torch.cuda.current_device() == self.device.index:
+            self.start(torch._C._cuda_getCurrentRawStream(self.device.index), (*addresses, *self.trailing))
+            return
+        with _on(self.device):
+            binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
+        if aligned and binary is not None:
+            self.binary, self.start = binary, _starter(binary, 0, *self.grid)
+
+
+def _starter(binary, maps: int, x: int, y: int = 1, z: int = 1):
+    """What starts a binary that takes so many maps, on a stream with arguments: Triton's C function, without its checks.
+
+    None where this Triton's is not known to take them so, or where the kernel wants memory that Triton allocates.
+    Hooks of Triton's launches are not called.
+    """
+    run, packed = binary.run, binary.packed_metadata
+    if binary.metadata.target.backend != "cuda" or run.global_scratch_size or run.profile_scratch_size:
+        return None
+    if maps != len(getattr(binary.metadata, "tensordesc_meta", None) or ()):
+        return None
+    first, launch = (binary.function, run.launch_cooperative_grid, run.launch_pdl), run.launch
+    match triton.__version__.split(".")[:2]:
+        case ["3", "6"]:
+            return lambda stream, arguments: launch(
+                x, y, z, stream, *first, None, None, packed, None, None, None, *arguments,
+            )
+        case ["3", "7"]:
+            rest = (packed, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
+            return lambda stream, arguments: launch(x, y, z, stream, *first, *rest, arguments)
+        case _:
+            return None
+
+
+#: Shape and strides.
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Call(NamedTuple):
+    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
+
+    results: tuple[_Layout, ...]
+    forward: _Launch | None  # None: there is nothing to compute
+
+
+#: By what `_key` says of the arguments.
+_CALLS: dict[object, _Call] = {}
+
+
+def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+    """All that a call's preparation depends on, or None if the arguments are not what they should be.
+
+    Besides, it depends on addresses being multiples of 16, which every launch looks at.
+    """
+    try:
+        hash(config)
+        given = tensors if out is None else (*tensors, *out)
+        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
+        return (type(config), config, out is None, *described)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+        return _empty_strided_cuda(*layout, dtype)
+    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
+
+
+def _layout(x: torch.Tensor) -> _Layout:
+    # a plain tuple: what allocates does not take torch.Size
+    return tuple(x.shape), x.stride()
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+    backward_config: dict[str, Config] | None,
+) -> _Call:
+    """Checks the arguments, and decides all that does not depend on their contents."""
+    if len(_CALLS) >= 1024:
+        _CALLS.clear()
     T, H, _ = _sizes("q", q, torch.bfloat16, (None, None, 128), q)
     S, Hkv, _ = _sizes("k", k, torch.bfloat16, (None, None, 128), q)
     if Hkv == 0 or H % Hkv:
@@ -445,23 +575,22 @@ def varlen(
     _sizes("cu_k", cu_k, torch.int32, (B + 1,), q)
     _contiguous_rows(q=q, k=k, v=v)
     if out is None:
-        o = torch.empty((T, H, 128), dtype=torch.bfloat16, device=q.device)
-        lse = torch.empty((T, H), dtype=torch.float32, device=q.device)
+        o = torch.empty((T, H, 128), dtype=torch.bfloat16, device="meta")
+        lse = torch.empty((T, H), dtype=torch.float32, device="meta")
     else:
         o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.bfloat16, (T, H, 128), q)
         _sizes("out lse", lse, torch.float32, (T, H), q)
         _apart(o=o, lse=lse)
         _contiguous_rows(o=o)
+    results = (_layout(o), _layout(lse))
     if B * H * T == 0:
-        o.zero_()
-        lse.fill_(-float('inf'))
-        return o, lse
+        return _Call(results, None)
     config = _choose(config, q.device, S)
-    grid = ((T // config.BLOCK_M + B + 1) * H,)
-    with _on(q.device):
-        varlen_forward[grid](
-            q, k, v, o, lse, cu_q, cu_k,
+    forward = _Launch(
+        varlen_forward,
+        ((T // config.BLOCK_M + B + 1) * H,),
+        (
             q.stride(0), q.stride(1),
             k.stride(0), k.stride(1),
             v.stride(0), v.stride(1),
@@ -470,10 +599,13 @@ def varlen(
             o.stride(0), o.stride(1),
             lse.stride(0), lse.stride(1),
             B, H, G, T, _heads_per_section(k, v, H, S // B),
-            BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N,
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )
-    return o, lse
+        ),
+        {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N},
+        q.device,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return _Call(results, forward)
 
 
 def _sizes(

@@ -1,0 +1,233 @@
+"""What generated modules pass to the CUDA driver, noted by one that needs no GPU; in a process of its own.
+
+    python -m tests.runtime.recorded_launches FOLDER
+
+FOLDER holds `libcuda.so.1`, made from `recording_driver.c`. Triton compiles for capability 9, and everything
+from the callable to the driver is what runs on a GPU. Each line of the output is a spec, and `ok` or what was
+wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+SPECS = Path(__file__).parents[2] / "specs"
+STREAM = 7
+Record = bytes
+
+
+class Recorder:
+    """The driver; Triton's own calls of it go through `triton.backends.nvidia.driver`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+        os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
+        cuda: Any = torch.cuda
+        cuda.current_device = lambda: None  # tensors of the CPU are on no numbered device
+        vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: STREAM
+        import triton
+        from triton.backends.nvidia.driver import CudaDriver
+
+        active: Any = CudaDriver()
+        active.get_current_device = lambda: 0
+        active.get_device_capability = lambda device: (9, 0)
+        active.get_current_stream = lambda device: STREAM
+        triton.runtime.driver.set_active(active)
+
+    @property
+    def encoded(self) -> int:
+        """Tensor maps encoded so far."""
+        count: int = self._library.recording_encoded()
+        return count
+
+    def take(self) -> Record:
+        """Every launch since the last call: function, grid, block, shared memory, stream, parameters."""
+        into = ctypes.create_string_buffer(1 << 20)
+        length = self._library.recording_take(into)
+        return into.raw[:length]
+
+    def learn(self, module: ModuleType) -> None:
+        """Tells the driver the sizes of the parameters of all that has been compiled."""
+        kernels = (value for value in vars(module).values() if hasattr(value, "device_caches"))
+        for kernel in kernels:
+            for binary in kernel.device_caches[0][0].values():
+                if binary.function is not None:
+                    sizes = list(parameter_sizes(binary.src.signature.values()))
+                    array = (ctypes.c_int * len(sizes))(*sizes)
+                    self._library.recording_expect(ctypes.c_ulonglong(binary.function), len(sizes), array)
+
+
+def parameter_sizes(signature: Any) -> Iterator[int]:
+    """Bytes of each parameter of a compiled kernel, and of the two that Triton adds."""
+    for kind in signature:
+        if kind.startswith("tensordesc"):
+            rank = kind[kind.index("[") : kind.index("]")].count(",") + 1
+            yield from (128, *[4] * rank, *[8] * rank)
+        elif kind != "constexpr":
+            yield 8 if kind[0] == "*" else {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "fp32": 4, "i64": 8}[kind]
+    yield from (8, 8)
+
+
+class Case:
+    """One module, whose results always go to the same memory."""
+
+    def __init__(self, recorder: Recorder, spec: str) -> None:
+        from attnc.build import front, plan_program
+        from attnc.runtime.loader import load_module
+
+        planned = plan_program(front(SPECS / f"{spec}.attn")).modules
+        self.planned = next(made for made in planned if made.variant.attention.name == spec)
+        self.recorder = recorder
+        self.module = self._without_gpu(load_module(self.planned))
+        self.function: Callable[..., Any] = getattr(self.module, spec)
+
+    def _without_gpu(self, module: Any) -> Any:
+        module._on = lambda device: nullcontext()
+        memory: dict[object, torch.Tensor] = {}
+
+        def empty(layout: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+            if (layout, dtype) not in memory:
+                memory[layout, dtype] = torch.empty_strided(*layout, dtype=dtype)
+            return memory[layout, dtype]
+
+        module._empty = empty
+        return module
+
+    def tensors(self, **sizes: int) -> list[torch.Tensor]:
+        from attnc.runtime.trial import problem_for
+
+        sizes = {"H": 2, "Hkv": 1, "G": 2, "B": 2, "M": 70, "N": 70} | sizes
+        return list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes).tensors)
+
+    def ordinary(self, *tensors: torch.Tensor, **options: Any) -> Record:
+        """By Triton's own launch, which is the first of a prepared call."""
+        for _ in range(2):
+            self.module._CALLS.clear()
+            self.recorder.take()
+            self.function(*tensors, **options)
+            self.recorder.learn(self.module)
+        return self.recorder.take()
+
+    def quick(self, *tensors: torch.Tensor, **options: Any) -> Record:
+        """By the launch that was made ready, whatever else has been called before."""
+        self.function(*tensors, **options)
+        self.recorder.take()
+        self.function(*tensors, **options)
+        return self.recorder.take()
+
+    @property
+    def is_quick(self) -> bool:
+        return all(call.forward.start is not None for call in self.module._CALLS.values())
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """The same elements one further on: no longer aligned to 16 bytes."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """The same elements with larger strides."""
+    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + 8)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+def variations(case: Case) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
+    """(what changes, arguments, options): all that a preparation depends on, one after the other."""
+    tensors = case.tensors()
+    yield "itself", tensors, {}
+    yield "other addresses", [x.clone() for x in tensors], {}
+    yield "a longer batch", case.tensors(B=3), {}
+    if "M" in str(case.planned.args[0].tensor.shape):
+        yield "fewer queries", case.tensors(M=33), {}
+    yield "more keys", case.tensors(N=90), {}
+    for i, x in enumerate(tensors[:3]):
+        yield f"strides of {i}", [*tensors[:i], spread(x), *tensors[i + 1 :]], {}
+    for i, x in enumerate(tensors):
+        yield f"alignment of {i}", [*tensors[:i], shifted(x), *tensors[i + 1 :]], {}
+    yield "config", tensors, {"config": case.module.CONFIGS[1]}
+    out = case.function(*tensors)
+    results = out if isinstance(out, tuple) else (out,)
+    for name, change in (("dense", torch.clone), ("spread", spread), ("shifted", shifted)):
+        given = (change(results[0]), *map(torch.clone, results[1:]))
+        yield f"out {name}", tensors, {"out": given if len(given) > 1 else given[0]}
+    if case.planned.kept:
+        (kept,) = case.planned.kept
+        q = tensors[0]
+        lse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+        yield "lse", tensors, {kept.tensor.name: lse}
+        yield "lse shifted", tensors, {kept.tensor.name: shifted(lse)}
+
+
+def check(case: Case) -> Iterator[str]:
+    """A line for each variation; the quick launches all go through one module that remembers them."""
+    with torch.no_grad():
+        expected = [
+            (name, given, options, case.ordinary(*given, **options))
+            for name, given, options in variations(case)
+        ]
+        case.module._CALLS.clear()
+        for _ in range(2):
+            for name, given, options, record in expected:
+                same = case.quick(*given, **options) == record and len(record) > 64
+                if not same:
+                    yield f"{name}: other parameters than Triton passes"
+        tensors = case.tensors()
+        case.module._CALLS.clear()
+        case.quick(*tensors)
+        if not case.is_quick:
+            yield "no launch was made ready"
+        encoded = case.recorder.encoded
+        case.quick(*tensors)
+        if case.recorder.encoded != encoded:
+            yield "tensor maps were encoded again"
+        kept = [
+            [x.clone() for x in tensors] for _ in range(100)
+        ]  # all alive, hence at addresses of their own
+        for clones in kept:
+            case.function(*clones)
+        if any(
+            len(maps) > 64
+            for call in case.module._CALLS.values()
+            for maps in getattr(call.forward, "maps", ())
+        ):
+            yield "more than 64 tensor maps are kept"
+        yield from without_quick_launches(case, tensors)
+
+
+def without_quick_launches(case: Case, tensors: list[torch.Tensor]) -> Iterator[str]:
+    """A Triton that nobody has looked at launches as it always does."""
+    import triton
+
+    version, expected = triton.__version__, case.ordinary(*tensors)
+    triton.__version__ = "3.99.0"
+    case.module._CALLS.clear()
+    if case.quick(*tensors) != expected:
+        yield "other parameters without quick launches"
+    if case.is_quick:
+        yield "a launch was made ready for an unknown Triton"
+    triton.__version__ = version
+    case.module._CALLS.clear()
+
+
+def main(folder: Path, specs: list[str]) -> int:
+    recorder = Recorder(folder)
+    wrong = 0
+    for spec in specs:
+        found = list(check(Case(recorder, spec)))
+        wrong += len(found)
+        sys.stdout.write(f"{spec}: {'; '.join(found) or 'ok'}\n")
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,49 @@
+"""Launches made ready pass the driver what Triton's own launches pass, byte by byte, whatever changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+#: Tensor maps; an optional pointer and inputs without maps; a second kernel and scratch between the two.
+SPECS = ("full", "bias", "decode")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `libcuda.so.1` that notes launches."""
+    headers, compiler = Path(sysconfig.get_paths()["include"]) / "Python.h", shutil.which("gcc")
+    if compiler is None or not headers.is_file():
+        pytest.skip("Triton builds its launcher with a C compiler and Python's headers")
+    spec = find_spec("triton.backends.nvidia")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    include = Path(next(iter(spec.submodule_search_locations))) / "include"
+    folder = tmp_path_factory.mktemp("driver")
+    flags = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", f"-I{include}"]
+    source, made = HERE / "recording_driver.c", folder / "libcuda.so.1"
+    subprocess.run([compiler, *flags, "-o", str(made), str(source)], check=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPECS)
+def test_launches_pass_what_triton_passes(name: str, driver: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.recorded_launches", str(driver), name],
+        cwd=HERE.parents[1],
+        env={**environment, "TRITON_CACHE_DIR": str(driver / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"{name}: ok\n", done.stdout + done.stderr
