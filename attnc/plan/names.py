@@ -34,6 +34,7 @@ MODULE = frozenset((
     "combine", "Config", "fallbacks",
     "config", "CONFIGS", "configs", "ctx", "delta", "dk", "dk_config", "dkdv_config", "dlse", "do", "dq",
     "dq_config", "dv", "dv_config", "enumerate", "fixed", "float", "forward", "functools", "grid", "inspect",
+    "launches",
     "isinstance", "key_tiles", "l", "layout", "layouts", "LAZY", "len", "LN2", "LOG2E", "lse2", "m",
     "M_padded", "NamedTuple", "out", "pages", "parts", "range", "rows", "rows_config", "RuntimeError",
     "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",

@@ -46,10 +46,6 @@ class CudaBackwardHost(BackwardHostText):
         self._kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
 
     @property
-    def tma(self) -> str:
-        return "False"
-
-    @property
     def allocations(self) -> Iterator[str]:
         if self.packs_queries:
             rows = [f"{config}.BLOCK_M" for config in self.configs]

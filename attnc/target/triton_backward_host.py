@@ -16,7 +16,7 @@ from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_host import corrections, kept_shape
 from attnc.target.triton_parameters import config_name
-from attnc.target.triton_prologue import PreprocessText
+from attnc.target.triton_prologue import Launch, PreprocessText
 
 
 class BackwardHostText:
@@ -174,19 +174,18 @@ class BackwardHostText:
         return any("_placed(" in line for line in self.sums)
 
     @property
-    def launches(self) -> Iterator[tuple[str, str, list[str]]]:
-        """(kernel, grid, arguments) in the order of execution."""
-        if self.preprocess is not None:
-            yield self.preprocess.planned.name, self.preprocess.grid, self.preprocess.arguments
-        for text in self._texts:
-            yield text.kernel.name, text.parameters.grid, text.parameters.arguments
+    def taken(self) -> str:
+        """What the launches depend on besides configs: all that is given."""
+        dlse = [] if self.keeps_lse else ["dlse"]
+        return ", ".join(["do", *dlse, self.arguments, "o", "lse"])
 
     @property
-    def tma(self) -> str:
-        names = ["q", "k", "v", "do", *dict.fromkeys(name for text in self._texts for name in text.makes)]
-        if any(text.prologue is not None for text in self._texts):
-            names.insert(3, "o")
-        return f"_tma({', '.join(names)})" if self._texts[0].kernel.tma else "False"
+    def launches(self) -> Iterator[Launch]:
+        """In the order of execution."""
+        if self.preprocess is not None:
+            yield self.preprocess.launch
+        for text in self._texts:
+            yield text.parameters.launch
 
     @property
     def sums(self) -> Iterator[str]:

@@ -10,9 +10,11 @@ from attnc.model.attention import Attention
 from attnc.model.products import group_size, is_static
 from attnc.model.tensors import Paged, Prefix, Ragged, Role, Tensor
 from attnc.plan.ir import Arg, Kernel, Module
+from attnc.plan.ir_backward import kernels_of
 from attnc.plan.storage import longest
 from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_kernel import KernelText
+from attnc.target.triton_tensors import box
 
 
 class HostText:
@@ -36,7 +38,8 @@ class HostText:
         self.longest = show(longest(attention, Role.KEY))
         self.nothing_to_do = f"B * H * {self.q_rows} == 0"
         self.differentiable = ", ".join(t.name for t in self.inputs if torch_dtype(t) in FLOATS and t.shape)
-        self.uses_tma = kernel.tma
+        self.has_boxes = kernel.tma
+        self.uses_tma = kernel.tma or any(planned.kernel.tma for planned in kernels_of(module).values())
         self.contiguous = ", ".join(f"{name}={name}" for name in text.matrices if name != "o")
         masked = "" if attention.mask == TRUE else ", masked"
         self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
@@ -323,10 +326,9 @@ class HostText:
     def _box(self, name: str) -> str:
         tensor = next(t for t in (*self.inputs, *self.results) if t.name == name)
         rows = Role.QUERY if name in ("q", "o") else Role.KEY
-        axes = ", ".join(str(tensor.axis(role)) for role in (Role.BATCH, Role.HEAD, rows))
         tile = "config.BLOCK_M" if name in ("q", "o") else "config.BLOCK_N"
         width = self._text.block_dv if name in ("v", "o") else self._text.block_d
-        return f"({name}, {axes}, {tile}, {width})"
+        return box(name, tensor, rows, tile, width)
 
 
 def storage_notes(attention: Attention) -> list[str]:

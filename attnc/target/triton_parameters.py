@@ -8,10 +8,10 @@ from attnc.expr.nodes import Load, Search, walk
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir_backward import Adjoint, BackwardKernel
 from attnc.plan.storage import longest
 from attnc.target.triton_kernel import typed
-from attnc.target.triton_prologue import PrologueText
+from attnc.target.triton_prologue import Launch, PrologueText, values
 from attnc.target.triton_tensors import Pair, Tensors
 
 #: Heads of a section where a program visits few tiles of each: more than fit the cache as a whole.
@@ -60,36 +60,61 @@ class Parameters:
     @property
     def lines(self) -> list[list[Pair]]:
         """Parameters and arguments, line by line: matrices, pointers, strides tensor by tensor, sizes."""
-        matrices = self.matrices
-        own = [self.tensors.rows(name, self.config, self.kernel.tma) for name in matrices]
-        pointers: list[Pair] = []
-        strided = [*matrices]
-        if self.first is not None:
-            pointers += self.first.pointers
-        vectors = ["lse2", *(["delta"] if self.needs_dp else [])]
-        if self.prologue is None:
-            tma = self.kernel.tma
-            passed = (f"_vectors({x}, {self.config}.BLOCK_M, tma)" if tma else x for x in vectors)
-            own += zip((name.upper() for name in vectors), passed, strict=True)
-        elif self.prologue.stored:
-            pointers += [(f"{name}_ptr", name) for name in vectors]
+        return [
+            *([pair] for pair in self._own),
+            *([self._pointers] if self._pointers else []),
+            *self._numbers,
+        ]
+
+    @property
+    def _vectors(self) -> list[str]:
+        return ["lse2", *(["delta"] if self.needs_dp else [])]
+
+    @property
+    def _own(self) -> list[Pair]:
+        """What tiles are loaded from and stored to."""
+        vectors = self._vectors if self.prologue is None else []
+        return [(name.upper(), name) for name in (*self.matrices, *vectors)]
+
+    @property
+    def boxes(self) -> list[str]:
+        """How the copy engine moves those tiles, if the kernel lets it."""
+        if not self.kernel.tma:
+            return []
+        vectors = self._vectors if self.prologue is None else []
+        rows = (f"({x}.flatten(0, 1), (0, 1), (1, {self.config}.BLOCK_M))" for x in vectors)
+        return [*(self.tensors.box(name, self.config) for name in self.matrices), *rows]
+
+    @property
+    def _pointers(self) -> list[Pair]:
+        pointers: list[Pair] = [] if self.first is None else [*self.first.pointers]
+        if self.prologue is not None and self.prologue.stored:
+            pointers += [(f"{name}_ptr", name) for name in self._vectors]
         if self.chain.adds_dq is not None:
             pointers.append(("dq_ptr", "dq"))
-            strided.append("dq")
-        extras = [arg.tensor.name for arg in self.module.args if arg.tensor.name in self._loaded]
-        pointers += [(f"{name}_ptr", name) for name in extras]
-        adjoints = (*self.chain.adjoints, *(self.prologue.adjoints if self.prologue else ()))
-        pointers += [(f"{adjoint.name}_ptr", adjoint.name) for adjoint in adjoints]
+        pointers += [(f"{name}_ptr", name) for name in self._extras]
+        return pointers + [(f"{adjoint.name}_ptr", adjoint.name) for adjoint in self._adjoints]
+
+    @property
+    def _extras(self) -> list[str]:
+        return [arg.tensor.name for arg in self.module.args if arg.tensor.name in self._loaded]
+
+    @property
+    def _adjoints(self) -> list[Adjoint]:
+        return [*self.chain.adjoints, *(self.prologue.adjoints if self.prologue else ())]
+
+    @property
+    def _numbers(self) -> list[list[Pair]]:
+        strided = [*self.matrices, *([] if self.chain.adds_dq is None else ["dq"])]
         strides = [self.tensors.strides(name) for name in strided]
-        if self.first is not None:
-            strides += self.first.strides
-        strides += [self.tensors.extra_strides(name, name) for name in extras]
+        strides += [] if self.first is None else self.first.strides
+        strides += [self.tensors.extra_strides(name, name) for name in self._extras]
         strides += [
             self.tensors.extra_strides(adjoint.name, adjoint.load.tensor)
-            for adjoint in adjoints
+            for adjoint in self._adjoints
             if adjoint.accumulate == "atomic"
         ]
-        return [*([pair] for pair in own), *(line for line in (pointers, *strides) if line), self._sizes]
+        return [*(line for line in strides if line), self._sizes]
 
     @property
     def _sizes(self) -> list[Pair]:
@@ -124,16 +149,21 @@ class Parameters:
         return [", ".join(typed(line)) for line in (matrices, *rest, constants)]
 
     @property
-    def arguments(self) -> list[str]:
-        """The lines of the launch."""
+    def launch(self) -> Launch:
         config = self.config
-        constants = f"BLOCK_M={config}.BLOCK_M, BLOCK_N={config}.BLOCK_N"
-        constants += f", EARLY_DP={config}.early_dp" if self._early_dp else ""
-        constants += ", TMA=tma" if self.kernel.tma else ""
-        options = f"num_warps={config}.num_warps, num_stages={config}.num_stages"
-        if limits_registers(self.kernel):
-            options += f", maxnreg={config}.maxnreg"
-        return [*(", ".join(value for _, value in line) for line in self.lines), constants, options]
+        constants = f'"BLOCK_M": {config}.BLOCK_M, "BLOCK_N": {config}.BLOCK_N'
+        constants += f', "EARLY_DP": {config}.early_dp' if self._early_dp else ""
+        options = [f"num_warps={config}.num_warps", f"num_stages={config}.num_stages"]
+        options += [f"maxnreg={config}.maxnreg"] if limits_registers(self.kernel) else []
+        return Launch(
+            kernel=self.kernel.name,
+            grid=self.grid,
+            tensors=values([*self._own, *self._pointers]),
+            numbers=[values(line) for line in self._numbers],
+            constants=constants,
+            options=options,
+            boxes=self.boxes,
+        )
 
     def _usual_length(self, role: Role) -> str:
         """Rows of a sequence; of packed ones, their mean."""

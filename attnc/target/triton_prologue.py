@@ -4,7 +4,7 @@ sink.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attnc.expr.nodes import TRUE, Const
@@ -15,6 +15,27 @@ from attnc.plan.signature import stride_name
 from attnc.target.triton import address, scalar
 from attnc.target.triton_kernel import typed
 from attnc.target.triton_tensors import Pair, Tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Text of a launch made ready: the tensors that it is called with, and what is known before.
+
+    numbers: line by line; boxes: of the first tensors, where tiles can come through descriptors.
+    """
+
+    kernel: str
+    grid: str
+    tensors: str
+    numbers: Sequence[str]
+    constants: str
+    options: Sequence[str] = ()
+    boxes: Sequence[str] = ()
+
+
+def values(line: Iterable[Pair]) -> str:
+    """What is passed for the parameters."""
+    return ", ".join(value for _, value in line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +161,15 @@ class PreprocessText:
         return [", ".join(typed(name for name, _ in line)) for line in self.lines] + ["BLOCK_M: tl.constexpr"]
 
     @property
-    def arguments(self) -> list[str]:
-        return [
-            *(", ".join(value for _, value in line) for line in self.lines),
-            f"BLOCK_M={self.config}.BLOCK_M",
-        ]
+    def launch(self) -> Launch:
+        pointers, *numbers = self.lines
+        return Launch(
+            kernel=self.planned.name,
+            grid=self.grid,
+            tensors=values(pointers),
+            numbers=[values(line) for line in numbers],
+            constants=f'"BLOCK_M": {self.config}.BLOCK_M',
+        )
 
     @property
     def grid(self) -> str:

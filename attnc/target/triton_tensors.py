@@ -57,15 +57,10 @@ class Tensors:
         names = ((stride_name(tensor, axis), axis) for axis in range(len(tensor.shape)))
         return [(stride, f"{name}.stride({axis})") for stride, axis in names if stride]
 
-    def rows(self, name: str, config: str, tma: bool) -> Pair:
-        """The matrix parameter of a tensor, loaded or stored in tiles of the config of this name."""
-        tensor = self.by_name[name]
-        roles = (Role.BATCH, Role.HEAD, Role.QUERY if name in BY_QUERY else Role.KEY)
-        axes = ", ".join(str(tensor.axis(role)) for role in roles)
-        if not tma:
-            return name.upper(), name
-        tile = "BLOCK_M" if name in BY_QUERY else "BLOCK_N"
-        return name.upper(), f"_rows({name}, {axes}, {config}.{tile}, {block(self.size(name))}, tma)"
+    def box(self, name: str, config: str) -> str:
+        """How the copy engine moves tiles of the config of this name."""
+        rows, tile = (Role.QUERY, "BLOCK_M") if name in BY_QUERY else (Role.KEY, "BLOCK_N")
+        return box(name, self.by_name[name], rows, f"{config}.{tile}", block(self.size(name)))
 
     def offset(self, name: str, head: str) -> str:
         """From the first element to the rows of one head, of the sequence at hand."""
@@ -83,3 +78,9 @@ class Tensors:
         """Strides of `name`, which has the shape of the input `tensor`."""
         rank = len(self.by_name[tensor].shape)
         return [(f"stride_{name}_{axis}", f"{name}.stride({axis})") for axis in range(rank)]
+
+
+def box(name: str, tensor: Tensor, rows: Role, tile: str, width: int) -> str:
+    """An argument of `_boxes`: a matrix as [B, H, rows, D], moved in tiles of so many rows and columns."""
+    axes = ", ".join(str(tensor.axis(role)) for role in (Role.BATCH, Role.HEAD, rows))
+    return f"({name}, ({axes}, {len(tensor.shape) - 1}), (1, 1, {tile}, {width}))"

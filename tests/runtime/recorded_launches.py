@@ -111,7 +111,7 @@ class Case:
     def ordinary(self, *tensors: torch.Tensor, **options: Any) -> Record:
         """By Triton's own launch, which is the first of a prepared call."""
         for _ in range(2):
-            self.module._CALLS.clear()
+            self.forget()
             self.recorder.take()
             self.function(*tensors, **options)
             self.recorder.learn(self.module)
@@ -124,9 +124,110 @@ class Case:
         self.function(*tensors, **options)
         return self.recorder.take()
 
+    def forget(self) -> None:
+        self.prepared.clear()
+
+    @property
+    def prepared(self) -> dict[Any, Any]:
+        found: dict[Any, Any] = self.module._CALLS
+        return found
+
+    @property
+    def launches(self) -> list[Any]:
+        """Those of the prepared calls."""
+        return [call.forward for call in self.prepared.values()]
+
     @property
     def is_quick(self) -> bool:
-        return all(call.forward.start is not None for call in self.module._CALLS.values())
+        return all(launch.start is not None for launch in self.launches)
+
+    def variations(self) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
+        """(what changes, arguments, options): all that a preparation depends on, one after the other."""
+        tensors = self.tensors()
+        yield from self.changes(tensors)
+        yield "config", tensors, {"config": self.module.CONFIGS[1]}
+        out = self.function(*tensors)
+        results = out if isinstance(out, tuple) else (out,)
+        for name, change in (("dense", torch.clone), ("spread", spread), ("shifted", shifted)):
+            given = (change(results[0]), *map(torch.clone, results[1:]))
+            yield f"out {name}", tensors, {"out": given if len(given) > 1 else given[0]}
+        if self.planned.kept:
+            (kept,) = self.planned.kept
+            q = tensors[0]
+            lse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+            yield "lse", tensors, {kept.tensor.name: lse}
+            yield "lse shifted", tensors, {kept.tensor.name: shifted(lse)}
+
+    def changes(self, tensors: list[Any]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+        """Of the tensors."""
+        yield "itself", tensors, {}
+        yield "other addresses", [x if x is None else x.clone() for x in tensors], {}
+        yield "a longer batch", self.tensors(B=3), {}
+        if "M" in str(self.planned.args[0].tensor.shape):
+            yield "fewer queries", self.tensors(M=33), {}
+        yield "more keys", self.tensors(N=90), {}
+        for i, x in enumerate(tensors):
+            if x is not None and x.dim() > 2 and x.dtype == torch.bfloat16:
+                yield f"strides of {i}", [*tensors[:i], spread(x), *tensors[i + 1 :]], {}
+            if x is not None:
+                yield f"alignment of {i}", [*tensors[:i], shifted(x), *tensors[i + 1 :]], {}
+
+
+class Memory:
+    """torch for a module that allocates: the same memory for the same allocations, call by call."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, torch.Tensor] = {}
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        self.count += 1
+        return self._made.setdefault(
+            (self.count, tuple(shape), dtype), torch.empty(shape, dtype=dtype, device=device)
+        )
+
+    zeros = empty
+
+
+class Gradients(Case):
+    """The backward of a module: what comes in are do, dlse (if lse is a result), the inputs, o and lse."""
+
+    def __init__(self, recorder: Recorder, spec: str) -> None:
+        super().__init__(recorder, spec)
+        self.module.torch = memory = Memory()
+
+        def gradients(*tensors: torch.Tensor, configs: Any = None) -> Any:
+            memory.count = 0
+            return self.module._gradients(*tensors, configs)
+
+        self.function = gradients
+
+    def tensors(self, **sizes: int) -> list[Any]:
+        inputs = super().tensors(**sizes)
+        q, lse_like = inputs[0], torch.zeros(inputs[0].shape[0], inputs[0].shape[2], inputs[0].shape[1])
+        rows = [lse_like, lse_like.clone()]
+        dlse = [] if self.planned.kept else rows[1:]
+        return [torch.ones_like(q), *dlse, *inputs, torch.ones_like(q), rows[0]]
+
+    @property
+    def prepared(self) -> dict[Any, Any]:
+        found: dict[Any, Any] = self.module._GRADIENTS
+        return found
+
+    @property
+    def launches(self) -> list[Any]:
+        return [launch for launches in self.prepared.values() for launch in launches]
+
+    def variations(self) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+        tensors = self.tensors()
+        yield from self.changes(tensors)
+        for kernel, configs in self.module.BACKWARD_CONFIGS.items():
+            yield f"config of {kernel}", tensors, {"configs": {kernel: configs[1]}}
+        if not self.planned.kept:
+            yield "without dlse", [tensors[0], None, *tensors[2:]], {}
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
@@ -141,48 +242,21 @@ def spread(x: torch.Tensor) -> torch.Tensor:
     return wide[..., : x.shape[-1]]
 
 
-def variations(case: Case) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
-    """(what changes, arguments, options): all that a preparation depends on, one after the other."""
-    tensors = case.tensors()
-    yield "itself", tensors, {}
-    yield "other addresses", [x.clone() for x in tensors], {}
-    yield "a longer batch", case.tensors(B=3), {}
-    if "M" in str(case.planned.args[0].tensor.shape):
-        yield "fewer queries", case.tensors(M=33), {}
-    yield "more keys", case.tensors(N=90), {}
-    for i, x in enumerate(tensors[:3]):
-        yield f"strides of {i}", [*tensors[:i], spread(x), *tensors[i + 1 :]], {}
-    for i, x in enumerate(tensors):
-        yield f"alignment of {i}", [*tensors[:i], shifted(x), *tensors[i + 1 :]], {}
-    yield "config", tensors, {"config": case.module.CONFIGS[1]}
-    out = case.function(*tensors)
-    results = out if isinstance(out, tuple) else (out,)
-    for name, change in (("dense", torch.clone), ("spread", spread), ("shifted", shifted)):
-        given = (change(results[0]), *map(torch.clone, results[1:]))
-        yield f"out {name}", tensors, {"out": given if len(given) > 1 else given[0]}
-    if case.planned.kept:
-        (kept,) = case.planned.kept
-        q = tensors[0]
-        lse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
-        yield "lse", tensors, {kept.tensor.name: lse}
-        yield "lse shifted", tensors, {kept.tensor.name: shifted(lse)}
-
-
 def check(case: Case) -> Iterator[str]:
     """A line for each variation; the quick launches all go through one module that remembers them."""
     with torch.no_grad():
         expected = [
             (name, given, options, case.ordinary(*given, **options))
-            for name, given, options in variations(case)
+            for name, given, options in case.variations()
         ]
-        case.module._CALLS.clear()
+        case.forget()
         for _ in range(2):
             for name, given, options, record in expected:
                 same = case.quick(*given, **options) == record and len(record) > 64
                 if not same:
                     yield f"{name}: other parameters than Triton passes"
         tensors = case.tensors()
-        case.module._CALLS.clear()
+        case.forget()
         case.quick(*tensors)
         if not case.is_quick:
             yield "no launch was made ready"
@@ -190,16 +264,11 @@ def check(case: Case) -> Iterator[str]:
         case.quick(*tensors)
         if case.recorder.encoded != encoded:
             yield "tensor maps were encoded again"
-        kept = [
-            [x.clone() for x in tensors] for _ in range(100)
-        ]  # all alive, hence at addresses of their own
+        # all alive, hence at addresses of their own
+        kept = [[x.clone() for x in tensors] for _ in range(100)]
         for clones in kept:
             case.function(*clones)
-        if any(
-            len(maps) > 64
-            for call in case.module._CALLS.values()
-            for maps in getattr(call.forward, "maps", ())
-        ):
+        if any(len(maps) > 64 for launch in case.launches for maps in getattr(launch, "maps", ())):
             yield "more than 64 tensor maps are kept"
         yield from without_quick_launches(case, tensors)
 
@@ -210,22 +279,24 @@ def without_quick_launches(case: Case, tensors: list[torch.Tensor]) -> Iterator[
 
     version, expected = triton.__version__, case.ordinary(*tensors)
     triton.__version__ = "3.99.0"
-    case.module._CALLS.clear()
+    case.forget()
     if case.quick(*tensors) != expected:
         yield "other parameters without quick launches"
     if case.is_quick:
         yield "a launch was made ready for an unknown Triton"
     triton.__version__ = version
-    case.module._CALLS.clear()
+    case.forget()
 
 
-def main(folder: Path, specs: list[str]) -> int:
+def main(folder: Path, names: list[str]) -> int:
+    """Exit status; a name is that of a spec, or `gradients:` and that."""
     recorder = Recorder(folder)
     wrong = 0
-    for spec in specs:
-        found = list(check(Case(recorder, spec)))
+    for name in names:
+        kind, _, spec = name.rpartition(":")
+        found = list(check((Gradients if kind else Case)(recorder, spec)))
         wrong += len(found)
-        sys.stdout.write(f"{spec}: {'; '.join(found) or 'ok'}\n")
+        sys.stdout.write(f"{name}: {'; '.join(found) or 'ok'}\n")
     return min(wrong, 1)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-#: Tensor maps; an optional pointer and inputs without maps; a second kernel and scratch between the two.
-SPECS = ("full", "bias", "decode")
+#: Tensor maps; an optional pointer and inputs without maps; a second kernel and scratch between the two; gradients.
+SPECS = ("full", "bias", "decode", "gradients:full")
 
 
 @pytest.fixture(scope="module")

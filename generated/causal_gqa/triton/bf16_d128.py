@@ -455,15 +455,16 @@ class _Launch:
 
     Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
     takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
-    The first tensors are passed as descriptors of their boxes, if there are any and if they are aligned; those made for
-    an address serve again, since nothing else is in them that could change.
+    The first tensors are passed as descriptors of their boxes, where there are any and all are aligned; one made for an
+    address serves again, since nothing else in it could change.
     """
 
-    def __init__(self, kernel, grid, numbers, constants, device, boxes=(), **options):
+    def __init__(self, kernel, grid, numbers, constants, device, boxes=None, **options):
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
         self.device, self.options = device, options
-        self.boxes, self.maps = boxes, [{} for _ in boxes]
-        self.trailing = (*numbers, *constants.values(), bool(boxes))
+        self.boxes, self.maps = boxes or (), [{} for _ in boxes or ()]
+        self.has_boxes = boxes is not None  # whether the kernel can take descriptors, if not of these tensors
+        self.trailing = (*numbers, *constants.values(), *([bool(boxes)] if self.has_boxes else []))
         self.start = None
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
@@ -484,7 +485,8 @@ class _Launch:
             tma = bool(self.boxes) and all(address % 16 == 0 for address in addresses[: len(self.boxes)])
             if tma:
                 tensors = (*map(TensorDescriptor, tensors, *zip(*self.boxes)), *tensors[len(self.boxes) :])
-            binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, TMA=tma, **self.options)
+            constants = {**self.constants, "TMA": tma} if self.has_boxes else self.constants
+            binary = self.kernel[self.grid](*tensors, *self.numbers, **constants, **self.options)
         if aligned and binary is not None:
             self.binary, self.start = binary, _starter(binary, len(self.boxes), *self.grid)
 
@@ -542,6 +544,8 @@ class _Call(NamedTuple):
 
 #: By what `_key` says of the arguments.
 _CALLS: dict[object, _Call] = {}
+#: The same for gradients.
+_GRADIENTS: dict[object, tuple[_Launch, ...]] = {}
 
 
 def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
@@ -615,10 +619,10 @@ def _prepare(
         {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N},
         q.device,
         _boxes(
-            (q, 0, 2, 1, config.BLOCK_M, 128),
-            (k, 0, 2, 1, config.BLOCK_N, 128),
-            (v, 0, 2, 1, config.BLOCK_N, 128),
-            (o, 0, 2, 1, config.BLOCK_M, 128),
+            (q, (0, 2, 1, 3), (1, 1, config.BLOCK_M, 128)),
+            (k, (0, 2, 1, 3), (1, 1, config.BLOCK_N, 128)),
+            (v, (0, 2, 1, 3), (1, 1, config.BLOCK_N, 128)),
+            (o, (0, 2, 1, 3), (1, 1, config.BLOCK_M, 128)),
         ),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -626,23 +630,24 @@ def _prepare(
     return _Call(results, forward)
 
 
-def _boxes(*matrices: tuple[torch.Tensor, int, int, int, int, int]) -> tuple[tuple[list[int], ...], ...]:
-    """Shape, strides and tile of every matrix as [B, H, rows, D], if the copy engine can move such tiles of all of them.
+def _boxes(
+    *tensors: tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]],
+) -> tuple[tuple[list[int], list[int], list[int]], ...]:
+    """Shape, strides and tile of every tensor, if the copy engine can move such tiles of all of them.
 
-    That takes capability 9, rows at multiples of 16 bytes, and nothing empty or broadcast. A matrix comes with its axes
-    b, h and rows and the numbers of rows and columns of a tile.
+    That takes capability 9, rows at multiples of 16 bytes, and nothing empty or broadcast. A tensor comes with the axes
+    that the tile has, and the tile.
     """
-    device = matrices[0][0].device
+    device = tensors[0][0].device
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 9:
         return ()
-    for x, *_ in matrices:
+    for x, _, _ in tensors:
         steps = x.stride()[:-1]
         if x.numel() == 0 or any(step <= 0 or step * x.element_size() % 16 for step in steps):
             return ()
-    axes = [(b, h, rows, x.dim() - 1) for x, b, h, rows, *_ in matrices]
     return tuple(
-        ([x.shape[a] for a in found], [x.stride(a) for a in found], [1, 1, *tile])
-        for (x, _, _, _, *tile), found in zip(matrices, axes)
+        ([x.shape[a] for a in axes], [x.stride(a) for a in axes], list(tile))
+        for x, axes, tile in tensors
     )
 
 
@@ -718,30 +723,6 @@ def _heads_per_section(k: torch.Tensor, v: torch.Tensor, heads: int, N: int) -> 
     return min(heads, max(4, min(cache // 4 // per_head, 16)))
 
 
-def _tma(*tensors: torch.Tensor) -> bool:
-    """The copy engine can move tiles of these: capability 9, rows aligned to 16 bytes, nothing empty or broadcast."""
-    if tensors[0].device.type == "cuda" and torch.cuda.get_device_capability(tensors[0].device)[0] < 9:
-        return False
-    return all(
-        x.numel() > 0
-        and x.data_ptr() % 16 == 0
-        and all(stride > 0 and stride * x.element_size() % 16 == 0 for stride in x.stride()[:-1])
-        for x in tensors
-    )
-
-
-def _rows(
-    x: torch.Tensor, b: int, h: int, rows: int, BLOCK: int, BLOCK_D: int, tma: bool
-) -> TensorDescriptor | torch.Tensor:
-    """A descriptor of x as [B, H, rows, D], loaded in [BLOCK, BLOCK_D] tiles; b, h and rows are its axes in x."""
-    if not tma:
-        return x
-    axes = (b, h, rows, x.dim() - 1)
-    return TensorDescriptor(
-        x, [x.shape[a] for a in axes], [x.stride(a) for a in axes], [1, 1, BLOCK, BLOCK_D],
-    )
-
-
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
     if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
@@ -794,47 +775,71 @@ def _gradients(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
-    tma = _tma(q, k, v, o, do, dq, dk, dv)
-    with _on(q.device):
-        causal_gqa_backward_dq[(M_padded // dq_config.BLOCK_M * B * H,)](
-            _rows(q, 0, 2, 1, dq_config.BLOCK_M, 128, tma),
-            _rows(k, 0, 2, 1, dq_config.BLOCK_N, 128, tma),
-            _rows(v, 0, 2, 1, dq_config.BLOCK_N, 128, tma),
-            _rows(o, 0, 2, 1, dq_config.BLOCK_M, 128, tma),
-            _rows(do, 0, 2, 1, dq_config.BLOCK_M, 128, tma),
-            _rows(dq, 0, 2, 1, dq_config.BLOCK_M, 128, tma),
-            lse, dlse, lse2, delta,
-            q.stride(0), q.stride(1), q.stride(2),
-            k.stride(0), k.stride(1), k.stride(2),
-            v.stride(0), v.stride(1), v.stride(2),
-            o.stride(0), o.stride(1), o.stride(2),
-            do.stride(0), do.stride(1), do.stride(2),
-            dq.stride(0), dq.stride(1), dq.stride(2),
-            lse.stride(0), lse.stride(1), lse.stride(2),
-            _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
-            B, H, G, M, N, M_padded, _heads_per_section(k, v, B * H, N),
-            BLOCK_M=dq_config.BLOCK_M, BLOCK_N=dq_config.BLOCK_N, TMA=tma,
-            num_warps=dq_config.num_warps, num_stages=dq_config.num_stages,
+    layout = _key((do, dlse, q, k, v, o, lse), None, (dq_config, dkdv_config,))
+    launches = _GRADIENTS.get(layout)
+    if launches is None:
+        if len(_GRADIENTS) >= 1024:
+            _GRADIENTS.clear()
+        launches = (
+            _Launch(
+                causal_gqa_backward_dq,
+                (M_padded // dq_config.BLOCK_M * B * H,),
+                (
+                    q.stride(0), q.stride(1), q.stride(2),
+                    k.stride(0), k.stride(1), k.stride(2),
+                    v.stride(0), v.stride(1), v.stride(2),
+                    o.stride(0), o.stride(1), o.stride(2),
+                    do.stride(0), do.stride(1), do.stride(2),
+                    dq.stride(0), dq.stride(1), dq.stride(2),
+                    lse.stride(0), lse.stride(1), lse.stride(2),
+                    _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
+                    B, H, G, M, N, M_padded, _heads_per_section(k, v, B * H, N),
+                ),
+                {"BLOCK_M": dq_config.BLOCK_M, "BLOCK_N": dq_config.BLOCK_N},
+                q.device,
+                _boxes(
+                    (q, (0, 2, 1, 3), (1, 1, dq_config.BLOCK_M, 128)),
+                    (k, (0, 2, 1, 3), (1, 1, dq_config.BLOCK_N, 128)),
+                    (v, (0, 2, 1, 3), (1, 1, dq_config.BLOCK_N, 128)),
+                    (o, (0, 2, 1, 3), (1, 1, dq_config.BLOCK_M, 128)),
+                    (do, (0, 2, 1, 3), (1, 1, dq_config.BLOCK_M, 128)),
+                    (dq, (0, 2, 1, 3), (1, 1, dq_config.BLOCK_M, 128)),
+                ),
+                num_warps=dq_config.num_warps,
+                num_stages=dq_config.num_stages,
+            ),
+            _Launch(
+                causal_gqa_backward_dkdv,
+                (triton.cdiv(N, dkdv_config.BLOCK_N) * B * Hkv,),
+                (
+                    q.stride(0), q.stride(1), q.stride(2),
+                    k.stride(0), k.stride(1), k.stride(2),
+                    v.stride(0), v.stride(1), v.stride(2),
+                    do.stride(0), do.stride(1), do.stride(2),
+                    dk.stride(0), dk.stride(1), dk.stride(2),
+                    dv.stride(0), dv.stride(1), dv.stride(2),
+                    B, H, G, M, N, Hkv, M_padded, _heads_per_section(q, do, B * Hkv, M),
+                ),
+                {"BLOCK_M": dkdv_config.BLOCK_M, "BLOCK_N": dkdv_config.BLOCK_N},
+                q.device,
+                _boxes(
+                    (q, (0, 2, 1, 3), (1, 1, dkdv_config.BLOCK_M, 128)),
+                    (k, (0, 2, 1, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
+                    (v, (0, 2, 1, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
+                    (do, (0, 2, 1, 3), (1, 1, dkdv_config.BLOCK_M, 128)),
+                    (dk, (0, 2, 1, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
+                    (dv, (0, 2, 1, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
+                    (lse2.flatten(0, 1), (0, 1), (1, dkdv_config.BLOCK_M)),
+                    (delta.flatten(0, 1), (0, 1), (1, dkdv_config.BLOCK_M)),
+                ),
+                num_warps=dkdv_config.num_warps,
+                num_stages=dkdv_config.num_stages,
+            ),
         )
-        causal_gqa_backward_dkdv[(triton.cdiv(N, dkdv_config.BLOCK_N) * B * Hkv,)](
-            _rows(q, 0, 2, 1, dkdv_config.BLOCK_M, 128, tma),
-            _rows(k, 0, 2, 1, dkdv_config.BLOCK_N, 128, tma),
-            _rows(v, 0, 2, 1, dkdv_config.BLOCK_N, 128, tma),
-            _rows(do, 0, 2, 1, dkdv_config.BLOCK_M, 128, tma),
-            _rows(dk, 0, 2, 1, dkdv_config.BLOCK_N, 128, tma),
-            _rows(dv, 0, 2, 1, dkdv_config.BLOCK_N, 128, tma),
-            _vectors(lse2, dkdv_config.BLOCK_M, tma),
-            _vectors(delta, dkdv_config.BLOCK_M, tma),
-            q.stride(0), q.stride(1), q.stride(2),
-            k.stride(0), k.stride(1), k.stride(2),
-            v.stride(0), v.stride(1), v.stride(2),
-            do.stride(0), do.stride(1), do.stride(2),
-            dk.stride(0), dk.stride(1), dk.stride(2),
-            dv.stride(0), dv.stride(1), dv.stride(2),
-            B, H, G, M, N, Hkv, M_padded, _heads_per_section(q, do, B * Hkv, M),
-            BLOCK_M=dkdv_config.BLOCK_M, BLOCK_N=dkdv_config.BLOCK_N, TMA=tma,
-            num_warps=dkdv_config.num_warps, num_stages=dkdv_config.num_stages,
-        )
+        if layout is not None:
+            _GRADIENTS[layout] = launches
+    launches[0](q, k, v, o, do, dq, lse, dlse, lse2, delta)
+    launches[1](q, k, v, do, dk, dv, lse2, delta)
     return dq, dk, dv
 
 
@@ -856,14 +861,6 @@ def _whole_tiles(M: int, *configs: Config) -> int:
 
 def _wants_gradient(*inputs: object) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-
-
-def _vectors(x: torch.Tensor, BLOCK: int, tma: bool) -> TensorDescriptor | torch.Tensor:
-    """A descriptor of f32[B, H, M_padded] as rows, loaded BLOCK elements at a time."""
-    if not tma:
-        return x
-    heads, size = x.shape[0] * x.shape[1], x.shape[2]
-    return TensorDescriptor(x, [heads, size], [size, 1], [1, BLOCK])
 
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:

@@ -235,15 +235,16 @@ class _Launch:
 
     Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
     takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
-    The first tensors are passed as descriptors of their boxes, if there are any and if they are aligned; those made for
-    an address serve again, since nothing else is in them that could change.
+    The first tensors are passed as descriptors of their boxes, where there are any and all are aligned; one made for an
+    address serves again, since nothing else in it could change.
     """
 
-    def __init__(self, kernel, grid, numbers, constants, device, boxes=(), **options):
+    def __init__(self, kernel, grid, numbers, constants, device, boxes=None, **options):
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
         self.device, self.options = device, options
-        self.boxes, self.maps = boxes, [{} for _ in boxes]
-        self.trailing = (*numbers, *constants.values(), bool(boxes))
+        self.boxes, self.maps = boxes or (), [{} for _ in boxes or ()]
+        self.has_boxes = boxes is not None  # whether the kernel can take descriptors, if not of these tensors
+        self.trailing = (*numbers, *constants.values(), *([bool(boxes)] if self.has_boxes else []))
         self.start = None
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
@@ -264,7 +265,8 @@ class _Launch:
             tma = bool(self.boxes) and all(address % 16 == 0 for address in addresses[: len(self.boxes)])
             if tma:
                 tensors = (*map(TensorDescriptor, tensors, *zip(*self.boxes)), *tensors[len(self.boxes) :])
-            binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, TMA=tma, **self.options)
+            constants = {**self.constants, "TMA": tma} if self.has_boxes else self.constants
+            binary = self.kernel[self.grid](*tensors, *self.numbers, **constants, **self.options)
         if aligned and binary is not None:
             self.binary, self.start = binary, _starter(binary, len(self.boxes), *self.grid)
 
@@ -391,10 +393,10 @@ def _prepare(
         {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N},
         q.device,
         _boxes(
-            (q, 0, 2, 1, config.BLOCK_M, 256),
-            (k, 0, 2, 1, config.BLOCK_N, 256),
-            (v, 0, 2, 1, config.BLOCK_N, 256),
-            (o, 0, 2, 1, config.BLOCK_M, 256),
+            (q, (0, 2, 1, 3), (1, 1, config.BLOCK_M, 256)),
+            (k, (0, 2, 1, 3), (1, 1, config.BLOCK_N, 256)),
+            (v, (0, 2, 1, 3), (1, 1, config.BLOCK_N, 256)),
+            (o, (0, 2, 1, 3), (1, 1, config.BLOCK_M, 256)),
         ),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -402,23 +404,24 @@ def _prepare(
     return _Call(results, forward)
 
 
-def _boxes(*matrices: tuple[torch.Tensor, int, int, int, int, int]) -> tuple[tuple[list[int], ...], ...]:
-    """Shape, strides and tile of every matrix as [B, H, rows, D], if the copy engine can move such tiles of all of them.
+def _boxes(
+    *tensors: tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]],
+) -> tuple[tuple[list[int], list[int], list[int]], ...]:
+    """Shape, strides and tile of every tensor, if the copy engine can move such tiles of all of them.
 
-    That takes capability 9, rows at multiples of 16 bytes, and nothing empty or broadcast. A matrix comes with its axes
-    b, h and rows and the numbers of rows and columns of a tile.
+    That takes capability 9, rows at multiples of 16 bytes, and nothing empty or broadcast. A tensor comes with the axes
+    that the tile has, and the tile.
     """
-    device = matrices[0][0].device
+    device = tensors[0][0].device
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 9:
         return ()
-    for x, *_ in matrices:
+    for x, _, _ in tensors:
         steps = x.stride()[:-1]
         if x.numel() == 0 or any(step <= 0 or step * x.element_size() % 16 for step in steps):
             return ()
-    axes = [(b, h, rows, x.dim() - 1) for x, b, h, rows, *_ in matrices]
     return tuple(
-        ([x.shape[a] for a in found], [x.stride(a) for a in found], [1, 1, *tile])
-        for (x, _, _, _, *tile), found in zip(matrices, axes)
+        ([x.shape[a] for a in axes], [x.stride(a) for a in axes], list(tile))
+        for x, axes, tile in tensors
     )
 
 
@@ -483,30 +486,6 @@ def _heads_per_section(k: torch.Tensor, v: torch.Tensor, heads: int, N: int) -> 
     cache = torch.cuda.get_device_properties(k.device).L2_cache_size if k.device.type == "cuda" else 1 << 20
     per_head = max(1, N * (k.shape[-1] * k.element_size() + v.shape[-1] * v.element_size()))
     return min(heads, max(4, min(cache // 4 // per_head, 16)))
-
-
-def _tma(*tensors: torch.Tensor) -> bool:
-    """The copy engine can move tiles of these: capability 9, rows aligned to 16 bytes, nothing empty or broadcast."""
-    if tensors[0].device.type == "cuda" and torch.cuda.get_device_capability(tensors[0].device)[0] < 9:
-        return False
-    return all(
-        x.numel() > 0
-        and x.data_ptr() % 16 == 0
-        and all(stride > 0 and stride * x.element_size() % 16 == 0 for stride in x.stride()[:-1])
-        for x in tensors
-    )
-
-
-def _rows(
-    x: torch.Tensor, b: int, h: int, rows: int, BLOCK: int, BLOCK_D: int, tma: bool
-) -> TensorDescriptor | torch.Tensor:
-    """A descriptor of x as [B, H, rows, D], loaded in [BLOCK, BLOCK_D] tiles; b, h and rows are its axes in x."""
-    if not tma:
-        return x
-    axes = (b, h, rows, x.dim() - 1)
-    return TensorDescriptor(
-        x, [x.shape[a] for a in axes], [x.stride(a) for a in axes], [1, 1, BLOCK, BLOCK_D],
-    )
 
 
 def _on(device: torch.device) -> torch.cuda.device:

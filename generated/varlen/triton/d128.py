@@ -521,6 +521,8 @@ class _Call(NamedTuple):
 
 #: By what `_key` says of the arguments.
 _CALLS: dict[object, _Call] = {}
+#: The same for gradients.
+_GRADIENTS: dict[object, tuple[_Launch, ...]] = {}
 
 
 def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
@@ -735,52 +737,57 @@ def _gradients(
     dk = torch.zeros(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, H, T), dtype=torch.float32, device=q.device)
-    tma = False
-    with _on(q.device):
-        varlen_backward_dq[((T // dq_config.BLOCK_M + B + 1) * H,)](
-            q,
-            k,
-            v,
-            o,
-            do,
-            dq,
-            lse, dlse, lse2, delta, cu_q, cu_k,
-            q.stride(0), q.stride(1),
-            k.stride(0), k.stride(1),
-            v.stride(0), v.stride(1),
-            o.stride(0), o.stride(1),
-            do.stride(0), do.stride(1),
-            dq.stride(0), dq.stride(1),
-            lse.stride(0), lse.stride(1),
-            _stride(dlse, 0), _stride(dlse, 1),
-            cu_q.stride(0),
-            cu_k.stride(0),
-            B, H, G, T, _heads_per_section(k, v, H, S // B),
-            BLOCK_M=dq_config.BLOCK_M, BLOCK_N=dq_config.BLOCK_N,
-            num_warps=dq_config.num_warps, num_stages=dq_config.num_stages,
+    layout = _key((do, dlse, q, k, v, cu_q, cu_k, o, lse), None, (dq_config, dkdv_config,))
+    launches = _GRADIENTS.get(layout)
+    if launches is None:
+        if len(_GRADIENTS) >= 1024:
+            _GRADIENTS.clear()
+        launches = (
+            _Launch(
+                varlen_backward_dq,
+                ((T // dq_config.BLOCK_M + B + 1) * H,),
+                (
+                    q.stride(0), q.stride(1),
+                    k.stride(0), k.stride(1),
+                    v.stride(0), v.stride(1),
+                    o.stride(0), o.stride(1),
+                    do.stride(0), do.stride(1),
+                    dq.stride(0), dq.stride(1),
+                    lse.stride(0), lse.stride(1),
+                    _stride(dlse, 0), _stride(dlse, 1),
+                    cu_q.stride(0),
+                    cu_k.stride(0),
+                    B, H, G, T, _heads_per_section(k, v, H, S // B),
+                ),
+                {"BLOCK_M": dq_config.BLOCK_M, "BLOCK_N": dq_config.BLOCK_N},
+                q.device,
+                num_warps=dq_config.num_warps,
+                num_stages=dq_config.num_stages,
+            ),
+            _Launch(
+                varlen_backward_dkdv,
+                ((S // dkdv_config.BLOCK_N + B + 1) * Hkv,),
+                (
+                    q.stride(0), q.stride(1),
+                    k.stride(0), k.stride(1),
+                    v.stride(0), v.stride(1),
+                    do.stride(0), do.stride(1),
+                    dk.stride(0), dk.stride(1),
+                    dv.stride(0), dv.stride(1),
+                    cu_q.stride(0),
+                    cu_k.stride(0),
+                    B, H, G, Hkv, S, T, _heads_per_section(q, do, Hkv, T // B),
+                ),
+                {"BLOCK_M": dkdv_config.BLOCK_M, "BLOCK_N": dkdv_config.BLOCK_N},
+                q.device,
+                num_warps=dkdv_config.num_warps,
+                num_stages=dkdv_config.num_stages,
+            ),
         )
-        varlen_backward_dkdv[((S // dkdv_config.BLOCK_N + B + 1) * Hkv,)](
-            q,
-            k,
-            v,
-            do,
-            dk,
-            dv,
-            lse2,
-            delta,
-            cu_q, cu_k,
-            q.stride(0), q.stride(1),
-            k.stride(0), k.stride(1),
-            v.stride(0), v.stride(1),
-            do.stride(0), do.stride(1),
-            dk.stride(0), dk.stride(1),
-            dv.stride(0), dv.stride(1),
-            cu_q.stride(0),
-            cu_k.stride(0),
-            B, H, G, Hkv, S, T, _heads_per_section(q, do, Hkv, T // B),
-            BLOCK_M=dkdv_config.BLOCK_M, BLOCK_N=dkdv_config.BLOCK_N,
-            num_warps=dkdv_config.num_warps, num_stages=dkdv_config.num_stages,
-        )
+        if layout is not None:
+            _GRADIENTS[layout] = launches
+    launches[0](q, k, v, o, do, dq, lse, dlse, lse2, delta, cu_q, cu_k)
+    launches[1](q, k, v, do, dk, dv, lse2, delta, cu_q, cu_k)
     return dq, dk, dv
 
 
