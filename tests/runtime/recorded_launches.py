@@ -207,8 +207,9 @@ class Gradients(Case):
 
     def tensors(self, **sizes: int) -> list[Any]:
         inputs = super().tensors(**sizes)
-        q, lse_like = inputs[0], torch.zeros(inputs[0].shape[0], inputs[0].shape[2], inputs[0].shape[1])
-        rows = [lse_like, lse_like.clone()]
+        q = inputs[0]
+        shape = q.shape[:2] if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+        rows = [torch.zeros(shape) for _ in range(2)]
         dlse = [] if self.planned.kept else rows[1:]
         return [torch.ones_like(q), *dlse, *inputs, torch.ones_like(q), rows[0]]
 
@@ -225,7 +226,7 @@ class Gradients(Case):
         tensors = self.tensors()
         yield from self.changes(tensors)
         for kernel, configs in self.module.BACKWARD_CONFIGS.items():
-            yield f"config of {kernel}", tensors, {"configs": {kernel: configs[1]}}
+            yield f"config of {kernel}", tensors, {"configs": {kernel: configs[-1]}}
         if not self.planned.kept:
             yield "without dlse", [tensors[0], None, *tensors[2:]], {}
 

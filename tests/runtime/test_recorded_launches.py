@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-#: Tensor maps; an optional pointer and inputs without maps; a second kernel and scratch between the two; gradients.
+#: Tensor maps; an optional pointer and inputs without maps; a second kernel and scratch; gradients.
 SPECS = ("full", "bias", "decode", "gradients:full")
 
 

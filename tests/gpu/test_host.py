@@ -1,0 +1,162 @@
+"""What the host does around kernels on a GPU: prepared, compiled and captured calls, and their cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.runtime.loader import load_module
+from attnc.runtime.trial import problem_for
+
+SPECS = Path(__file__).parents[2] / "specs"
+TARGETS = ("triton", "cuda.sm_80")
+SIZES = {"B": 2, "H": 8, "Hkv": 2, "G": 4, "M": 200, "N": 200}
+#: Microseconds of the host for a call; about two thirds of it on a machine with an H200.
+MOST = {"causal_gqa": 25.0, "decode": 25.0}
+
+
+class Loaded:
+    """A module of a spec, and tensors for it."""
+
+    def __init__(self, name: str, target: str = "triton") -> None:
+        if target != "triton":
+            pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
+        modules = plan_program(front(SPECS / f"{name}.attn")).modules
+        self.planned = next(
+            made for made in modules if made.target == target and made.variant.attention.name == name
+        )
+        self.module: Any = load_module(self.planned)
+        self.function: Callable[..., Any] = getattr(self.module, name)
+
+    def tensors(self, gradients: bool = False) -> list[torch.Tensor]:
+        wanted = self.planned.variant.attention.grads if gradients else ()
+        sizes = SIZES | ({"M": 1} if self.planned.kernels[0].structure == "decode" else {})
+        made = problem_for(self.planned, 200, sizes=sizes).tensors
+        return [
+            x.clone().requires_grad_(arg.tensor.name in wanted)
+            for arg, x in zip(self.planned.args, made, strict=True)
+        ]
+
+
+def results(found: Any) -> tuple[torch.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def same(left: Any, right: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(results(left), results(right), strict=True))
+
+
+def close(left: Any, right: Any) -> None:
+    """Of the same values, summed in another order where tiles come another way."""
+    for a, b in zip(results(left), results(right), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def misplaced(x: torch.Tensor) -> torch.Tensor:
+    """The same elements, not aligned to 16 bytes."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """The same elements with larger strides."""
+    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + 8)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("name", ["causal_gqa", "bias"])
+def test_prepared_calls_serve_whatever_comes(name: str) -> None:
+    """Addresses, strides, alignment, outputs of the caller: each twice, so that it is prepared."""
+    made = Loaded(name)
+    tensors = made.tensors()
+    expected = made.function(*tensors)
+    for change in (torch.clone, spread, misplaced, torch.clone, spread, misplaced, torch.clone):
+        q, k, v = map(change, tensors[:3])
+        close(made.function(q, k, v, *tensors[3:]), expected)
+        for place in (torch.empty_like, lambda x: spread(torch.empty_like(x)), misplaced):
+            out = (place(results(expected)[0]), *map(torch.empty_like, results(expected)[1:]))
+            made.function(q, k, v, *tensors[3:], out=out if len(out) > 1 else out[0])
+            close(out, expected)
+
+
+def test_prepared_gradients_are_the_first() -> None:
+    made = Loaded("bias")
+    found = []
+    for _ in range(3):
+        tensors = made.tensors(gradients=True)
+        o = results(made.function(*tensors))[0]
+        o.float().square().sum().backward()  # type: ignore[no-untyped-call]  # torch's
+        found.append([x.grad for x in tensors if x.grad is not None])
+    assert len(found[0]) > 3
+    for later in found[1:]:
+        for first, second in zip(found[0], later, strict=True):
+            torch.testing.assert_close(first, second)
+
+
+def test_prepared_calls_are_captured() -> None:
+    made = Loaded("causal_gqa")
+    tensors = made.tensors()
+    made.function(*tensors)
+    made.function(*tensors)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = made.function(*tensors)
+    for x in tensors[:3]:
+        x.copy_(x.flip(1))
+    graph.replay()
+    assert same(found, made.function(*tensors))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["causal_gqa", "decode"])
+def test_compiled_calls_are_eager_ones(name: str, target: str) -> None:
+    made = Loaded(name, target)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(made.function, fullgraph=True)
+    tensors = made.tensors()
+    expected = made.function(*tensors)
+    assert same(compiled(*tensors), expected)
+    out = tuple(map(torch.empty_like, results(expected)))
+    compiled(*tensors, out=out, config=made.module.CONFIGS[0])
+    assert same(out, made.function(*tensors, config=made.module.CONFIGS[0]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiled_gradients_are_eager_ones(target: str) -> None:
+    made = Loaded("causal_gqa", target)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(made.function, fullgraph=True)
+    found = []
+    for function in (made.function, compiled):
+        tensors = made.tensors(gradients=True)
+        results(function(*tensors))[0].float().square().sum().backward()  # type: ignore[no-untyped-call]  # torch's
+        found.append([x.grad for x in tensors])
+    for eager, traced in zip(*found, strict=True):
+        torch.testing.assert_close(eager, traced)
+
+
+def host_microseconds(call: Callable[[], object]) -> float:
+    """Of the fastest burst; bursts, so that the queue of launches does not fill."""
+    for _ in range(3):
+        call()
+    best = float("inf")
+    for _ in range(40):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(50):
+            call()
+        best = min(best, (time.perf_counter() - started) / 50)
+    return best * 1e6
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_call_costs_the_host_little(name: str) -> None:
+    made = Loaded(name)
+    tensors = made.tensors()
+    assert host_microseconds(lambda: made.function(*tensors)) < MOST[name]
