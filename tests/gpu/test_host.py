@@ -17,7 +17,7 @@ from attnc.runtime.trial import problem_for
 SPECS = Path(__file__).parents[2] / "specs"
 TARGETS = ("triton", "cuda.sm_80")
 SIZES = {"B": 2, "H": 8, "Hkv": 2, "G": 4, "M": 200, "N": 200}
-#: Microseconds of the host for a call; about two thirds of it on a machine with an H200.
+#: Microseconds of the host for a call; 14 and 12 on a machine with an H200.
 MOST = {"causal_gqa": 25.0, "decode": 25.0}
 
 
@@ -113,6 +113,11 @@ def test_prepared_calls_are_captured() -> None:
     assert same(found, made.function(*tensors))
 
 
+#: Of torch's own modules, which the first compilation imports.
+OLD = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+
+
+@OLD
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["causal_gqa", "decode"])
 def test_compiled_calls_are_eager_ones(name: str, target: str) -> None:
@@ -127,6 +132,7 @@ def test_compiled_calls_are_eager_ones(name: str, target: str) -> None:
     assert same(out, made.function(*tensors, config=made.module.CONFIGS[0]))
 
 
+@OLD
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled_gradients_are_eager_ones(target: str) -> None:
     made = Loaded("causal_gqa", target)
