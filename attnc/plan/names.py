@@ -107,6 +107,7 @@ CUDA_BACKWARD = frozenset((
     "WIDTH", "add_product", "add_shared_product", "at_tile", "atomic_add", "block_sum", "copy",
     "delta_pair", "delta_tile", "do_tile", "do_tiles", "dot", "dq_sum", "draw_four", "drawn", "ds_tile",
     "first_key", "first_query", "from_lane_u32", "gradients", "kv_next", "left_first", "left_to_tile",
+    "load_left",
     "lse2_pair", "lse2_tile", "multiply_rows", "multiply_transposed", "p_tile", "piece", "pieces",
     "products", "right", "right_first", "round_to", "rounded", "store_rows", "theirs", "to_left",
     "to_tile", "total", "xs", "ys",
