@@ -112,8 +112,8 @@ class HostText:
             yield from self._checked(arg)
 
     def _in_turn(self, others: list[Arg]) -> tuple[list[Arg], list[Arg]]:
-        """Those that can be checked before the sizes that are computed, and those that need them, or need what
-        such an argument brings.
+        """Those that can be checked before the sizes that are computed, and those that need them, or need
+        what such an argument brings.
         """
         missing = {size.name for size in self.module.sizes}
         ready, later = [], []
