@@ -130,7 +130,13 @@ def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Co
     if variant.attention.q.dtype is DType.F32:
         halves = _f32_tiles(widest, kernel)
         return tuple(Config(values={**found[0].values, **halves, "stages": stages}) for stages in (2, 1))
-    kind = "dq" if over_rows(kernel) else "dkdv" if found[0]["accumulate.dq"] == "two_pass" else "all"
+    kind = (
+        "dq"
+        if over_rows(kernel)
+        else "dkdv"
+        if found[0].values.get("accumulate.dq", "two_pass") == "two_pass"
+        else "all"
+    )
     tiles = next(tiles for widths, tiles in _TILES[kind] if widest <= widths)
     if kind == "dq" and set(variant.attention.grads) - {"q", "k", "v"}:
         tiles = tiles[1:]  # other gradients need the registers
