@@ -7,7 +7,7 @@ one. A backward has five such products, and counts as two and a half forwards wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -34,10 +34,15 @@ class Cell:
     heads: int
     length: int
     width: int
+    dtype: Literal["bf16", "f32"] = "bf16"
 
     @property
     def name(self) -> str:
         return f"d{self.width} h{self.heads} n{self.length} {self.mask}"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.dtype == "bf16" else torch.float32
 
     @property
     def kept(self) -> float:
@@ -68,8 +73,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """q, k, v [B, H, N, D] in bf16, and what the mask or score reads besides, in the order of the spec's
-    inputs.
+    """q, k, v [B, H, N, D] in the cell's type, and what the mask or score reads besides, in the order of the
+    spec's inputs.
     """
 
     q: torch.Tensor
@@ -88,6 +93,13 @@ def standard() -> tuple[Cell, ...]:
     )
 
 
+def single() -> tuple[Cell, ...]:
+    """The same of f32, of one length and the usual head dimensions."""
+    return tuple(
+        replace(cell, dtype="f32") for cell in standard() if cell.length == 4096 and cell.width <= 128
+    )
+
+
 def masks() -> tuple[Cell, ...]:
     """Masks and scores that FlexAttention is for, on one long sequence."""
     return tuple(Cell(mask=mask, batch=1, heads=16, length=16384, width=128) for mask in _MASKS)
@@ -103,7 +115,7 @@ def draw(cell: Cell, seed: int = 0) -> Inputs:
     generator = torch.Generator("cuda").manual_seed(seed)
     shape = (cell.batch, cell.heads, cell.length, cell.width)
     q, k, v = (
-        torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).bfloat16()
+        torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(cell.torch_dtype)
         for _ in range(3)
     )
     return Inputs(q=q, k=k, v=v, extras=_extras(cell))

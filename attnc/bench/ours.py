@@ -22,7 +22,7 @@ SPECS = tuple(sorted(_SPECS.glob("*.attn")))
 def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
     """A launch of the variant for the cell's mask and head dimension."""
     try:
-        module = _modules(target, folder)[cell.mask, cell.width]
+        module = _modules(target, folder)[cell.mask, cell.width, cell.dtype]
     except KeyError:
         raise Unavailable("no variant in attnc/bench/specs") from None
     except DiagnosticError as failure:
@@ -32,7 +32,7 @@ def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
 
 
 @cache
-def _modules(target: str, folder: Path) -> dict[tuple[str, int], ModuleType]:
+def _modules(target: str, folder: Path) -> dict[tuple[str, int, str], ModuleType]:
     found = {}
     for path in sorted(folder.glob("*.attn")):
         tuned = tuned_source(path)
@@ -40,7 +40,8 @@ def _modules(target: str, folder: Path) -> dict[tuple[str, int], ModuleType]:
         for module in plan_program(front(path)).modules:
             width = module.variant.params["D"]
             if module.target == target and isinstance(width, int):
-                found[module.variant.attention.name, width] = load_module(module, choices)
+                attention = module.variant.attention
+                found[attention.name, width, str(attention.q.dtype)] = load_module(module, choices)
     return found
 
 

@@ -128,6 +128,7 @@ PEERS: Mapping[str, Peer] = {
     for peer in (
         Peer(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION)),
         Peer(name="fa2", title="FlashAttention-2", make=_sdpa(SDPBackend.FLASH_ATTENTION)),
+        Peer(name="efficient", title="memory-efficient", make=_sdpa(SDPBackend.EFFICIENT_ATTENTION)),
         Peer(name="flex", title="FlexAttention", make=_flex, compiles=True),
         Peer(name="eager", title="eager", make=_eager),
     )

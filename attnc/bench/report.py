@@ -46,6 +46,10 @@ def phase_of(results: Sequence[Result]) -> Phase:
     return results[0].phase if results else "forward"
 
 
+def _dtype(results: Sequence[Result]) -> str:
+    return results[0].cell.dtype if results else "bf16"
+
+
 def markdown(results: Sequence[Result], peers: Sequence[Peer], machine: dict[str, str]) -> str:
     """TFLOP/s of every candidate with its spread, attnc's ratio to the best peer and share of the matmul
     ceiling.
@@ -54,7 +58,7 @@ def markdown(results: Sequence[Result], peers: Sequence[Peer], machine: dict[str
     software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
     phase = phase_of(results)
     head = [
-        f"{phase}, bf16",
+        f"{phase}, {_dtype(results)}",
         ours.title,
         "spread",
         *(peer.title for peer in others),
@@ -133,7 +137,7 @@ def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path) -> bool:
     axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("TFLOP/s (longer is faster)")
-    axes.set_title(f"Attention {phase_of(results)}, bf16, {torch.cuda.get_device_name()}")
+    axes.set_title(f"Attention {phase_of(results)}, {_dtype(results)}, {torch.cuda.get_device_name()}")
     axes.legend(loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -93,7 +93,7 @@ def _measure(cell: Cell, peers: Sequence[Peer], rounds: int, phase: Phase) -> Re
             missing[peer.name] = str(reason)
         except Exception as failure:  # a peer that breaks is a gap in the table, not the end of the run
             missing[peer.name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
-    launches[_CEILING] = _matmul()
+    launches[_CEILING] = _matmul(cell.torch_dtype)
     timings = interleave(launches, rounds)
     ceiling = _MATMUL_FLOPS / timings.pop(_CEILING).median * 1e-9
     return Result(cell=cell, timings=timings, missing=missing, ceiling=ceiling, phase=phase)
@@ -104,8 +104,8 @@ def _launch(peer: Peer, cell: Cell, inputs: Inputs, phase: Phase) -> Launch:
     return forward if phase == "forward" else backward_of(forward, inputs)
 
 
-def _matmul() -> Launch:
-    a, b = (torch.randn(_MATMUL, _MATMUL, device="cuda").bfloat16() for _ in range(2))
+def _matmul(dtype: torch.dtype) -> Launch:
+    a, b = (torch.randn(_MATMUL, _MATMUL, device="cuda").to(dtype) for _ in range(2))
     return lambda: a @ b
 
 

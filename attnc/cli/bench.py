@@ -43,6 +43,9 @@ def bench(
     is_decode: Annotated[
         bool, typer.Option("--decode", help="Time one new token against caches of many sizes.")
     ] = False,
+    is_f32: Annotated[
+        bool, typer.Option("--f32", help="Full and causal attention in single precision.")
+    ] = False,
     is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
 ) -> None:
@@ -57,13 +60,13 @@ def bench(
     if is_decode:
         _decode(out, cells, peers, rounds, is_list)
         return
-    from attnc.bench.cells import masks, quick, standard
+    from attnc.bench.cells import masks, quick, single, standard
 
     if is_papers:
         _papers(out, cells, rounds, is_list=is_list)
         return
     phase: Phase = "backward" if is_backward else "forward"
-    offered = quick() if is_quick else (*standard(), *masks())
+    offered = single() if is_f32 else quick() if is_quick else (*standard(), *masks())
     chosen = _matching(offered, cells)
     if is_list:
         for cell in chosen:
@@ -77,7 +80,8 @@ def bench(
         rivals = candidates((name.strip() for name in peers.split(",") if name.strip()), target)
     except KeyError as unknown:
         raise Mistake(
-            f"there is no peer {unknown}", "peers are cudnn, fa2, flex, eager, triton, two_pass"
+            f"there is no peer {unknown}",
+            "peers are cudnn, fa2, efficient, flex, eager, triton, two_pass",
         ) from None
     need_gpu()
     note(f"compiling for {len(chosen)} cells")

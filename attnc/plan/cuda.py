@@ -28,12 +28,19 @@ _EXCHANGE = 32
 #: f32 in two parts.
 _FREE_REGISTERS, _FREE_REGISTERS_F32 = 48, 60
 #: What a schedule of f32, twice as wide, gets for the keys that it does not mention: the first that fits.
-_NARROW: tuple[Mapping[str, Value], ...] = (
+_F32_TILES: tuple[Mapping[str, Value], ...] = (
+    {"tile.q": 128, "tile.kv": 64, "stages": 1},
+    {"tile.q": 128, "tile.kv": 32, "stages": 1},
+    {"tile.kv": 64, "stages": 1},
+    {"tile.kv": 32, "stages": 1},
+    {"tile.q": 32, "tile.kv": 64, "stages": 1},
+)
+#: Decoding waits for memory: copies run ahead, and there are few rows.
+_F32_DECODE_TILES: tuple[Mapping[str, Value], ...] = (
+    {},
     {"tile.kv": 32},
     {"tile.kv": 32, "stages": 1},
-    {},
     {"stages": 1},
-    {"tile.q": 32, "stages": 1},
 )
 #: Columns of o that a warp can keep to itself for 16 rows, in 128 registers of a thread.
 _WIDEST = 256
@@ -151,7 +158,7 @@ def _candidates(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     if variant.attention.q.dtype is not DType.F32:
         return said
     knobs = schedule.knobs.get("forward", {})
-    for tiles in _NARROW:
+    for tiles in _F32_DECODE_TILES if is_decode(schedule) else _F32_TILES:
         unsaid = {key: value for key, value in tiles.items() if key not in knobs}
         found = tuple(Config(values={**config.values, **unsaid}) for config in said)
         if any(cuda_misfit(config, variant, schedule) is None for config in found):

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Knob, Schedule, Value, knobs_of
+from attnc.model.schedule import Config, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
 from attnc.plan.cuda_layout import MMA, CudaLayout, integer
@@ -19,8 +19,7 @@ from attnc.plan.resources import Buffer, Estimate, features, phase_of
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128
 #: Columns of dk and dv up to which a warp keeps those of 32 keys for itself.
-#: Of f32, 16.
-_NARROW, _NARROW_F32 = 128, 256
+_NARROW = 128
 #: Accumulators, scores and their gradients take most registers of a thread; the rest is addresses and
 #: fragments in flight, of f32 in two parts.
 _FREE_REGISTERS, _FREE_REGISTERS_F32 = 40, 52
@@ -59,14 +58,15 @@ def check_cuda_backward(knobs: Iterable[Knob]) -> Iterator[Diagnostic]:
 
 def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
     """How the kernels of a schedule lie. Warps share their keys where the schedule says `warp_split = q`, and
-    where it says nothing and the rows of dk and dv are wide or nothing else fits.
+    where it says nothing and the rows of dk and dv are wide, or of f32 and dq is not summed in memory, or
+    nothing else fits.
     """
     attention = variant.attention
     adds_dq = (
         "q" in attention.grads and _candidates(variant, schedule, "dkdv")[0]["accumulate.dq"] != "two_pass"
     )
     sums = bool(set(attention.grads) - {"q", "k", "v"})
-    wide = layout.qk.width + layout.v.width > (_NARROW_F32 if layout.is_f32 else _NARROW)
+    wide = not adds_dq if layout.is_f32 else layout.qk.width + layout.v.width > _NARROW
     said = knobs_of(schedule, "dkdv").get("warp_split")
     orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
     plans = [CudaBackward(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders]
@@ -127,33 +127,15 @@ def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Co
         return found
     widest = max(features(variant.attention.q), features(variant.attention.v))
     names = ("tile.q", "tile.kv", "warps", "stages")
-    if variant.attention.q.dtype is DType.F32:
-        halves = _f32_tiles(widest, kernel)
-        return tuple(Config(values={**found[0].values, **halves, "stages": stages}) for stages in (2, 1))
-    kind = (
-        "dq"
-        if over_rows(kernel)
-        else "dkdv"
-        if found[0].values.get("accumulate.dq", "two_pass") == "two_pass"
-        else "all"
-    )
-    tiles = next(tiles for widths, tiles in _TILES[kind] if widest <= widths)
+    is_f32 = variant.attention.q.dtype is DType.F32
+    sums_dq = found[0].values.get("accumulate.dq", "two_pass") != "two_pass"
+    kind = "dq" if over_rows(kernel) else "all" if sums_dq else "dkdv"
+    tiles = next(tiles for widths, tiles in (_F32_TILES if is_f32 else _TILES)[kind] if widest <= widths)
     if kind == "dq" and set(variant.attention.grads) - {"q", "k", "v"}:
         tiles = tiles[1:]  # other gradients need the registers
     return tuple(
         Config(values={**found[0].values, **dict(zip(names, sizes, strict=True))}) for sizes in tiles
     )
-
-
-def _f32_tiles(widest: int, kernel: Which) -> dict[str, Value]:
-    """Half as many keys or queries as of 16 bits: rows take twice the room, operands twice the registers."""
-    if over_rows(kernel):
-        return {"tile.q": 64, "tile.kv": 32, "warps": 4}
-    if widest <= 64:
-        return {"tile.q": 32, "tile.kv": 64, "warps": 4}
-    if widest <= 128:
-        return {"tile.q": 32, "tile.kv": 128, "warps": 8}
-    return {"tile.q": 64, "tile.kv": 32, "warps": 4}
 
 
 Sizes: TypeAlias = tuple[int, int, int, int]
@@ -175,6 +157,20 @@ _TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
         (64, ((32, 128, 4, 2), (32, 128, 4, 1))),
         (128, ((64, 128, 8, 2), (64, 64, 4, 2), (64, 128, 8, 1))),
         (math.inf, ((64, 64, 8, 2), (64, 64, 8, 1))),
+    ),
+}
+#: The same of f32, whose rows take twice the room and whose operands twice the registers.
+_F32_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
+    "dq": ((math.inf, ((128, 64, 8, 1), (64, 32, 4, 1))),),
+    "dkdv": (
+        (64, ((64, 128, 8, 2), (32, 64, 4, 2))),
+        (128, ((64, 64, 8, 2), (64, 64, 8, 1), (32, 128, 8, 1))),
+        (math.inf, ((64, 32, 4, 1),)),
+    ),
+    "all": (
+        (64, ((32, 64, 4, 1),)),
+        (128, ((32, 128, 8, 2), (32, 128, 8, 1))),
+        (math.inf, ((64, 32, 4, 1),)),
     ),
 }
 
