@@ -23,7 +23,7 @@ def across(peers: Mapping[str, Subject]) -> Rules:
     def disagreements(subject: Subject, case: Case) -> Iterator[str]:
         own = run(subject, case)
         for target, peer in peers.items():
-            other = run(peer, replace(case, config=case.config % len(peer.module.CONFIGS)))
+            other = run(peer, replace(case, config=case.config % len(peer.configs)))
             attention = peer.variant.attention
             verdict = judge(attention, expect(attention, other.inputs, peer.bound), other.outputs)
             if not verdict.ok:

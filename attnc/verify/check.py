@@ -53,20 +53,28 @@ class Subject:
     split: bool = False
     atomic: frozenset[str] = frozenset()
 
-    def tiles(self) -> dict[int, tuple[int, int]]:
-        """(BLOCK_M, BLOCK_N) of the configs: on a GPU of those that fit it, elsewhere of those that differ in
-        more than warps and stages.
+    @property
+    def configs(self) -> tuple[Any, ...]:
+        """CONFIGS; and where programs may share keys, the same with shares that small cases have too: these
+        would suit one program, on any device.
         """
-        tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(self.module.CONFIGS)}
+        made = tuple(self.module.CONFIGS)
+        return (*made, *(shared for config in made if self.split and (shared := _shared(config)) is not None))
+
+    def tiles(self) -> dict[int, tuple[int, int]]:
+        """(BLOCK_M, BLOCK_N) of `configs`, by number: on a GPU of those that fit it, elsewhere of those that
+        differ in more than warps and stages.
+        """
+        configs = self.configs
+        tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(configs)}
         if self.device != "cpu":
             properties: Any = torch.cuda.get_device_properties(self.device)  # annotated incompletely by torch
             room = properties.shared_memory_per_block_optin
-            return {
-                n: tile for n, tile in tiles.items() if getattr(self.module.CONFIGS[n], "shared", 0) <= room
-            }
+            return {n: tile for n, tile in tiles.items() if getattr(configs[n], "shared", 0) <= room}
         if self.warps_matter:
             return tiles
-        return {n: tile for n, tile in tiles.items() if all(tiles[i] != tile for i in range(n))}
+        kinds = [(*tiles[n], *_shares(config)) for n, config in enumerate(configs)]
+        return {n: tile for n, tile in tiles.items() if kinds[n] not in kinds[:n]}
 
     def limits(self) -> Limits:
         """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds."""
@@ -80,11 +88,27 @@ class Subject:
         out = tuple(outputs.values())
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
         with guarding(*tensors):
-            function(
-                *inputs.values(), out=out[0] if len(out) == 1 else out, config=self.module.CONFIGS[config]
-            )
+            function(*inputs.values(), out=out[0] if len(out) == 1 else out, config=self.configs[config])
         if self.device != "cpu":
             torch.cuda.synchronize()
+
+
+def _shares(config: Any) -> tuple[int, int]:
+    """How many shares a sequence has, and how many keys a share; 0 where that is not fixed."""
+    return getattr(config, "splits", 0), getattr(config, "share", 0)
+
+
+def _shared(config: Any) -> Any:
+    """The config with three shares in place of as many as suit, or with shares of one tile; None if their
+    number is fixed.
+    """
+    match _shares(config):
+        case 0, 0:
+            return config._replace(splits=3)
+        case 0, _:
+            return config._replace(share=config.BLOCK_N)
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ as one that leaves the buffer.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ import torch
 Addresses: TypeAlias = npt.NDArray[np.uint64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 _NOBODY = -1
+#: Of Linux; in Python's mmap module from 3.13 on.
+_MAP_NORESERVE = 0x4000
 
 
 class MemoryFault(Exception):
@@ -53,7 +56,7 @@ class Watch:
     def register(self, name: str, tensor: torch.Tensor) -> None:
         """Adds a tensor argument: the addresses of its elements, as its sizes and strides say."""
         reach = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-        belongs = np.zeros(1 + sum(reach) if tensor.numel() else 0, dtype=np.bool_)
+        belongs = _nothing(1 + sum(reach) if tensor.numel() else 0)
         if tensor.numel():
             strides = [stride * belongs.itemsize for stride in tensor.stride()]
             np.lib.stride_tricks.as_strided(belongs, tensor.shape, strides)[...] = True
@@ -129,6 +132,18 @@ class Watch:
 
 #: The one watch of this process: the interpreter runs one launch at a time.
 WATCH = Watch()
+
+
+def untouched(size: int) -> mmap.mmap:
+    """Bytes, all 0, of which only those pages exist that are touched: gigabytes on any machine."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+
+
+def _nothing(count: int) -> Bools:
+    """[count] False; tensors span gigabytes where their strides pass 32 bits."""
+    if count < 1 << 24:
+        return np.zeros(count, dtype=np.bool_)
+    return np.frombuffer(untouched(count), dtype=np.bool_)
 
 
 @contextmanager

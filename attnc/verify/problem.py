@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,6 +14,7 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
 from attnc.reference import Array, Floats
 from attnc.verify.data import Rng, Sizes, draw_qkv, generator
+from attnc.verify.memory import untouched
 from attnc.verify.storage import (
     Lengths,
     draw_lengths,
@@ -44,8 +44,6 @@ FILLS: Mapping[str, tuple[float, int, bool]] = {
 _GUARD = 64
 #: Elements of a buffer up to which it is filled and compared.
 _KEPT = 1 << 24
-#: Of Linux; in Python's mmap module from 3.13 on.
-_MAP_NORESERVE = 0x4000
 Value: TypeAlias = torch.Tensor | float | int | bool
 
 
@@ -147,8 +145,7 @@ def _pages(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     """A buffer of gigabytes, of which a CPU makes only the pages that are touched."""
     if device != "cpu":
         return torch.empty(count, dtype=dtype, device=device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize, flags=flags), dtype=dtype)
+    return torch.frombuffer(untouched(count * dtype.itemsize), dtype=dtype)
 
 
 def _restrided(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Const, Dim, Expr, walk
+from attnc.expr.nodes import Const, Dim, Expr, Load, walk
 from attnc.expr.show import show
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
@@ -211,11 +211,17 @@ def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> Layout:
 
 
 def locates_rows(attention: Attention, tensor: Tensor) -> bool:
-    """Whether a stride of 0 would put rows of different sequences, or different rows, into one place."""
+    """Whether a stride of 0 would put rows of different sequences, or different rows, into one place, or give
+    a sequence another length than its pages have.
+    """
     for stored in (attention.q, attention.k, attention.v):
         match stored.storage:
             case Paged(block_table=name) | Ragged(cu_seqlens=name) if tensor.name in (name, stored.name):
                 return True
+            case Paged():
+                read = (node for node in walk(attention.lengths["N"]) if isinstance(node, Load))
+                if any(load.tensor == tensor.name for load in read):
+                    return True
     return False
 
 
@@ -262,8 +268,8 @@ def fixed_cases(variant: Variant, limits: Limits, count: int) -> Iterator[Case]:
 
 
 def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout | None:
-    """Rows so far apart that the last one starts beyond element 2^31, or pages so that the second does; None
-    for fewer than three rows, and for packed ones.
+    """Rows so far apart that the last one starts beyond element 2^31, or pages so that the third does, while
+    their stride still has 32 bits; None for fewer than three rows, and for packed ones.
     """
     known = all_dims(attention, dims)
     match tensor.storage:
@@ -272,7 +278,7 @@ def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout
             rows = tensor.axis(Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY)
         case Paged(page=page):
             pairs = zip(tensor.roles, tensor.shape, strict=True)
-            shape = [{Role.KEY: page, Role.BATCH: 2}.get(role) or size(expr, known) for role, expr in pairs]
+            shape = [{Role.KEY: page, Role.BATCH: 3}.get(role) or size(expr, known) for role, expr in pairs]
             rows = tensor.axis(Role.BATCH)
         case _:
             return None

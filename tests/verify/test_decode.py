@@ -46,6 +46,24 @@ def test_every_mask_and_split(mask: str, splits: str) -> None:
         assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("page", [1, 5, 8, 24, 64])
+def test_every_page_size(page: int) -> None:
+    made = paged(page, schedule=schedule("3"))
+    for dims in (DIMS, {**DIMS, "M": 1, "N": 200}):
+        verdict = check(made, Case(dims=dims, seed=page), fills=("nan", "large"))
+        assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(("splits", "kind"), [("auto", (3, 0)), ("fixed(64)", (0, 16)), ("2", (2, 0))])
+def test_what_is_verified_has_shares(splits: str, kind: tuple[int, int]) -> None:
+    """Small cases would suit one program, and nobody would look at the kernel that joins several."""
+    if TARGET != "triton" and splits != "auto":
+        pytest.skip("the same for every target")
+    configs = decode(splits).configs
+    assert kind in [(config.splits, getattr(config, "share", 0)) for config in configs]
+    assert len(configs) == (1 if splits == "2" else 2)
+
+
 @pytest.mark.parametrize("pack", ["gqa", "none"])
 @pytest.mark.parametrize("dims", [{"G": 1}, {"G": 8, "M": 1}, {"G": 5, "M": 7}, {"N": 0}, {"B": 0}], ids=str)
 def test_groups(pack: str, dims: dict[str, int]) -> None:

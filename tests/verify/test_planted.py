@@ -14,14 +14,18 @@ from attnc.target.render import render
 from attnc.verify.backward_bugs import BACKWARD_BUGS
 from attnc.verify.bugs import BUGS as FORWARD_BUGS
 from attnc.verify.planted import Catch, hunt, plant, table
+from attnc.verify.serving_bugs import SERVING_BUGS
 
-BUGS = (*FORWARD_BUGS, *BACKWARD_BUGS)
+BUGS = (*FORWARD_BUGS, *SERVING_BUGS, *BACKWARD_BUGS)
 SPECS = Path(__file__).parents[2] / "specs"
+#: Attentions that are not in a file of their name.
+FILES = {"decode_sink": "decode"}
 
 
 @cache
 def module(name: str) -> ir.Module:
-    return plan_program(front(SPECS / f"{name}.attn")).modules[0]
+    modules = plan_program(front(SPECS / f"{FILES.get(name, name)}.attn")).modules
+    return next(m for m in modules if m.variant.attention.name == name)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from attnc.syntax.prelude import prelude
 from attnc.verify.check import Subject, check
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import Case, transposed
+from attnc.verify.strategies import Case, far, locates_rows, transposed
 from attnc.verify.subjects import subject_of
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -76,6 +76,23 @@ def test_pages_of_any_layout(layout: str) -> None:
     for layouts in ({}, transposed(made.variant.attention)):
         verdict = check(made, Case(dims=DIMS, seed=5, layouts=layouts), fills=tuple(FILLS))
         assert verdict.ok, verdict.message
+
+
+def test_a_pool_may_span_more_than_the_machine_has() -> None:
+    made, dims = paged(16), {**DIMS, "N": 270}
+    attention = made.variant.attention
+    for tensor in (attention.k, attention.v):
+        layout = far(attention, tensor, dims)
+        assert layout is not None
+        verdict = check(made, Case(dims=dims, seed=3, layouts={tensor.name: layout}))
+        assert verdict.ok, verdict.message
+
+
+def test_a_sequence_is_as_long_as_its_pages() -> None:
+    """No case has one length in the place of all, for which some have too few pages."""
+    attention = paged(16).variant.attention
+    found = [tensor.name for tensor in attention.inputs if locates_rows(attention, tensor)]
+    assert found == ["k", "v", "table", "kv_len"]
 
 
 @pytest.mark.parametrize("mask", ["true", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx"])
