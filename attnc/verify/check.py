@@ -55,11 +55,13 @@ class Subject:
 
     @property
     def configs(self) -> tuple[Any, ...]:
-        """CONFIGS; and where programs may share keys, the same with shares that small cases have too: these
-        would suit one program, on any device.
+        """CONFIGS; where programs may share keys, each is followed by the same with shares that small cases
+        have too: these would suit one program, on any device.
         """
-        made = tuple(self.module.CONFIGS)
-        return (*made, *(shared for config in made if self.split and (shared := _shared(config)) is not None))
+        if not self.split:
+            return tuple(self.module.CONFIGS)
+        pairs = ((config, _shared(config)) for config in self.module.CONFIGS)
+        return tuple(config for pair in pairs for config in pair if config is not None)
 
     def tiles(self) -> dict[int, tuple[int, int]]:
         """(BLOCK_M, BLOCK_N) of `configs`, by number: on a GPU of those that fit it, elsewhere of those that
