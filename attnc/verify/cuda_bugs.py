@@ -346,8 +346,9 @@ CUDA_BUGS: tuple[Bug, ...] = (
         name="the sink in every share",
         spec="decode_sink",
         story="the shares are added up, and each had counted the sink",
-        anchor="l[r] = warp == 0 && t == 0 && split == 0 ? 1.0f : 0.0f;",
-        patch="l[r] = warp == 0 && t == 0 ? 1.0f : 0.0f;",
+        anchor="""m[r] = split == 0 ? sink_q[r] * NUMBERf : -INF;
+            l[r] = warp == 0 && t == 0 && split == 0 ? 1.0f : 0.0f;""",
+        patch=lambda log2e: f"m[r] = sink_q[r] * {log2e!r}f; l[r] = warp == 0 && t == 0 ? 1.0f : 0.0f;",
     ),
     Bug(
         name="unified maximum without a fallback",
