@@ -187,6 +187,26 @@ MENDED = {
 }  # fmt: skip
 
 
+@pytest.mark.skipif(not available(), reason="g++ compiles CUDA kernels for the CPU")
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "q, k", "k, v"])
+def test_some_gradients_on_cuda(wanted: str) -> None:
+    """A schedule that names no tiles of the backward gets those that suit what it makes."""
+    text = f"""attention spec {{
+  input q: f16[B, M, H, 16]
+  input k, v: f16[B, N, H, 16]
+  {SCORE}
+  {SOFTMAX}
+  output o: f16[B, M, H, 16]
+  grad {wanted}
+}}
+schedule spec for cuda.sm_80 {{
+  tile.q = 32, tile.kv = 32, warps = 2
+}}
+"""
+    verdict = check(subject(text), Case(dims={"B": 1, "M": 21, "N": 37, "H": 1}, seed=5))
+    assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize("name", MENDED)
 def test_specs_that_were_once_wrong(name: str) -> None:
     lines, schedule, lengths = MENDED[name]
