@@ -214,6 +214,25 @@ def test_one_graph_serves_other_lengths(target: str) -> None:
         assert same(compiled(*tensors), made.function(*tensors))
 
 
+class Layer(torch.nn.Module):
+    """A callable as a module, as torch.export wants it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.function(*tensors)
+
+
+@pytest.mark.parametrize("name", ["local_sink", "decode"])
+def test_callables_are_exported(name: str, target: str) -> None:
+    made = Loaded(name, target)
+    tensors = tuple(made.tensors())
+    exported: Any = torch.export.export(Layer(made.function), tensors)
+    assert same(exported.module()(*tensors), made.function(*tensors))
+
+
 def test_dispatchers_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function of a package picks the module while it is traced."""
     import importlib
