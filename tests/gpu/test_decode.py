@@ -17,10 +17,14 @@ B, HEADS, KV_HEADS, ROOM, PAGE = 4, 16, 4, 4096, 16
 LENGTHS = ((4096, 1, 777, 2048), (16, 0, 4000, 4096), (1, 1, 1, 1))
 
 
+def paged_decode(target: str) -> ModuleType:
+    planned = plan_program(front(SPECS / "paged_decode.attn")).modules
+    return load_module(next(m for m in planned if (m.target, m.variant.params["D"]) == (target, 128)))
+
+
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    planned = plan_program(front(SPECS / "paged_decode.attn")).modules
-    return load_module(next(made for made in planned if made.variant.params["D"] == 128))
+    return paged_decode("triton")
 
 
 def tensors(seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -40,9 +44,12 @@ def lengths(values: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
-@pytest.mark.parametrize("config", [0, 1])
-def test_one_captured_graph_serves_changing_lengths(module: Any, config: int) -> None:
+@pytest.mark.parametrize(("target", "config"), [("triton", 0), ("triton", 1), ("cuda.sm_80", 0)])
+def test_one_captured_graph_serves_changing_lengths(target: str, config: int) -> None:
     """Counted shares and shares of a fixed size: the grid depends on shapes alone."""
+    if target != "triton":
+        pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
+    module: Any = paged_decode(target)
     inputs, kv_len = tensors(), lengths(LENGTHS[0])
     chosen = module.CONFIGS[config]
     module.paged_decode(*inputs, kv_len, config=chosen)
@@ -80,3 +87,38 @@ def test_bits_of_fixed_shares_do_not_depend_on_the_batch(module: Any) -> None:
         alone = module.paged_decode(q[one], k, v, table[one], lengths((length,)), config=fixed)
         assert torch.equal(alone[0], together[0][one])
         assert torch.equal(alone[1], together[1][one])
+
+
+@pytest.mark.parametrize("page", [1, 4, 7, 16, 48, 256])
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+def test_pages_of_any_size_give_the_bits_of_a_tensor(target: str, page: int, tmp_path: Path) -> None:
+    """Decoding, with shares; pages lie in random order."""
+    if target != "triton":
+        pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
+    text = (SPECS / "paged_decode.attn").read_text(encoding="utf-8").replace("page = 16", f"page = {page}")
+    path = tmp_path / "paged_decode.attn"
+    path.write_text(text, encoding="utf-8")
+    made = plan_program(front(path)).modules + plan_program(front(SPECS / "decode.attn")).modules
+    functions = {
+        name: getattr(load_module(module), name)
+        for module in made
+        if (module.target, module.variant.params["D"]) == (target, 128)
+        and (name := module.variant.attention.name) in ("paged_decode", "decode")
+    }
+    generator = torch.Generator("cuda").manual_seed(page)
+    columns = ROOM // page
+    room = columns * page
+    q = torch.randn((B, 1, HEADS, 128), generator=generator, device="cuda").bfloat16()
+    k, v = torch.randn((2, B, room, KV_HEADS, 128), generator=generator, device="cuda").bfloat16()
+    order = torch.randperm(B * columns, generator=generator, device="cuda")
+    pools = [torch.empty_like(x).view(-1, page, KV_HEADS, 128) for x in (k, v)]
+    for pool, x in zip(pools, (k, v), strict=True):
+        pool[order] = x.view(-1, page, KV_HEADS, 128)
+    table, kv_len = order.to(torch.int32).reshape(B, columns), lengths(LENGTHS[1]).clamp(max=room)
+    shares = {
+        name: function.__globals__["CONFIGS"][0]._replace(splits=4) for name, function in functions.items()
+    }
+    found = functions["paged_decode"](q, *pools, table, kv_len, config=shares["paged_decode"])
+    expected = functions["decode"](q, k, v, kv_len, config=shares["decode"])
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)

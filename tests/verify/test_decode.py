@@ -54,6 +54,29 @@ def test_every_page_size(page: int) -> None:
         assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("page", [1, 7, 16, 48])
+def test_pages_give_the_bits_of_a_tensor(page: int) -> None:
+    """Whatever their size and order, and although shares are joined."""
+    torch.manual_seed(page)
+    columns = 192 // page
+    q, (k, v) = torch.randn(2, 1, 6, 16).half(), torch.randn(2, 2, columns * page, 2, 16).half()
+    order = torch.randperm(2 * columns)
+    pools = [torch.empty_like(x).view(-1, page, 2, 16) for x in (k, v)]
+    for pool, x in zip(pools, (k, v), strict=True):
+        pool[order] = x.view(-1, page, 2, 16)
+    table, length = order.int().view(2, columns), torch.tensor([180, 5], dtype=torch.int32)
+    dense = subject(
+        "[B, M, Hkv * G, 16]",
+        "input k, v: f16[B, N, Hkv, 16]",
+        "input kv_len: i32[B]\n  length N = kv_len[b]",
+        "[B, M, Hkv * G, 16]",
+        schedule=schedule("4"),
+    ).module.a(q, k, v, length)
+    found = paged(page, schedule=schedule("4")).module.a(q, *pools, table, length)
+    for one, other in zip(found, dense, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(("splits", "kind"), [("auto", (3, 0)), ("fixed(64)", (0, 16)), ("2", (2, 0))])
 def test_what_is_verified_has_shares(splits: str, kind: tuple[int, int]) -> None:
     """Small cases would suit one program, and nobody would look at the kernel that joins several."""
