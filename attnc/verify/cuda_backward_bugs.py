@@ -111,6 +111,22 @@ CUDA_BACKWARD_BUGS: tuple[Bug, ...] = (
         "left_to_tile<BLOCK_M>(ds_tile, first_key, 0, left)",
     ),
     _bug(
+        "p of the others times its own do",
+        "full",
+        _DKDV,
+        "a warp went on with its own queries after the p of the others had come",
+        "add_product<DV, WHOLE_DV>(dv, left, do_tile + theirs * DV",
+        "add_product<DV, WHOLE_DV>(dv, left, do_tile + first_query * DV",
+    ),
+    _bug(
+        "a warp reads its own p again",
+        "full",
+        _DKDV,
+        "the ring of parts was walked from the warp's own",
+        "const int theirs = (part + i) % PARTS * COLUMNS",
+        "const int theirs = (part + i - 1) % PARTS * COLUMNS",
+    ),
+    _bug(
         "dq gathered from the wrong lanes",
         "full",
         "backward_finish",

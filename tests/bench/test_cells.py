@@ -41,3 +41,12 @@ def test_every_cell_has_a_generated_kernel(target: str) -> None:
         if module.target == target
     }
     assert {(cell.mask, cell.width) for cell in (*standard(), *masks(), *quick())} <= made
+
+
+def test_deterministic_kernels_are_there_for_the_plain_cells() -> None:
+    modules = plan_program(front(SPECS[0].parent / "deterministic" / "plain.attn")).modules
+    made = {(module.variant.attention.name, module.variant.params["D"]) for module in modules}
+    assert made == {(cell.mask, cell.width) for cell in standard()}
+    for module in modules:
+        assert module.backward is not None
+        assert [planned.name for planned in module.backward.kernels] == ["dq", "dkdv"]
