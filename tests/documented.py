@@ -88,6 +88,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     "forward: MHA, GQA, MQA, any score and mask": {},
     "gradients (`grad`)": {"more": "grad q, k, v"},
     "`f32` inputs": {name: text.replace("f16", "f32") for name, text in _PLAIN.items()},
+    "`o` of another type than `q`": {"o": _PLAIN["o"].replace("f16", "f32")},
     "`D` or `Dv` that is no multiple of 8": {
         name: text.replace(", 64]", ", 20]") for name, text in _PLAIN.items()
     },

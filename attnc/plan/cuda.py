@@ -58,6 +58,13 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         )
         return
     attention = variant.attention
+    if attention.o.dtype != attention.q.dtype:
+        yield _unsupported(
+            f"o of {attention.o.dtype} from q of {attention.q.dtype} is not lowered to CUDA",
+            attention.o.span,
+            "it leaves through the memory of a tile of q, by the same copies",
+            f"declare an output of {attention.q.dtype}, or use the target 'triton'",
+        )
     for size, tensor in {features(tensor): tensor for tensor in (attention.v, attention.q)}.items():
         if size % GRANULE:
             yield _unsupported(

@@ -285,8 +285,9 @@ def _scale(kernel: ir.Kernel) -> str:
 def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     """Work of one head times enough heads and sequences for 16k tokens at hidden size 2048."""
     d, dv = features(module.variant.attention.q), features(module.variant.attention.v)
-    size = DType(module.variant.attention.q.dtype).bytes
-    return roofline_of(d, device, p, columns=d + dv, moved=float(size * (p.queries + p.keys) * (d + dv)))
+    dtype = DType(module.variant.attention.q.dtype)
+    moved = float(dtype.bytes * (p.queries + p.keys) * (d + dv))
+    return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved)
 
 
 def _sum_terms(bound: ir.ErrorBound, keys: int) -> float:

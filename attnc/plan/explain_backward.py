@@ -47,14 +47,14 @@ def explain_backward(
         shape = picture(planned.kernel, length, length, *tiles)
         attention = module.variant.attention
         columns, moved = _work(planned, attention), _moved(planned, attention, length)
-        d = features(attention.q)
+        d, dtype = features(attention.q), DType(attention.q.dtype)
         found.append(
             BackwardExplanation(
                 planned=planned,
                 position=position,
                 needs=_needs(module, config, name, device),
                 device=device,
-                roofline=roofline_of(d, device, shape, columns=columns, moved=moved),
+                roofline=roofline_of(d, device, shape, dtype=dtype, columns=columns, moved=moved),
                 usage=usages.get(name),
             )
         )

@@ -47,6 +47,7 @@ class Subject:
     variant: Variant
     bound: ir.ErrorBound
     module: ModuleType
+    target: str = "triton"
     device: str = "cpu"
     gradients: GradientBound | None = None
     warps_matter: bool = False
@@ -250,7 +251,9 @@ class _Tally:
             self.progress(self.examples, case, verdict)
 
     def fail(self, case: Case, verdict: Verdict) -> None:
-        self.failures.append(Failure(case=case, verdict=verdict, repro=case.repro(self.subject.variant)))
+        self.failures.append(
+            Failure(case=case, verdict=verdict, repro=case.repro(self.subject.variant, self.subject.target))
+        )
 
     def report(self) -> Report:
         worst, where, case = self.worst
