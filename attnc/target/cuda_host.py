@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from attnc.expr.show import show
 from attnc.model.tensors import Tensor
 from attnc.plan.ir import Arg, Kernel, Module
+from attnc.target.call import CallText
 from attnc.target.cuda_kernel import CudaText
 from attnc.target.triton import torch_dtype
-from attnc.target.triton_host import HostText
 from attnc.target.triton_kernel import KernelText
 
 #: Tensors whose rows the kernel copies.
@@ -21,7 +21,7 @@ def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-class CudaCall(HostText):
+class CudaCall(CallText):
     """The callable's text, with allocations that take fewer microseconds."""
 
     def _empty(self, tensor: Tensor, shape: str) -> str:

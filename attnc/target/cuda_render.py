@@ -16,6 +16,7 @@ from attnc import __version__
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import kernels_of
 from attnc.plan.tuned import NOT_TUNED, Tuned
+from attnc.target.call import signature
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward import CudaBackwardText
 from attnc.target.cuda_backward_file import CudaFileText
@@ -38,7 +39,6 @@ from attnc.target.render import (
     triton_environment,
     tuned_table,
 )
-from attnc.target.triton_host import signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from attnc.expr.show import show
 from attnc.plan.ir import Module
+from attnc.target.call import CallText, corrections, kept_shape
 from attnc.target.triton import torch_dtype
-from attnc.target.triton_host import HostText, corrections, kept_shape
 
 
 class OperatorText:
@@ -17,7 +17,7 @@ class OperatorText:
     Their names have a digest of the kernels, so that two versions of one spec can be loaded side by side.
     """
 
-    def __init__(self, module: Module, call: HostText, kernels: str) -> None:
+    def __init__(self, module: Module, call: CallText, kernels: str) -> None:
         digest = hashlib.sha256(kernels.encode()).hexdigest()[:8]
         self.module, self._call = module, call
         self.name = f"{call.function}_{module.variant.name}_{digest}"

@@ -18,6 +18,7 @@ from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.scores import LOG2E
 from attnc.plan.tuned import NOT_TUNED, Buckets, Tuned
 from attnc.source import Span
+from attnc.target.call import signature
 from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
 from attnc.target.operator import OperatorText
@@ -26,7 +27,7 @@ from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_backward_host import BackwardHostText
 from attnc.target.triton_decode import DecodeText, has_fixed_shares
 from attnc.target.triton_decode_host import DecodeHost
-from attnc.target.triton_host import HostText, signature
+from attnc.target.triton_host import HostText
 from attnc.target.triton_kernel import KernelText
 from attnc.target.triton_parameters import dp_order, limits_registers
 

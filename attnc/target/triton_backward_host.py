@@ -12,9 +12,9 @@ from attnc.model.tensors import Ragged, Role, Tensor
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Adjoint, Backward, Part
 from attnc.plan.storage import is_plain, longest
+from attnc.target.call import corrections, kept_shape
 from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_backward import BackwardText
-from attnc.target.triton_host import corrections, kept_shape
 from attnc.target.triton_parameters import config_name
 from attnc.target.triton_prologue import Launch, PreprocessText
 

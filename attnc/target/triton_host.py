@@ -1,222 +1,31 @@
-"""The pieces of the generated callable: its signature, its checks, its allocations and its launch."""
+"""The callable of a Triton module: what is prepared once for all calls alike, and the launch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import TRUE, Const, Dim, Expr, Load, walk
 from attnc.expr.show import show
-from attnc.model.attention import Attention
-from attnc.model.products import group_size, is_static
-from attnc.model.tensors import Paged, Prefix, Ragged, Role, Tensor
-from attnc.plan.ir import Arg, Kernel, Module
+from attnc.model.tensors import Role
+from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import kernels_of
-from attnc.plan.storage import longest
-from attnc.target.triton import FLOATS, torch_dtype
+from attnc.target.call import CallText
+from attnc.target.triton import torch_dtype
 from attnc.target.triton_kernel import KernelText
 from attnc.target.triton_tensors import box
 
 
-class HostText:
+class HostText(CallText):
     """Text of the callable; attribute by attribute what `templates/triton/_host.py.jinja` prints."""
 
     def __init__(self, module: Module, kernel: Kernel, text: KernelText) -> None:
-        attention = module.variant.attention
-        self.module, self._kernel, self._text = module, kernel, text
-        self.function, self.first = attention.name, "q"
+        super().__init__(module, kernel, text)
         self.kernel = kernel.name
         self.sections = kernel.grid.over == "q"
         self.begins_early = False
-        self.inputs = [arg.tensor for arg in module.args]
-        self.results = [arg.tensor for arg in module.outputs]
-        self.has_scalars = any(not tensor.shape for tensor in self.inputs)
-        self.result = ", ".join(t.name for t in self.results)
-        self.returns = self.result if len(self.results) == 1 else f"({self.result})"
-        self.out_help = f"({self.result}) to write to" if len(self.results) > 1 else "a tensor to write to"
         self.persistent = kernel.grid.persistent
-        self.q_rows = show(longest(attention, Role.QUERY))
-        self.longest = show(longest(attention, Role.KEY))
-        self.nothing_to_do = f"B * H * {self.q_rows} == 0"
-        self.differentiable = ", ".join(t.name for t in self.inputs if torch_dtype(t) in FLOATS and t.shape)
         self.has_boxes = kernel.tma
         self.uses_tma = kernel.tma or any(planned.kernel.tma for planned in kernels_of(module).values())
         self.contiguous = ", ".join(f"{name}={name}" for name in text.matrices if name != "o")
-        masked = "" if attention.mask == TRUE else ", masked"
-        self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
-
-    @property
-    def parameters(self) -> list[str]:
-        tensors = [
-            f"{t.name}: torch.Tensor" if t.shape else f"{t.name}: float | torch.Tensor" for t in self.inputs
-        ]
-        keywords = [f"out: {self.return_type} | None = None"]
-        keywords += [f"{arg.tensor.name}: torch.Tensor | None = None" for arg in self.module.kept]
-        keywords.append("config: Config | None = None")
-        if self.module.backward is not None:
-            keywords.append("backward_config: dict[str, Config] | None = None")
-        return [*tensors, "*", *keywords]
-
-    @property
-    def bare_parameters(self) -> list[str]:
-        """The callable's parameters without their defaults."""
-        return [line.split(" = ")[0] for line in self.parameters if line != "*"]
-
-    @property
-    def everything(self) -> str:
-        """Their names."""
-        return ", ".join(line.split(":")[0] for line in self.bare_parameters)
-
-    @property
-    def scalars(self) -> Iterator[str]:
-        """Numbers become tensors before anything else."""
-        if self.has_scalars:
-            query = next(arg for arg in self.module.args if arg.tensor.name == "q")
-            yield from self._checked(query)
-            for arg in self.module.args:
-                if not arg.tensor.shape:
-                    yield from self._checked(arg)
-
-    @property
-    def return_type(self) -> str:
-        many = f"tuple[{', '.join(['torch.Tensor'] * len(self.results))}]"
-        return "torch.Tensor" if len(self.results) == 1 else many
-
-    @property
-    def shapes(self) -> Iterator[str]:
-        for tensor in (*self.inputs, *self.results):
-            yield f"{tensor.name}: {signature(tensor)}"
-
-    @property
-    def notes(self) -> list[str]:
-        notes = [f"{t.name}[b] is ascending." for t in self.inputs if t.is_sorted]
-        notes += storage_notes(self.module.variant.attention)
-        if self.has_scalars:
-            notes.append("Scalars may be Python numbers or 0-d tensors.")
-        return notes
-
-    @property
-    def checks(self) -> Iterator[str]:
-        matrices = [arg for arg in self.module.args if arg.tensor.roles]
-        others = [arg for arg in self.module.args if not arg.tensor.roles]
-        known: set[str | None] = set()
-        for arg in matrices:
-            yield from self._checked(arg)
-            before, known = known, known | {bind.name for bind in arg.axes}
-            if {"H", "Hkv"} <= known and not {"H", "Hkv"} <= before:
-                yield from self._group(others)
-        ready, later = self._in_turn(others)
-        for arg in ready:
-            yield from self._checked(arg)
-        yield from (f"{size.name} = {show(size.value)}" for size in self.module.sizes)
-        for arg in later:
-            yield from self._checked(arg)
-
-    def _in_turn(self, others: list[Arg]) -> tuple[list[Arg], list[Arg]]:
-        """Those that can be checked before the sizes that are computed, and those that need them, or need
-        what such an argument brings.
-        """
-        missing = {size.name for size in self.module.sizes}
-        ready, later = [], []
-        for arg in others:
-            if missing & _named(arg):
-                missing |= {bind.name for bind in arg.axes if bind.name}
-                later.append(arg)
-            else:
-                ready.append(arg)
-        return ready, later
-
-    def _checked(self, arg: Arg) -> Iterator[str]:
-        name = arg.tensor.name
-        if not arg.tensor.shape:
-            match self.module.variant.attention.softmax.dropout:
-                case Load(tensor=p) if p == name:
-                    yield f"if isinstance({name}, (int, float)) and not 0 <= {name} <= 1:"
-                    yield f'    raise ValueError(f"{name}: expected a probability, 0 to 1, got {{{name}}}")'
-            yield f'{name} = _scalar("{name}", {name}, {torch_dtype(arg.tensor)}, q)'
-            return
-        wanted = _tuple(self._wanted(arg))
-        sizes = f'_sizes("{name}", {name}, {torch_dtype(arg.tensor)}, {wanted}, q)'
-        binds = [bind.name or "_" for bind in arg.axes]
-        if any(bind.name for bind in arg.axes):
-            sizes = f"{', '.join(binds)}{',' if len(binds) == 1 else ''} = {sizes}"
-        yield sizes
-        for bind in arg.axes:
-            if bind.name and bind.plus:
-                shape = ", ".join(map(show, arg.tensor.shape))
-                yield f"if {bind.name} < {bind.plus}:"
-                yield f'    raise ValueError(f"{name}: expected shape [{shape}], got {{list({name}.shape)}}")'
-        yield from corrections(arg)
-
-    def _wanted(self, arg: Arg) -> Iterator[str]:
-        """The size that each axis must have. One table leads to the pages of k and v: both have as many."""
-        first = next((t for t in self.inputs if isinstance(t.storage, Paged)), arg.tensor)
-        follows = isinstance(arg.tensor.storage, Paged) and arg.tensor.name != first.name
-        for axis, bind in enumerate(arg.axes):
-            if follows and arg.tensor.axis(Role.BATCH) == axis:
-                yield f"{first.name}.shape[{first.axis(Role.BATCH)}]"
-            else:
-                yield _size(bind.expected)
-
-    def _group(self, others: list[Arg]) -> Iterator[str]:
-        """How many query heads share a KV head, where that is neither all nor one."""
-        attention = self.module.variant.attention
-        heads, kv_heads = attention.q.size(Role.HEAD), attention.k.size(Role.HEAD)
-        match group_size(heads, kv_heads):
-            case Const(value=group):
-                if not (is_static(heads) and is_static(kv_heads)):
-                    yield f"if H != {group} * Hkv:"
-                    expected = f"expected {group} for each of the {{Hkv}} heads of k"
-                    yield f'    raise ValueError(f"q has {{H}} heads: {expected}")'
-            case _:
-                yield "if Hkv == 0 or H % Hkv:"
-                yield '    raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")'
-        wanted = (bind.expected for arg in others for bind in arg.axes if bind.expected is not None)
-        if "G" in self._kernel.dims or any(Dim("G") in walk(size) for size in wanted):
-            yield "G = H // Hkv"
-
-    @property
-    def outputs(self) -> Iterator[str]:
-        yield from self.allocated
-        yield "    _contiguous_rows(o=o)"
-        yield from self.kept_checks
-
-    @property
-    def kept_checks(self) -> Iterator[str]:
-        """Of what the kernels write besides, if the caller wants it."""
-        for arg in self.module.kept:
-            shape = _tuple(_size(b.expected) for b in arg.axes)
-            yield f"if {arg.tensor.name} is not None:"
-            yield f'    _sizes("{arg.tensor.name}", {arg.tensor.name}, {torch_dtype(arg.tensor)}, {shape}, q)'
-
-    @property
-    def allocated(self) -> Iterator[str]:
-        """The results, new or the caller's; ends in the branch of the latter."""
-        yield "if out is None:"
-        for arg in self.module.outputs:
-            shape = _tuple(_size(b.expected) for b in arg.axes)
-            yield f"    {arg.tensor.name} = {self._empty(arg.tensor, shape)}"
-        yield "else:"
-        quoted = ", ".join(f'"{arg.tensor.name}"' for arg in self.module.outputs)
-        yield f"    {self.result} = " + (f"_given(out, {quoted})" if len(self.results) > 1 else "out")
-        for arg in self.module.outputs:
-            name = arg.tensor.name
-            shape = _tuple(_size(b.expected) for b in arg.axes)
-            yield f'    _sizes("out {name}", {name}, {torch_dtype(arg.tensor)}, {shape}, q)'
-        named = ", ".join(f"{arg.tensor.name}={arg.tensor.name}" for arg in self.module.outputs)
-        yield f"    _apart({named})"
-
-    def _empty(self, tensor: Tensor, shape: str) -> str:
-        return f"torch.empty({shape}, dtype={torch_dtype(tensor)}, device=q.device)"
-
-    @property
-    def clear(self) -> list[str]:
-        """Rows without a sequence, where there is none at all."""
-        if self._kernel.grid.sequences is None:
-            return []
-        empty = "lse.fill_(-float('inf'))"
-        if self._text.may_lack_lse:
-            return ["o.zero_()", "if lse is not None:", f"    {empty}"]
-        return ["o.zero_()", *([empty] if self._text.has_lse else [])]
 
     @property
     def workspace(self) -> Iterator[str]:
@@ -308,16 +117,6 @@ class HostText:
         return ""
 
     @property
-    def counts_fallbacks(self) -> bool:
-        """Whether a unified maximum may have to be given up, and the caller may count how often."""
-        return False
-
-    @property
-    def is_split(self) -> bool:
-        """Whether programs share the keys of a sequence, and a second kernel joins what they found."""
-        return False
-
-    @property
     def _section(self) -> str:
         heads = self._text.all_heads
         length = "N" if self.longest == "N" else f"{self.longest} // B"
@@ -329,54 +128,3 @@ class HostText:
         tile = "config.BLOCK_M" if name in ("q", "o") else "config.BLOCK_N"
         width = self._text.block_dv if name in ("v", "o") else self._text.block_d
         return box(name, tensor, rows, tile, width)
-
-
-def storage_notes(attention: Attention) -> list[str]:
-    """What a caller must know about the memory of q, k and v."""
-    notes = []
-    match attention.q.storage:
-        case Ragged(cu_seqlens=cu):
-            notes.append(
-                f"Sequence b has the rows {cu}[b] .. {cu}[b + 1] of q and of the results; {cu}[0] is 0."
-            )
-    match attention.k.storage:
-        case Ragged(cu_seqlens=cu):
-            notes.append(f"Key j of sequence b is row {cu}[b] + j; {cu}[0] is 0.")
-        case Paged(block_table=table, page=page):
-            notes.append(f"Key j of sequence b is row j % {page} of page {table}[b, j // {page}].")
-            notes.append("Entries of the table past the end of a sequence are never read.")
-    if isinstance(attention.v.storage, Prefix):
-        notes.append("The values are the first columns of k.")
-    return notes
-
-
-def kept_shape(module: Module) -> str:
-    """The shape of an lse that is kept for the backward, from that of q."""
-    q = next(arg.tensor for arg in module.args if arg.tensor.name == "q")
-    axes = (q.axis(role) for role in (Role.BATCH, Role.HEAD, Role.QUERY))
-    return ", ".join(f"q.shape[{axis}]" for axis in axes if axis is not None)
-
-
-def _named(arg: Arg) -> set[str]:
-    """The sizes that the argument's axes must have."""
-    expected = (bind.expected for bind in arg.axes if bind.expected is not None)
-    return {node.name for size in expected for node in walk(size) if isinstance(node, Dim)}
-
-
-def corrections(arg: Arg) -> Iterator[str]:
-    """Sizes from axes that are longer than they."""
-    yield from (f"{bind.name} -= {bind.plus}" for bind in arg.axes if bind.name and bind.plus)
-
-
-def signature(tensor: Tensor) -> str:
-    """`bf16[B, M, H, 128]`."""
-    return f"{tensor.dtype}[{', '.join(map(show, tensor.shape))}]"
-
-
-def _tuple(items: Iterator[str]) -> str:
-    texts = tuple(items)
-    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
-
-
-def _size(expected: Expr | None) -> str:
-    return "None" if expected is None else show(expected)
