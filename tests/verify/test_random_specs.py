@@ -54,9 +54,9 @@ def test_targets_agree(text: str, data: st.DataObject) -> None:
     if any(max(layout.gaps) > 100 for layout in case.layouts.values()):
         case = replace(case, layouts={})
     for subject_ in (triton, cuda):
-        verdict = check(subject_, case)
+        verdict = check(subject_, replace(case, config=case.config % len(subject_.configs)))
         assert verdict.ok, verdict.message
-    assert not list(across({"cuda.sm_80": cuda})(triton, case))
+    assert not list(across({"triton": triton})(cuda, case))
 
 
 FRAME = """attention spec {{
