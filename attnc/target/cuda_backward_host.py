@@ -36,6 +36,7 @@ class CudaBackwardHost(BackwardHostText):
         super().__init__(module, backward, [BackwardText(module, planned) for planned in backward.kernels])
         self._arguments, self.files = arguments, files
         self.adds_dq = arguments.adds_dq
+        self.strided = arguments.has_dlse
         self.format = arguments.format
         assert backward.cuda is not None
         self._layout = backward.cuda.layout

@@ -25,11 +25,15 @@ def tidy(text: str) -> str:
 def wrap(line: str, width: int = WIDTH) -> str:
     """A statement that is too wide, broken inside its brackets; any other line as it is.
 
-    A chain of operators gets a line per operand, a call or definition as many arguments per line as fit.
+    A chain of operators gets a line per operand, a call or definition as many arguments per line as fit. A
+    remark at the end goes in front.
     """
     if len(line) <= width or line.lstrip().startswith(("#", '"""', 'f"', "raise")):
         return line
     indent = " " * (len(line) - len(line.lstrip()))
+    statement, remark, why = line.partition("  # ")
+    if remark and statement.strip():
+        return f"{indent}# {why}\n{wrap(statement, width)}"
     chain = _chain(line.strip())
     if chain is not None:
         head, operands, tail = chain
@@ -64,7 +68,11 @@ def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
             yield current.rstrip()
             current = indent
         current += f"{piece}, "
-    yield current.rstrip()
+        if current == f"{indent}{piece}, " and len(current) - 1 > width:  # alone, and still too long
+            yield wrap(current.rstrip(), width)
+            current = indent
+    if current != indent:
+        yield current.rstrip()
 
 
 def _split(text: str, separator: str) -> Iterator[str]:

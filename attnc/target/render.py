@@ -37,6 +37,10 @@ acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key."""
 
+_OF_THE_BACKWARD = """\
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2."""
+
 
 def render(
     module: Module,
@@ -170,7 +174,7 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
     point = ", ".join(f"{name} = {value}" for name, value in module.variant.params.items())
     order = _ORDERS[module.kernels[0].structure]
     return {
-        "title": f"{attention.name}{f' ({point})' if point else ''} for Triton: {order}.",
+        "title": f"{attention.name}{f' ({point})' if point else ''} for Triton: {order}{_and_back(module)}.",
         "signature": [
             f"{tensor.name}: {signature(tensor)}" for tensor in (*attention.inputs, *attention.outputs)
         ],
@@ -178,8 +182,12 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
         "version": __version__,
         "path": path,
         "sha256": sha256,
-        "glossary": GLOSSARY,
+        "glossary": GLOSSARY if module.backward is None else f"{GLOSSARY}\n{_OF_THE_BACKWARD}",
     }
+
+
+def _and_back(module: Module) -> str:
+    return "" if module.backward is None else "; and its gradients"
 
 
 _ORDERS = {

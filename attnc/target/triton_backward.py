@@ -246,6 +246,24 @@ class BackwardText:
         names = (name for name in step.names if name not in ("q_idx", "q_pos"))
         return unique((*own, *names, *self.sums.step_names))
 
+    @property
+    def uses_q_idx(self) -> bool:
+        """Whether a step whose rows are keys needs the queries' numbers."""
+        return (
+            self.uses_q_pos
+            or self.packs_queries
+            or self.chain.adds_dq is not None
+            or self.kernel.softmax.dropout is not None
+            or self._step_reads("q_idx")
+            or any("q_idx" in line for line in self.sums.steps)
+        )
+
+    @property
+    def uses_kv_idx(self) -> bool:
+        """Whether a program whose rows are keys needs the keys' numbers."""
+        loaded = any("kv" in fetch.axes for fetch in self.kernel.outer)
+        return loaded or "kv_idx" in self.step_names or any("kv_idx" in line for line in self.sums.ends)
+
     def _step_reads(self, index: str) -> bool:
         step = self.kernel.step
         fetches = (expr for f in (*step.fetches, *step.masked_fetches) for expr in (*f.load.indices, f.guard))
@@ -342,17 +360,26 @@ class BackwardText:
 
     @property
     def q_tiles(self) -> str:
-        """How many q tiles a head has, over all packed sequences."""
-        return f"{self._packed_rows} // BLOCK_M + B + 1"
+        """How many q tiles a head has, over all sequences if they are packed."""
+        return "M_padded // BLOCK_M" if self._in_grid else f"{self._packed_rows} // BLOCK_M + B + 1"
 
     @property
     def kv_tiles(self) -> str:
         """The same of kv tiles."""
-        return f"{self._packed_rows} // BLOCK_N + B + 1"
+        return "tl.cdiv(N, BLOCK_N)" if self._in_grid else f"{self._packed_rows} // BLOCK_N + B + 1"
 
     @property
     def all_heads(self) -> str:
-        return "H"
+        return "B * H" if self._in_grid else "H"
+
+    @property
+    def all_kv_heads(self) -> str:
+        return f"B * {self.kv_heads}" if self._in_grid else self.kv_heads
+
+    @property
+    def _in_grid(self) -> bool:
+        """Whether sequences are counted by the grid, not found among packed rows."""
+        return self.kernel.grid.sequences is None
 
     @property
     def h_kv(self) -> str:
@@ -375,11 +402,6 @@ class BackwardText:
     def q_lo(self) -> str:
         longest = self.kernel.grid.longest_first
         return "(q_tiles - 1 - rank // heads) * BLOCK_M" if longest else "rank // heads * BLOCK_M"
-
-    @property
-    def order_note(self) -> str:
-        longest = self.kernel.grid.longest_first
-        return "; in a section the last rows, which see most keys, come first." if longest else "."
 
     @property
     def bounds_comment(self) -> str:

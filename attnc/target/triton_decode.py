@@ -45,13 +45,15 @@ class DecodeText(KernelText):
             lines = ["head = tile // row_tiles", "b = head // H", "h = head % H"]
             if self.h_kv != "h":
                 lines.append(f"h_kv = {self.h_kv}")
-            return [*lines, "q_lo = row_lo", "q_hi = tl.minimum(row_lo + BLOCK_M, M) - 1"]
+            ends = {"q_lo": "row_lo", "q_hi": "tl.minimum(row_lo + BLOCK_M, M) - 1"}
+            return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
         if self.kernel.kv_head == Const(0):
             lines = ["b = tile // row_tiles"]
         else:
             lines = ["head = tile // row_tiles", "b = head // Hkv", "h_kv = head % Hkv"]
         last = f"tl.minimum(row_lo + BLOCK_M, M * {self.group}) - 1"
-        return [*lines, f"q_lo = row_lo // {self.group}", f"q_hi = ({last}) // {self.group}"]
+        ends = {"q_lo": f"row_lo // {self.group}", "q_hi": f"({last}) // {self.group}"}
+        return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
 
     @property
     def rows_of_tile(self) -> list[str]:

@@ -122,7 +122,7 @@ BACKWARD_BUGS: tuple[Bug, ...] = (
         "only the first head of a group counts",
         "causal_gqa",
         "the loop over the group was written for multi-head attention",
-        "for group in range(0, G)",
+        "for group in range(G)",
         "for group in range(0, 1)",
     ),
     _bug(

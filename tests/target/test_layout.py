@@ -54,6 +54,11 @@ def test_wrapped_lines_are_short(line: str) -> None:
     assert max(map(len, wrap("    " + line).split("\n"))) <= 110
 
 
+def test_a_remark_goes_in_front_of_a_line_that_is_too_long() -> None:
+    line = "    shift = tl.where(m_new == -float(0), 0.0, m_new) if MASKED else m_new  # rows yet unseen"
+    assert wrap(line, width=80) == "    # rows yet unseen\n" + line.partition("  #")[0]
+
+
 def test_comments_and_short_lines_stay() -> None:
     for line in ("x is a descriptor (TMA: it loads the tile), or a pointer", "if (a - b) * (c - d) < 10:"):
         assert wrap(line, width=20) == line  # a comma in these brackets would make a tuple

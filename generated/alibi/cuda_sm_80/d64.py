@@ -297,7 +297,7 @@ def _gradients(
     B, M, H, _ = q.shape
     _, N, _, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(slope),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(slope)
     dq_config, dkdv_config = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -352,10 +352,6 @@ def _whole_tiles(M: int, *configs: Config) -> int:
 
 def _wants_gradient(*inputs: object) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-
-
-def _stride(x: torch.Tensor | None, axis: int) -> int:
-    return 0 if x is None else x.stride(axis)
 
 
 def _rows_aligned(*tensors: torch.Tensor) -> bool:
@@ -436,7 +432,7 @@ def _operate_backward_fake(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, slope,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, slope)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -467,7 +463,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.alibi_d64_dd11a359 and its relatives, the first time that torch.compile meets alibi."""
+    """Makes the operators of alibi, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "alibi_d64_dd11a359"):
         return True
     forward = torch.library.custom_op("attnc::alibi_d64_dd11a359", _operate, mutates_args=())

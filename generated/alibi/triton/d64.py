@@ -1,4 +1,4 @@
-"""alibi (D = 64) for Triton: forward, FlashAttention-2 loop order.
+"""alibi (D = 64) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: bf16[B, M, H, 64]
     k: bf16[B, N, H, 64]
@@ -18,6 +18,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -179,10 +181,10 @@ def alibi_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     slope = tl.load(slope_ptr + h.to(tl.int64) * stride_slope_0).to(tl.float32)
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
@@ -261,16 +263,18 @@ def alibi_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dq and dslope of one q tile of one head."""
-    # Tiles are walked in sections of heads whose K and V share the L2 cache; in a section the last rows, which see most keys, come first.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
+    # In a section the last rows, which see most keys, come first.
     q_tiles = M_padded // BLOCK_M
     first_head = tile // (q_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -312,6 +316,7 @@ def alibi_backward_dq(
             MASKED=True, BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DQ, b, h, q_lo, M, stride_dqm, (dq * 0.125).to(tl.bfloat16), BLOCK_M, 64, TMA)
     tl.store(dslope_ptr + (b * H + h).to(tl.int64) * q_tiles + q_lo // BLOCK_M, tl.sum(dslope, 0))
 
@@ -364,15 +369,16 @@ def alibi_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EARLY_DP: tl.constexpr, TMA: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
@@ -407,6 +413,7 @@ def alibi_backward_dkdv(
             stride_dom, kv_idx, slope, MASKED=False, BLOCK_M=BLOCK_M, EARLY_DP=EARLY_DP, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DK, b, h, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.bfloat16), BLOCK_N, 64, TMA)
     _store_rows(DV, b, h, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 64, TMA)
 
@@ -775,7 +782,7 @@ def _gradients(
     B, M, H, _ = q.shape
     _, N, _, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(slope),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(slope)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -783,7 +790,7 @@ def _gradients(
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
     dslope = torch.empty((B, H, M_padded // dq_config.BLOCK_M), dtype=torch.float32, device=q.device)
-    layout = _key((do, q, k, v, slope, o, lse), None, (dq_config, dkdv_config,))
+    layout = _key((do, q, k, v, slope, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
         if len(_GRADIENTS) >= 1024:
@@ -894,9 +901,9 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.alibi_d64_1bb6541d_out(q, k, v, slope, o, lse, _written(config, backward_config))
+        torch.ops.attnc.alibi_d64_6c60ab65_out(q, k, v, slope, o, lse, _written(config, backward_config))
         return o
-    o, _kept = torch.ops.attnc.alibi_d64_1bb6541d(q, k, v, slope, _written(config, backward_config))
+    o, _kept = torch.ops.attnc.alibi_d64_6c60ab65(q, k, v, slope, _written(config, backward_config))
     if lse is not None:
         lse.copy_(_kept)
     return o
@@ -944,7 +951,7 @@ def _operate_backward_fake(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, slope,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, slope)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -953,7 +960,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dslope = torch.ops.attnc.alibi_d64_1bb6541d_backward(do, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv, dslope = torch.ops.attnc.alibi_d64_6c60ab65_backward(do, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, dslope, None
 
 
@@ -975,15 +982,15 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.alibi_d64_1bb6541d and its relatives, the first time that torch.compile meets alibi."""
-    if hasattr(torch.ops.attnc, "alibi_d64_1bb6541d"):
+    """Makes the operators of alibi, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "alibi_d64_6c60ab65"):
         return True
-    forward = torch.library.custom_op("attnc::alibi_d64_1bb6541d", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::alibi_d64_6c60ab65", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::alibi_d64_1bb6541d_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::alibi_d64_6c60ab65_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::alibi_d64_1bb6541d_backward", _operate_backward, mutates_args=(),
+        "attnc::alibi_d64_6c60ab65_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -305,7 +305,7 @@ def _gradients(
     if B * H * M == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(pair), torch.zeros_like(
             key_bias,
-        ),
+        )
     dq_config, dkdv_config = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -363,10 +363,6 @@ def _whole_tiles(M: int, *configs: Config) -> int:
 
 def _wants_gradient(*inputs: object) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-
-
-def _stride(x: torch.Tensor | None, axis: int) -> int:
-    return 0 if x is None else x.stride(axis)
 
 
 def _rows_aligned(*tensors: torch.Tensor) -> bool:
@@ -452,7 +448,7 @@ def _operate_backward_fake(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pair: torch.Tensor,
     key_bias: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, pair, key_bias,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, pair, key_bias)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -485,7 +481,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.bias_d64_18832c79 and its relatives, the first time that torch.compile meets bias."""
+    """Makes the operators of bias, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "bias_d64_18832c79"):
         return True
     forward = torch.library.custom_op("attnc::bias_d64_18832c79", _operate, mutates_args=())

@@ -291,7 +291,7 @@ def _gradients(
     _, N, Hkv, _ = k.shape
     G = H // Hkv
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dkdv_config, = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dkdv_config)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
@@ -433,7 +433,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -466,7 +466,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.causal_gqa_bf16_d256_048759ea and its relatives, the first time that torch.compile meets causal_gqa."""
+    """Makes the operators of causal_gqa, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "causal_gqa_bf16_d256_048759ea"):
         return True
     forward = torch.library.custom_op("attnc::causal_gqa_bf16_d256_048759ea", _operate, mutates_args=())

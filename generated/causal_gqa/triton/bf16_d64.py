@@ -1,4 +1,4 @@
-"""causal_gqa (T = bf16, D = 64) for Triton: forward, FlashAttention-2 loop order.
+"""causal_gqa (T = bf16, D = 64) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: bf16[B, M, Hkv * G, 64]
     k: bf16[B, N, Hkv, 64]
@@ -18,6 +18,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -146,9 +148,8 @@ def _forward_step(
         keep = kv_idx[None, :] <= q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -179,11 +180,11 @@ def causal_gqa_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -257,17 +258,19 @@ def causal_gqa_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dq of one q tile of one head."""
-    # Tiles are walked in sections of heads whose K and V share the L2 cache; in a section the last rows, which see most keys, come first.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
+    # In a section the last rows, which see most keys, come first.
     q_tiles = M_padded // BLOCK_M
     first_head = tile // (q_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -310,6 +313,7 @@ def causal_gqa_backward_dq(
             BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DQ, b, h, q_lo, M, stride_dqm, (dq * 0.125).to(tl.bfloat16), BLOCK_M, 64, TMA)
 
 
@@ -357,15 +361,16 @@ def causal_gqa_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EARLY_DP: tl.constexpr, TMA: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * Hkv - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    b = (first_head + rank % heads) // Hkv
-    h_kv = (first_head + rank % heads) % Hkv
+    head = first_head + rank % heads
+    b = head // Hkv
+    h_kv = head % Hkv
     if not TMA:
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
@@ -378,7 +383,7 @@ def causal_gqa_backward_dkdv(
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
 
-    for group in range(0, G):  # the query heads that share this KV head
+    for group in range(G):  # the query heads that share this KV head
         h = h_kv * G + group
         row = b * H + h
         if TMA:
@@ -402,6 +407,7 @@ def causal_gqa_backward_dkdv(
                 stride_dom, kv_idx, MASKED=False, BLOCK_M=BLOCK_M, EARLY_DP=EARLY_DP, TMA=TMA,
             )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DK, b, h_kv, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.bfloat16), BLOCK_N, 64, TMA)
     _store_rows(DV, b, h_kv, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 64, TMA)
 
@@ -773,14 +779,14 @@ def _gradients(
     _, N, Hkv, _ = k.shape
     G = H // Hkv
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
-    layout = _key((do, dlse, q, k, v, o, lse), None, (dq_config, dkdv_config,))
+    layout = _key((do, dlse, q, k, v, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
         if len(_GRADIENTS) >= 1024:
@@ -885,9 +891,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.causal_gqa_bf16_d64_ab1c9390_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.causal_gqa_bf16_d64_b34acde9_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.causal_gqa_bf16_d64_ab1c9390(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.causal_gqa_bf16_d64_b34acde9(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -930,7 +936,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -939,7 +945,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.causal_gqa_bf16_d64_ab1c9390_backward(
+    dq, dk, dv = torch.ops.attnc.causal_gqa_bf16_d64_b34acde9_backward(
         do, dlse, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, None
@@ -963,17 +969,17 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.causal_gqa_bf16_d64_ab1c9390 and its relatives, the first time that torch.compile meets causal_gqa."""
-    if hasattr(torch.ops.attnc, "causal_gqa_bf16_d64_ab1c9390"):
+    """Makes the operators of causal_gqa, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "causal_gqa_bf16_d64_b34acde9"):
         return True
-    forward = torch.library.custom_op("attnc::causal_gqa_bf16_d64_ab1c9390", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::causal_gqa_bf16_d64_b34acde9", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::causal_gqa_bf16_d64_ab1c9390_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::causal_gqa_bf16_d64_b34acde9_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::causal_gqa_bf16_d64_ab1c9390_backward", _operate_backward, mutates_args=(),
+        "attnc::causal_gqa_bf16_d64_b34acde9_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -260,7 +260,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.chunked_d64_9c65854f and its relatives, the first time that torch.compile meets chunked."""
+    """Makes the operators of chunked, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "chunked_d64_9c65854f"):
         return True
     forward = torch.library.custom_op("attnc::chunked_d64_9c65854f", _operate, mutates_args=())

@@ -135,9 +135,8 @@ def _forward_step(
         )
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -164,11 +163,11 @@ def chunked_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -518,9 +517,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.chunked_d64_8f9b3e17_out(q, k, v, o, _written(config))
+        torch.ops.attnc.chunked_d64_39b5259d_out(q, k, v, o, _written(config))
         return o
-    return torch.ops.attnc.chunked_d64_8f9b3e17(q, k, v, _written(config))
+    return torch.ops.attnc.chunked_d64_39b5259d(q, k, v, _written(config))
 
 
 def _operate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str) -> torch.Tensor:
@@ -558,12 +557,12 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.chunked_d64_8f9b3e17 and its relatives, the first time that torch.compile meets chunked."""
-    if hasattr(torch.ops.attnc, "chunked_d64_8f9b3e17"):
+    """Makes the operators of chunked, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "chunked_d64_39b5259d"):
         return True
-    forward = torch.library.custom_op("attnc::chunked_d64_8f9b3e17", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::chunked_d64_39b5259d", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::chunked_d64_8f9b3e17_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::chunked_d64_39b5259d_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 

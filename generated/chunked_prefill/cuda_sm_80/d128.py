@@ -325,7 +325,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.chunked_prefill_d128_db8a6231 and its relatives, the first time that torch.compile meets chunked_prefill."""
+    """Makes the operators of chunked_prefill, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "chunked_prefill_d128_db8a6231"):
         return True
     forward = torch.library.custom_op("attnc::chunked_prefill_d128_db8a6231", _operate, mutates_args=())

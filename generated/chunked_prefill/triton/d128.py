@@ -144,9 +144,8 @@ def _forward_step(
         keep = kv_idx[None, :] <= q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -181,8 +180,8 @@ def chunked_prefill_forward(
     # what follows the last sequence has rows to write, but no queries
     M = tl.where(b < B, q_rows, 0)
     b = tl.minimum(b, B - 1)
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.minimum(kv_len, N)
@@ -527,11 +526,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.chunked_prefill_d128_60d521e7_out(
+        torch.ops.attnc.chunked_prefill_d128_49bc2c8b_out(
             q, k, v, cu_q, block_table, kv_len, o, lse, _written(config),
         )
         return o, lse
-    return torch.ops.attnc.chunked_prefill_d128_60d521e7(q, k, v, cu_q, block_table, kv_len, _written(config))
+    return torch.ops.attnc.chunked_prefill_d128_49bc2c8b(q, k, v, cu_q, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -582,13 +581,13 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.chunked_prefill_d128_60d521e7 and its relatives, the first time that torch.compile meets chunked_prefill."""
-    if hasattr(torch.ops.attnc, "chunked_prefill_d128_60d521e7"):
+    """Makes the operators of chunked_prefill, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "chunked_prefill_d128_49bc2c8b"):
         return True
-    forward = torch.library.custom_op("attnc::chunked_prefill_d128_60d521e7", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::chunked_prefill_d128_49bc2c8b", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::chunked_prefill_d128_60d521e7_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::chunked_prefill_d128_49bc2c8b_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

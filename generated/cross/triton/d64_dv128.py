@@ -1,4 +1,4 @@
-"""cross (D = 64, Dv = 128) for Triton: forward, FlashAttention-2 loop order.
+"""cross (D = 64, Dv = 128) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: f16[B, M, H, 64]
     k: f16[B, N, H, 64]
@@ -17,6 +17,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -148,9 +150,8 @@ def _forward_step(
         keep = kv_idx[None, :] < N
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     return l * alpha + tl.sum(p, 1), m_new
@@ -194,7 +195,6 @@ def cross_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
@@ -271,16 +271,16 @@ def cross_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dq of one q tile of one head."""
-    # Tiles are walked in sections of heads whose K and V share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
     q_tiles = M_padded // BLOCK_M
     first_head = tile // (q_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -319,6 +319,7 @@ def cross_backward_dq(
             TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DQ, b, h, q_lo, M, stride_dqm, (dq * 0.125).to(tl.float16), BLOCK_M, 64, TMA)
 
 
@@ -328,7 +329,6 @@ def _backward_dkdv_step(
     BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
     """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
-    q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
     delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)
@@ -356,21 +356,21 @@ def cross_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
         DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
-    kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 128, TMA)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
@@ -390,6 +390,7 @@ def cross_backward_dkdv(
             BLOCK_M=BLOCK_M, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DK, b, h, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.float16), BLOCK_N, 64, TMA)
     _store_rows(DV, b, h, kv_lo, N, stride_dvn, dv.to(tl.float16), BLOCK_N, 128, TMA)
 
@@ -757,14 +758,14 @@ def _gradients(
     B, M, H, _ = q.shape
     _, N, _, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
-    layout = _key((do, dlse, q, k, v, o, lse), None, (dq_config, dkdv_config,))
+    layout = _key((do, dlse, q, k, v, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
         if len(_GRADIENTS) >= 1024:
@@ -868,9 +869,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.cross_d64_dv128_14f43241_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.cross_d64_dv128_abe09f56_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.cross_d64_dv128_14f43241(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.cross_d64_dv128_abe09f56(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -913,7 +914,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -922,7 +923,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.cross_d64_dv128_14f43241_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.cross_d64_dv128_abe09f56_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -944,17 +945,17 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.cross_d64_dv128_14f43241 and its relatives, the first time that torch.compile meets cross."""
-    if hasattr(torch.ops.attnc, "cross_d64_dv128_14f43241"):
+    """Makes the operators of cross, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "cross_d64_dv128_abe09f56"):
         return True
-    forward = torch.library.custom_op("attnc::cross_d64_dv128_14f43241", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::cross_d64_dv128_abe09f56", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::cross_d64_dv128_14f43241_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::cross_d64_dv128_abe09f56_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::cross_d64_dv128_14f43241_backward", _operate_backward, mutates_args=(),
+        "attnc::cross_d64_dv128_abe09f56_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

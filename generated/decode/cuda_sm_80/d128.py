@@ -329,7 +329,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.decode_d128_5f77b2a2 and its relatives, the first time that torch.compile meets decode."""
+    """Makes the operators of decode, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "decode_d128_5f77b2a2"):
         return True
     forward = torch.library.custom_op("attnc::decode_d128_5f77b2a2", _operate, mutates_args=())

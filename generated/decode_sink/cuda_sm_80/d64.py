@@ -332,7 +332,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.decode_sink_d64_67ee207f and its relatives, the first time that torch.compile meets decode_sink."""
+    """Makes the operators of decode_sink, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "decode_sink_d64_67ee207f"):
         return True
     forward = torch.library.custom_op("attnc::decode_sink_d64_67ee207f", _operate, mutates_args=())

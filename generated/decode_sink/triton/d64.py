@@ -673,7 +673,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.decode_sink_d64_a82044aa and its relatives, the first time that torch.compile meets decode_sink."""
+    """Makes the operators of decode_sink, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "decode_sink_d64_a82044aa"):
         return True
     forward = torch.library.custom_op("attnc::decode_sink_d64_a82044aa", _operate, mutates_args=())

@@ -326,7 +326,7 @@ def _gradients(
     B, M, H, _ = q.shape
     _, N, _, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -468,7 +468,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, p: torch.Tensor,
     seed: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -499,7 +499,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.dropout_d64_23e3051c and its relatives, the first time that torch.compile meets dropout."""
+    """Makes the operators of dropout, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "dropout_d64_23e3051c"):
         return True
     forward = torch.library.custom_op("attnc::dropout_d64_23e3051c", _operate, mutates_args=())

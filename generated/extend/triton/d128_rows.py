@@ -89,9 +89,8 @@ def _forward_step(
         keep = kv_idx[None, :] <= q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -123,11 +122,11 @@ def extend_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.minimum(kv_len, N)
     Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
@@ -445,9 +444,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.extend_d128_rows_c2cbdd6d_out(q, k, v, kv_len, o, lse, _written(config))
+        torch.ops.attnc.extend_d128_rows_9e71c2d6_out(q, k, v, kv_len, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.extend_d128_rows_c2cbdd6d(q, k, v, kv_len, _written(config))
+    return torch.ops.attnc.extend_d128_rows_9e71c2d6(q, k, v, kv_len, _written(config))
 
 
 def _operate(
@@ -493,13 +492,13 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.extend_d128_rows_c2cbdd6d and its relatives, the first time that torch.compile meets extend."""
-    if hasattr(torch.ops.attnc, "extend_d128_rows_c2cbdd6d"):
+    """Makes the operators of extend, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "extend_d128_rows_9e71c2d6"):
         return True
-    forward = torch.library.custom_op("attnc::extend_d128_rows_c2cbdd6d", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::extend_d128_rows_9e71c2d6", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::extend_d128_rows_c2cbdd6d_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::extend_d128_rows_9e71c2d6_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

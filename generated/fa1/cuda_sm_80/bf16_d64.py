@@ -284,7 +284,7 @@ def _gradients(
     B, H, M, _ = q.shape
     _, _, N, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dkdv_config, = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dkdv_config)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
@@ -422,7 +422,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -453,7 +453,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.fa1_bf16_d64_9ca6661d and its relatives, the first time that torch.compile meets fa1."""
+    """Makes the operators of fa1, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "fa1_bf16_d64_9ca6661d"):
         return True
     forward = torch.library.custom_op("attnc::fa1_bf16_d64_9ca6661d", _operate, mutates_args=())

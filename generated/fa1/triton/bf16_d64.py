@@ -1,4 +1,4 @@
-"""fa1 (T = bf16, D = 64) for Triton: forward, FlashAttention-1 loop order.
+"""fa1 (T = bf16, D = 64) for Triton: forward, FlashAttention-1 loop order; and its gradients.
 
     q: bf16[B, H, M, 64]
     k: bf16[B, H, N, 64]
@@ -17,6 +17,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -160,9 +162,8 @@ def _forward_step(
         keep = kv_idx[None, :] < N
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -209,10 +210,8 @@ def fa1_forward(
         d = tl.arange(0, 64)
         row = q_idx < M
         zero = tl.zeros([BLOCK_M], tl.float32)
-        tl.store(
-            o_rows + q_idx[:, None] * 64 + d[None, :], zero[:, None] + tl.zeros([64], tl.float32)[None, :],
-            mask=row[:, None],
-        )
+        o_at = o_rows + q_idx[:, None] * 64 + d[None, :]
+        tl.store(o_at, tl.zeros([BLOCK_M, 64], tl.float32), mask=row[:, None])
         tl.store(l_rows + q_idx, zero, mask=row)
         tl.store(m_rows + q_idx, zero - float("inf"), mask=row)
     tl.debug_barrier()
@@ -359,6 +358,7 @@ def fa1_backward_dkdv(
                 stride_dom, kv_idx, dq_head, stride_dqm, N, MASKED=True, BLOCK_M=BLOCK_M, TMA=TMA,
             )
 
+        # 0.125: constant factor of d score / d dot, left out of ds
         _store_rows(DK, b, h, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.bfloat16), BLOCK_N, 64, TMA)
         _store_rows(DV, b, h, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 64, TMA)
         tl.debug_barrier()  # the next kv tile adds to the dq that this one wrote
@@ -725,7 +725,7 @@ def _gradients(
     B, H, M, _ = q.shape
     _, _, N, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dkdv_config, = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dkdv_config)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
@@ -824,9 +824,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.fa1_bf16_d64_4ba06789_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.fa1_bf16_d64_db298d6c_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.fa1_bf16_d64_4ba06789(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.fa1_bf16_d64_db298d6c(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -869,7 +869,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -878,7 +878,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.fa1_bf16_d64_4ba06789_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.fa1_bf16_d64_db298d6c_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -900,17 +900,17 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.fa1_bf16_d64_4ba06789 and its relatives, the first time that torch.compile meets fa1."""
-    if hasattr(torch.ops.attnc, "fa1_bf16_d64_4ba06789"):
+    """Makes the operators of fa1, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "fa1_bf16_d64_db298d6c"):
         return True
-    forward = torch.library.custom_op("attnc::fa1_bf16_d64_4ba06789", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::fa1_bf16_d64_db298d6c", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::fa1_bf16_d64_4ba06789_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::fa1_bf16_d64_db298d6c_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::fa1_bf16_d64_4ba06789_backward", _operate_backward, mutates_args=(),
+        "attnc::fa1_bf16_d64_db298d6c_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -272,7 +272,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.fa1_split_k_d128_3faf6848 and its relatives, the first time that torch.compile meets fa1_split_k."""
+    """Makes the operators of fa1_split_k, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "fa1_split_k_d128_3faf6848"):
         return True
     forward = torch.library.custom_op("attnc::fa1_split_k_d128_3faf6848", _operate, mutates_args=())

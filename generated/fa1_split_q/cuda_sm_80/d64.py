@@ -272,7 +272,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.fa1_split_q_d64_72883804 and its relatives, the first time that torch.compile meets fa1_split_q."""
+    """Makes the operators of fa1_split_q, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "fa1_split_q_d64_72883804"):
         return True
     forward = torch.library.custom_op("attnc::fa1_split_q_d64_72883804", _operate, mutates_args=())

@@ -274,7 +274,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.fa2_split_k_d64_0bb34077 and its relatives, the first time that torch.compile meets fa2_split_k."""
+    """Makes the operators of fa2_split_k, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "fa2_split_k_d64_0bb34077"):
         return True
     forward = torch.library.custom_op("attnc::fa2_split_k_d64_0bb34077", _operate, mutates_args=())

@@ -274,7 +274,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.fa2_split_q_d128_70e35ce0 and its relatives, the first time that torch.compile meets fa2_split_q."""
+    """Makes the operators of fa2_split_q, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "fa2_split_q_d128_70e35ce0"):
         return True
     forward = torch.library.custom_op("attnc::fa2_split_q_d128_70e35ce0", _operate, mutates_args=())

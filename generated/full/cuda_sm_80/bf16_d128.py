@@ -289,7 +289,7 @@ def _gradients(
     B, M, H, _ = q.shape
     _, N, _, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dkdv_config, = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dkdv_config)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
@@ -427,7 +427,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -458,7 +458,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.full_bf16_d128_a4e58be8 and its relatives, the first time that torch.compile meets full."""
+    """Makes the operators of full, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "full_bf16_d128_a4e58be8"):
         return True
     forward = torch.library.custom_op("attnc::full_bf16_d128_a4e58be8", _operate, mutates_args=())

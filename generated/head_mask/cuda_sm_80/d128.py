@@ -290,7 +290,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.head_mask_d128_c8791515 and its relatives, the first time that torch.compile meets head_mask."""
+    """Makes the operators of head_mask, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "head_mask_d128_c8791515"):
         return True
     forward = torch.library.custom_op("attnc::head_mask_d128_c8791515", _operate, mutates_args=())

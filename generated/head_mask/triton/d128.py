@@ -174,11 +174,11 @@ def head_mask_forward_tile(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     reach = tl.load(reach_ptr + h.to(tl.int64) * stride_reach_0)
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
@@ -555,9 +555,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.head_mask_d128_aa63aace_out(q, k, v, reach, o, lse, _written(config))
+        torch.ops.attnc.head_mask_d128_4b689986_out(q, k, v, reach, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.head_mask_d128_aa63aace(q, k, v, reach, _written(config))
+    return torch.ops.attnc.head_mask_d128_4b689986(q, k, v, reach, _written(config))
 
 
 def _operate(
@@ -603,13 +603,13 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.head_mask_d128_aa63aace and its relatives, the first time that torch.compile meets head_mask."""
-    if hasattr(torch.ops.attnc, "head_mask_d128_aa63aace"):
+    """Makes the operators of head_mask, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "head_mask_d128_4b689986"):
         return True
-    forward = torch.library.custom_op("attnc::head_mask_d128_aa63aace", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::head_mask_d128_4b689986", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::head_mask_d128_aa63aace_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::head_mask_d128_4b689986_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

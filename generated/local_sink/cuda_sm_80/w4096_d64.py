@@ -307,7 +307,7 @@ def _gradients(
     _, N, Hkv, _ = k.shape
     G = H // Hkv
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(sink),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(sink)
     dq_config, dkdv_config = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -444,7 +444,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     sink: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, sink,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, sink)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -477,7 +477,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.local_sink_w4096_d64_61f81f7a and its relatives, the first time that torch.compile meets local_sink."""
+    """Makes the operators of local_sink, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "local_sink_w4096_d64_61f81f7a"):
         return True
     forward = torch.library.custom_op("attnc::local_sink_w4096_d64_61f81f7a", _operate, mutates_args=())

@@ -1,4 +1,4 @@
-"""local_sink (W = 128, D = 64) for Triton: forward, FlashAttention-2 loop order.
+"""local_sink (W = 128, D = 64) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: bf16[B, M, Hkv * G, 64]
     k: bf16[B, N, Hkv, 64]
@@ -19,6 +19,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -190,11 +192,11 @@ def local_sink_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     sink = tl.load(sink_ptr + h.to(tl.int64) * stride_sink_0).to(tl.float32)
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
@@ -274,17 +276,19 @@ def local_sink_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dq of one q tile of one head."""
-    # Tiles are walked in sections of heads whose K and V share the L2 cache; in a section the last rows, which see most keys, come first.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
+    # In a section the last rows, which see most keys, come first.
     q_tiles = M_padded // BLOCK_M
     first_head = tile // (q_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -328,6 +332,7 @@ def local_sink_backward_dq(
             partial=(kv_lo < full_lo) | (kv_lo + BLOCK_N > full_hi), BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DQ, b, h, q_lo, M, stride_dqm, (dq * 0.125).to(tl.bfloat16), BLOCK_M, 64, TMA)
 
 
@@ -381,15 +386,16 @@ def local_sink_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EARLY_DP: tl.constexpr, TMA: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * Hkv - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    b = (first_head + rank % heads) // Hkv
-    h_kv = (first_head + rank % heads) % Hkv
+    head = first_head + rank % heads
+    b = head // Hkv
+    h_kv = head % Hkv
     if not TMA:
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
@@ -402,7 +408,7 @@ def local_sink_backward_dkdv(
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
 
-    for group in range(0, G):  # the query heads that share this KV head
+    for group in range(G):  # the query heads that share this KV head
         h = h_kv * G + group
         row = b * H + h
         if TMA:
@@ -424,6 +430,7 @@ def local_sink_backward_dkdv(
                 EARLY_DP=EARLY_DP, TMA=TMA,
             )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DK, b, h_kv, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.bfloat16), BLOCK_N, 64, TMA)
     _store_rows(DV, b, h_kv, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 64, TMA)
 
@@ -801,7 +808,7 @@ def _gradients(
     _, N, Hkv, _ = k.shape
     G = H // Hkv
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(sink),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(sink)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -809,7 +816,7 @@ def _gradients(
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
     dsink = torch.empty((B, H, M_padded // dq_config.BLOCK_M), dtype=torch.float32, device=q.device)
-    layout = _key((do, dlse, q, k, v, sink, o, lse), None, (dq_config, dkdv_config,))
+    layout = _key((do, dlse, q, k, v, sink, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
         if len(_GRADIENTS) >= 1024:
@@ -917,11 +924,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.local_sink_w128_d64_b1ce1c6b_out(
+        torch.ops.attnc.local_sink_w128_d64_d77037c3_out(
             q, k, v, sink, o, lse, _written(config, backward_config),
         )
         return o, lse
-    return torch.ops.attnc.local_sink_w128_d64_b1ce1c6b(q, k, v, sink, _written(config, backward_config))
+    return torch.ops.attnc.local_sink_w128_d64_d77037c3(q, k, v, sink, _written(config, backward_config))
 
 
 def _operate(
@@ -965,7 +972,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     sink: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, sink,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, sink)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -974,7 +981,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w128_d64_b1ce1c6b_backward(
+    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w128_d64_d77037c3_backward(
         do, dlse, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, dsink, None
@@ -998,17 +1005,17 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.local_sink_w128_d64_b1ce1c6b and its relatives, the first time that torch.compile meets local_sink."""
-    if hasattr(torch.ops.attnc, "local_sink_w128_d64_b1ce1c6b"):
+    """Makes the operators of local_sink, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "local_sink_w128_d64_d77037c3"):
         return True
-    forward = torch.library.custom_op("attnc::local_sink_w128_d64_b1ce1c6b", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::local_sink_w128_d64_d77037c3", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::local_sink_w128_d64_b1ce1c6b_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::local_sink_w128_d64_d77037c3_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::local_sink_w128_d64_b1ce1c6b_backward", _operate_backward, mutates_args=(),
+        "attnc::local_sink_w128_d64_d77037c3_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

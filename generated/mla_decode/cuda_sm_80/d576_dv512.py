@@ -330,7 +330,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.mla_decode_d576_dv512_25be6bb3 and its relatives, the first time that torch.compile meets mla_decode."""
+    """Makes the operators of mla_decode, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "mla_decode_d576_dv512_25be6bb3"):
         return True
     forward = torch.library.custom_op("attnc::mla_decode_d576_dv512_25be6bb3", _operate, mutates_args=())

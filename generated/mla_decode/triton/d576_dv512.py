@@ -155,9 +155,8 @@ def _decode_step(
         keep = kv_idx[None, :] <= q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -692,7 +691,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.mla_decode_d576_dv512_91ce0fff and its relatives, the first time that torch.compile meets mla_decode."""
+    """Makes the operators of mla_decode, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "mla_decode_d576_dv512_91ce0fff"):
         return True
     forward = torch.library.custom_op("attnc::mla_decode_d576_dv512_91ce0fff", _operate, mutates_args=())

@@ -137,9 +137,8 @@ def _forward_step(
         )
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -167,10 +166,10 @@ def neighborhood_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -192,7 +191,14 @@ def neighborhood_forward(
     for kv_lo in range(lo, hi, BLOCK_N):
         kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
         if tl.maximum(
-            tl.maximum(tl.where(_floor_div(first_pos, 64) == _floor_div(last_pos, 64), _floor_mod(first_pos, 64), 0) - tl.where(kv_lo // 64 == kv_hi // 64, kv_hi % 64, 63), tl.where(kv_lo // 64 == kv_hi // 64, kv_lo % 64, 0) - tl.where(_floor_div(first_pos, 64) == _floor_div(last_pos, 64), _floor_mod(last_pos, 64), 63)),
+            tl.maximum(
+                tl.where(
+                    _floor_div(first_pos, 64) == _floor_div(last_pos, 64), _floor_mod(first_pos, 64), 0,
+                ) - tl.where(kv_lo // 64 == kv_hi // 64, kv_hi % 64, 63),
+                tl.where(kv_lo // 64 == kv_hi // 64, kv_lo % 64, 0) - tl.where(
+                    _floor_div(first_pos, 64) == _floor_div(last_pos, 64), _floor_mod(last_pos, 64), 63,
+                ),
+            ),
             0,
         ) <= 6:
             acc, l, m = _forward_step(
@@ -536,9 +542,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.neighborhood_d64_29eae0e1_out(q, k, v, o, lse, _written(config))
+        torch.ops.attnc.neighborhood_d64_13f458c6_out(q, k, v, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.neighborhood_d64_29eae0e1(q, k, v, _written(config))
+    return torch.ops.attnc.neighborhood_d64_13f458c6(q, k, v, _written(config))
 
 
 def _operate(
@@ -583,13 +589,13 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.neighborhood_d64_29eae0e1 and its relatives, the first time that torch.compile meets neighborhood."""
-    if hasattr(torch.ops.attnc, "neighborhood_d64_29eae0e1"):
+    """Makes the operators of neighborhood, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "neighborhood_d64_13f458c6"):
         return True
-    forward = torch.library.custom_op("attnc::neighborhood_d64_29eae0e1", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::neighborhood_d64_13f458c6", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::neighborhood_d64_29eae0e1_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::neighborhood_d64_13f458c6_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

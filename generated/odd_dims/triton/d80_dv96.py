@@ -1,4 +1,4 @@
-"""odd_dims (D = 80, Dv = 96) for Triton: forward, FlashAttention-2 loop order.
+"""odd_dims (D = 80, Dv = 96) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: f16[B, M, Hkv * 3, 80]
     k: f16[B, N, Hkv, 80]
@@ -18,6 +18,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -150,9 +152,8 @@ def _forward_step(
         keep = kv_idx[None, :] <= q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -182,11 +183,11 @@ def odd_dims_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -260,17 +261,18 @@ def odd_dims_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dq of one q tile of one head."""
-    # Tiles are walked in sections of heads whose K and V share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
     q_tiles = M_padded // BLOCK_M
     first_head = tile // (q_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -313,6 +315,7 @@ def odd_dims_backward_dq(
             BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
+    # 0.11180339887498948: constant factor of d score / d dot, left out of ds
     _store_rows(
         DQ, b, h, q_lo, M, stride_dqm, (dq * 0.11180339887498948).to(tl.float16), BLOCK_M, 80, 128, TMA,
     )
@@ -356,15 +359,16 @@ def odd_dims_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * Hkv - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    b = (first_head + rank % heads) // Hkv
-    h_kv = (first_head + rank % heads) % Hkv
+    head = first_head + rank % heads
+    b = head // Hkv
+    h_kv = head % Hkv
     if not TMA:
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
@@ -377,7 +381,7 @@ def odd_dims_backward_dkdv(
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
 
-    for group in range(0, G):  # the query heads that share this KV head
+    for group in range(G):  # the query heads that share this KV head
         h = h_kv * G + group
         row = b * H + h
         if TMA:
@@ -401,6 +405,7 @@ def odd_dims_backward_dkdv(
                 stride_dom, kv_idx, MASKED=False, BLOCK_M=BLOCK_M, TMA=TMA,
             )
 
+    # 0.11180339887498948: constant factor of d score / d dot, left out of ds
     _store_rows(
         DK, b, h_kv, kv_lo, N, stride_dkn, (dk * 0.11180339887498948).to(tl.float16), BLOCK_N, 80, 128, TMA,
     )
@@ -774,14 +779,14 @@ def _gradients(
     _, N, Hkv, _ = k.shape
     G = H // Hkv
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
-    layout = _key((do, dlse, q, k, v, o, lse), None, (dq_config, dkdv_config,))
+    layout = _key((do, dlse, q, k, v, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
         if len(_GRADIENTS) >= 1024:
@@ -885,9 +890,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.odd_dims_d80_dv96_8ab27015_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.odd_dims_d80_dv96_47b690d9_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.odd_dims_d80_dv96_8ab27015(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.odd_dims_d80_dv96_47b690d9(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -930,7 +935,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -939,7 +944,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.odd_dims_d80_dv96_8ab27015_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.odd_dims_d80_dv96_47b690d9_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -961,17 +966,17 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.odd_dims_d80_dv96_8ab27015 and its relatives, the first time that torch.compile meets odd_dims."""
-    if hasattr(torch.ops.attnc, "odd_dims_d80_dv96_8ab27015"):
+    """Makes the operators of odd_dims, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "odd_dims_d80_dv96_47b690d9"):
         return True
-    forward = torch.library.custom_op("attnc::odd_dims_d80_dv96_8ab27015", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::odd_dims_d80_dv96_47b690d9", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::odd_dims_d80_dv96_8ab27015_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::odd_dims_d80_dv96_47b690d9_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::odd_dims_d80_dv96_8ab27015_backward", _operate_backward, mutates_args=(),
+        "attnc::odd_dims_d80_dv96_47b690d9_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

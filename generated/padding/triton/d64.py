@@ -1,4 +1,4 @@
-"""padding (D = 64) for Triton: forward, FlashAttention-2 loop order.
+"""padding (D = 64) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: f16[B, H, M, 64]
     k: f16[B, H, N, 64]
@@ -19,6 +19,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -151,9 +153,8 @@ def _forward_step(
         keep = (kv_idx[None, :] < N) & (kv_idx[None, :] < kv_len)
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -182,7 +183,6 @@ def padding_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
@@ -258,16 +258,16 @@ def padding_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dq of one q tile of one head."""
-    # Tiles are walked in sections of heads whose K and V share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
     q_tiles = M_padded // BLOCK_M
     first_head = tile // (q_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -308,6 +308,7 @@ def padding_backward_dq(
             BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DQ, b, h, q_lo, M, stride_dqm, (dq * 0.125).to(tl.float16), BLOCK_M, 64, TMA)
 
 
@@ -317,7 +318,6 @@ def _backward_dkdv_step(
     kv_len, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
     """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
-    q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
     delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)
@@ -350,15 +350,16 @@ def padding_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
@@ -393,6 +394,7 @@ def padding_backward_dkdv(
             kv_idx, kv_len, MASKED=True, BLOCK_M=BLOCK_M, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DK, b, h, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.float16), BLOCK_N, 64, TMA)
     _store_rows(DV, b, h, kv_lo, N, stride_dvn, dv.to(tl.float16), BLOCK_N, 64, TMA)
 
@@ -766,14 +768,14 @@ def _gradients(
     B, H, M, _ = q.shape
     _, _, N, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
-    layout = _key((do, dlse, q, k, v, kv_len, o, lse), None, (dq_config, dkdv_config,))
+    layout = _key((do, dlse, q, k, v, kv_len, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
         if len(_GRADIENTS) >= 1024:
@@ -880,9 +882,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.padding_d64_c4099070_out(q, k, v, kv_len, o, lse, _written(config, backward_config))
+        torch.ops.attnc.padding_d64_453c1844_out(q, k, v, kv_len, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.padding_d64_c4099070(q, k, v, kv_len, _written(config, backward_config))
+    return torch.ops.attnc.padding_d64_453c1844(q, k, v, kv_len, _written(config, backward_config))
 
 
 def _operate(
@@ -926,7 +928,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     kv_len: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -935,7 +937,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.padding_d64_c4099070_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.padding_d64_453c1844_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None
 
 
@@ -957,15 +959,15 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.padding_d64_c4099070 and its relatives, the first time that torch.compile meets padding."""
-    if hasattr(torch.ops.attnc, "padding_d64_c4099070"):
+    """Makes the operators of padding, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "padding_d64_453c1844"):
         return True
-    forward = torch.library.custom_op("attnc::padding_d64_c4099070", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::padding_d64_453c1844", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::padding_d64_c4099070_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::padding_d64_453c1844_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::padding_d64_c4099070_backward", _operate_backward, mutates_args=(),
+        "attnc::padding_d64_453c1844_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

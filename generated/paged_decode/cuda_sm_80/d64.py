@@ -352,7 +352,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.paged_decode_d64_7c340be9 and its relatives, the first time that torch.compile meets paged_decode."""
+    """Makes the operators of paged_decode, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "paged_decode_d64_7c340be9"):
         return True
     forward = torch.library.custom_op("attnc::paged_decode_d64_7c340be9", _operate, mutates_args=())

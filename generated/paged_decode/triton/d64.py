@@ -154,9 +154,8 @@ def _decode_step(
         keep = kv_idx[None, :] <= q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -711,7 +710,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.paged_decode_d64_9e1f432e and its relatives, the first time that torch.compile meets paged_decode."""
+    """Makes the operators of paged_decode, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "paged_decode_d64_9e1f432e"):
         return True
     forward = torch.library.custom_op("attnc::paged_decode_d64_9e1f432e", _operate, mutates_args=())

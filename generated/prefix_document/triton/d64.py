@@ -1,4 +1,4 @@
-"""prefix_document (D = 64) for Triton: forward, FlashAttention-2 loop order.
+"""prefix_document (D = 64) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: bf16[B, M, H, 64]
     k: bf16[B, N, H, 64]
@@ -19,6 +19,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -211,10 +213,10 @@ def prefix_document_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
     prefix = tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0)
     if not TMA:
@@ -250,7 +252,10 @@ def prefix_document_forward(
     hi = tl.minimum(doc_to, tl.maximum(last_pos + 1, tl.where(first_pos < prefix, prefix, 0)))
     full_lo = doc_from
     full_hi = tl.minimum(
-        tl.where(tl.maximum(doc_first, doc_last) == tl.minimum(doc_first, doc_first_2), tl.minimum(doc_to, tl.maximum(first_pos + 1, tl.where(last_pos < prefix, prefix, 0))), 0),
+        tl.where(
+            tl.maximum(doc_first, doc_last) == tl.minimum(doc_first, doc_first_2),
+            tl.minimum(doc_to, tl.maximum(first_pos + 1, tl.where(last_pos < prefix, prefix, 0))), 0,
+        ),
         N,
     )
     for kv_lo in range(lo, hi, BLOCK_N):
@@ -309,16 +314,17 @@ def prefix_document_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dq of one q tile of one head."""
-    # Tiles are walked in sections of heads whose K and V share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose K and V share the L2 cache.
     q_tiles = M_padded // BLOCK_M
     first_head = tile // (q_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -364,7 +370,10 @@ def prefix_document_backward_dq(
     hi = tl.minimum(doc_to, tl.maximum(last_pos + 1, tl.where(first_pos < prefix, prefix, 0)))
     full_lo = doc_from
     full_hi = tl.minimum(
-        tl.where(tl.maximum(doc_first, doc_last) == tl.minimum(doc_first, doc_first_2), tl.minimum(doc_to, tl.maximum(first_pos + 1, tl.where(last_pos < prefix, prefix, 0))), 0),
+        tl.where(
+            tl.maximum(doc_first, doc_last) == tl.minimum(doc_first, doc_first_2),
+            tl.minimum(doc_to, tl.maximum(first_pos + 1, tl.where(last_pos < prefix, prefix, 0))), 0,
+        ),
         N,
     )
     for kv_lo in range(lo, hi, BLOCK_N):
@@ -373,6 +382,7 @@ def prefix_document_backward_dq(
             stride_doc_1, partial=(kv_lo < full_lo) | (kv_lo + BLOCK_N > full_hi), BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DQ, b, h, q_lo, M, stride_dqm, (dq * 0.125).to(tl.bfloat16), BLOCK_M, 64, TMA)
 
 
@@ -421,15 +431,16 @@ def prefix_document_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
@@ -458,7 +469,10 @@ def prefix_document_backward_dkdv(
     doc_from = _lower_bound(doc_row, stride_doc_1, N, doc_first)
     doc_to = _upper_bound(doc_row, stride_doc_1, N, doc_last)
     lo = tl.maximum(
-        tl.maximum(tl.where((N < M) & (0 >= doc_first), 0, doc_from + M - N), tl.where(kv_lo < prefix, 0, kv_lo + M - N)),
+        tl.maximum(
+            tl.where((N < M) & (0 >= doc_first), 0, doc_from + M - N),
+            tl.where(kv_lo < prefix, 0, kv_lo + M - N),
+        ),
         0,
     ) // BLOCK_M * BLOCK_M
     hi = doc_to + M - N
@@ -471,6 +485,7 @@ def prefix_document_backward_dkdv(
             partial=(q_lo < full_lo) | (q_lo + BLOCK_M > full_hi), BLOCK_M=BLOCK_M, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DK, b, h, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.bfloat16), BLOCK_N, 64, TMA)
     _store_rows(DV, b, h, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 64, TMA)
 
@@ -846,14 +861,14 @@ def _gradients(
     B, M, H, _ = q.shape
     _, N, _, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
-    layout = _key((do, q, k, v, doc, prefix, o, lse), None, (dq_config, dkdv_config,))
+    layout = _key((do, q, k, v, doc, prefix, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
         if len(_GRADIENTS) >= 1024:
@@ -965,11 +980,11 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.prefix_document_d64_dca2a9a6_out(
+        torch.ops.attnc.prefix_document_d64_324fe51d_out(
             q, k, v, doc, prefix, o, lse, _written(config, backward_config),
         )
         return o
-    o, _kept = torch.ops.attnc.prefix_document_d64_dca2a9a6(
+    o, _kept = torch.ops.attnc.prefix_document_d64_324fe51d(
         q, k, v, doc, prefix, _written(config, backward_config),
     )
     if lse is not None:
@@ -1019,7 +1034,7 @@ def _operate_backward_fake(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, doc: torch.Tensor,
     prefix: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -1028,7 +1043,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.prefix_document_d64_dca2a9a6_backward(do, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.prefix_document_d64_324fe51d_backward(do, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None, None
 
 
@@ -1050,17 +1065,17 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.prefix_document_d64_dca2a9a6 and its relatives, the first time that torch.compile meets prefix_document."""
-    if hasattr(torch.ops.attnc, "prefix_document_d64_dca2a9a6"):
+    """Makes the operators of prefix_document, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "prefix_document_d64_324fe51d"):
         return True
-    forward = torch.library.custom_op("attnc::prefix_document_d64_dca2a9a6", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::prefix_document_d64_324fe51d", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::prefix_document_d64_dca2a9a6_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::prefix_document_d64_324fe51d_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::prefix_document_d64_dca2a9a6_backward", _operate_backward, mutates_args=(),
+        "attnc::prefix_document_d64_324fe51d_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

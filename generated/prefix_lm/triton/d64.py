@@ -1,4 +1,4 @@
-"""prefix_lm (D = 64) for Triton: forward, FlashAttention-2 loop order.
+"""prefix_lm (D = 64) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: bf16[B, M, H, 64]
     k: bf16[B, N, H, 64]
@@ -18,6 +18,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -137,9 +139,8 @@ def _forward_step(
         keep = (kv_idx[None, :] < N) & ((kv_idx[None, :] <= q_pos[:, None]) | (kv_idx[None, :] < prefix))
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -169,10 +170,10 @@ def prefix_lm_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     prefix = tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0)
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
@@ -291,15 +292,16 @@ def prefix_lm_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head, and what its scores add to dq."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (kv_tiles * SECTION)
     kv_lo = rank // heads * BLOCK_N
-    b = (first_head + rank % heads) // H
-    h = (first_head + rank % heads) % H
+    head = first_head + rank % heads
+    b = head // H
+    h = head % H
     if not TMA:
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
@@ -332,6 +334,7 @@ def prefix_lm_backward_dkdv(
             partial=(q_lo < full_lo) | (q_lo + BLOCK_M > full_hi), BLOCK_M=BLOCK_M, TMA=TMA,
         )
 
+    # 0.125: constant factor of d score / d dot, left out of ds
     _store_rows(DK, b, h, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.bfloat16), BLOCK_N, 64, TMA)
     _store_rows(DV, b, h, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 64, TMA)
 
@@ -700,7 +703,7 @@ def _gradients(
     B, M, H, _ = q.shape
     _, N, _, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dkdv_config, = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dkdv_config)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
@@ -803,9 +806,9 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.prefix_lm_d64_1b3f7658_out(q, k, v, prefix, o, lse, _written(config, backward_config))
+        torch.ops.attnc.prefix_lm_d64_7b23e269_out(q, k, v, prefix, o, lse, _written(config, backward_config))
         return o
-    o, _kept = torch.ops.attnc.prefix_lm_d64_1b3f7658(q, k, v, prefix, _written(config, backward_config))
+    o, _kept = torch.ops.attnc.prefix_lm_d64_7b23e269(q, k, v, prefix, _written(config, backward_config))
     if lse is not None:
         lse.copy_(_kept)
     return o
@@ -853,7 +856,7 @@ def _operate_backward_fake(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor,
     o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -862,7 +865,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.prefix_lm_d64_1b3f7658_backward(do, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.prefix_lm_d64_7b23e269_backward(do, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None
 
 
@@ -884,17 +887,17 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.prefix_lm_d64_1b3f7658 and its relatives, the first time that torch.compile meets prefix_lm."""
-    if hasattr(torch.ops.attnc, "prefix_lm_d64_1b3f7658"):
+    """Makes the operators of prefix_lm, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "prefix_lm_d64_7b23e269"):
         return True
-    forward = torch.library.custom_op("attnc::prefix_lm_d64_1b3f7658", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::prefix_lm_d64_7b23e269", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::prefix_lm_d64_1b3f7658_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::prefix_lm_d64_7b23e269_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::prefix_lm_d64_1b3f7658_backward", _operate_backward, mutates_args=(),
+        "attnc::prefix_lm_d64_7b23e269_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

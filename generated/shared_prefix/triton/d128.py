@@ -152,9 +152,8 @@ def _decode_step(
         keep = kv_idx[None, :] < N
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -187,8 +186,6 @@ def shared_prefix_forward(
     head = tile // row_tiles
     b = head // Hkv
     h_kv = head % Hkv
-    q_lo = row_lo // G
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
         _ask_for_table(block_table_row, stride_block_table_1, N // 16)  # while lengths are on their way
@@ -648,11 +645,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.shared_prefix_d128_9c87bb3c_out(
+        torch.ops.attnc.shared_prefix_d128_fbc38a21_out(
             q, k, v, block_table, kv_len, o, lse, _written(config),
         )
         return o, lse
-    return torch.ops.attnc.shared_prefix_d128_9c87bb3c(q, k, v, block_table, kv_len, _written(config))
+    return torch.ops.attnc.shared_prefix_d128_fbc38a21(q, k, v, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -701,13 +698,13 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.shared_prefix_d128_9c87bb3c and its relatives, the first time that torch.compile meets shared_prefix."""
-    if hasattr(torch.ops.attnc, "shared_prefix_d128_9c87bb3c"):
+    """Makes the operators of shared_prefix, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "shared_prefix_d128_fbc38a21"):
         return True
-    forward = torch.library.custom_op("attnc::shared_prefix_d128_9c87bb3c", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::shared_prefix_d128_fbc38a21", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::shared_prefix_d128_9c87bb3c_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::shared_prefix_d128_fbc38a21_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

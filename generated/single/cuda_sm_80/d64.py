@@ -298,7 +298,7 @@ def _gradients(
     B, H, M, _ = q.shape
     _, _, N, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -426,7 +426,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -457,7 +457,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.single_d64_2607467f and its relatives, the first time that torch.compile meets single."""
+    """Makes the operators of single, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "single_d64_2607467f"):
         return True
     forward = torch.library.custom_op("attnc::single_d64_2607467f", _operate, mutates_args=())

@@ -260,7 +260,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.softcap_d128_07730852 and its relatives, the first time that torch.compile meets softcap."""
+    """Makes the operators of softcap, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "softcap_d128_07730852"):
         return True
     forward = torch.library.custom_op("attnc::softcap_d128_07730852", _operate, mutates_args=())

@@ -120,9 +120,8 @@ def _forward_step(
         s = tl.where(keep, s, -float("inf"))
     m_tile = tl.max(s, 1) * SCALE
     m_new = tl.where(m_tile > m + LAZY, m_tile, m)  # grows only when p could exceed 2**LAZY
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -152,11 +151,11 @@ def softcap_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = (q_tiles - 1 - rank // heads) * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -509,9 +508,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.softcap_d128_4e8b9f6a_out(q, k, v, o, _written(config))
+        torch.ops.attnc.softcap_d128_810e98ea_out(q, k, v, o, _written(config))
         return o
-    return torch.ops.attnc.softcap_d128_4e8b9f6a(q, k, v, _written(config))
+    return torch.ops.attnc.softcap_d128_810e98ea(q, k, v, _written(config))
 
 
 def _operate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str) -> torch.Tensor:
@@ -549,12 +548,12 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.softcap_d128_4e8b9f6a and its relatives, the first time that torch.compile meets softcap."""
-    if hasattr(torch.ops.attnc, "softcap_d128_4e8b9f6a"):
+    """Makes the operators of softcap, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "softcap_d128_810e98ea"):
         return True
-    forward = torch.library.custom_op("attnc::softcap_d128_4e8b9f6a", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::softcap_d128_810e98ea", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::softcap_d128_4e8b9f6a_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::softcap_d128_810e98ea_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 

@@ -680,7 +680,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.softcap_decode_d128_97fd14c9 and its relatives, the first time that torch.compile meets softcap_decode."""
+    """Makes the operators of softcap_decode, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "softcap_decode_d128_97fd14c9"):
         return True
     forward = torch.library.custom_op("attnc::softcap_decode_d128_97fd14c9", _operate, mutates_args=())

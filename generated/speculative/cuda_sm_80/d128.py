@@ -325,7 +325,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.speculative_d128_e3fdee4f and its relatives, the first time that torch.compile meets speculative."""
+    """Makes the operators of speculative, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "speculative_d128_e3fdee4f"):
         return True
     forward = torch.library.custom_op("attnc::speculative_d128_e3fdee4f", _operate, mutates_args=())

@@ -354,7 +354,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.unified_decode_d128_8509759b and its relatives, the first time that torch.compile meets unified_decode."""
+    """Makes the operators of unified_decode, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "unified_decode_d128_8509759b"):
         return True
     forward = torch.library.custom_op(

@@ -328,7 +328,7 @@ def _gradients(
     B -= 1
     G = H // Hkv
     if B * H * T == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, _gpu(q.get_device()), S)
     ROW_TILE = max(dq_config.BLOCK_M, dkdv_config.BLOCK_M)
     M_padded = (T // ROW_TILE + B + 1) * ROW_TILE
@@ -459,7 +459,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     cu_q: torch.Tensor, cu_k: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -490,7 +490,7 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.varlen_d128_d593e830 and its relatives, the first time that torch.compile meets varlen."""
+    """Makes the operators of varlen, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "varlen_d128_d593e830"):
         return True
     forward = torch.library.custom_op("attnc::varlen_d128_d593e830", _operate, mutates_args=())

@@ -1,4 +1,4 @@
-"""varlen (D = 128) for Triton: forward, FlashAttention-2 loop order.
+"""varlen (D = 128) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
     q: bf16[T, Hkv * G, 128]
     k: bf16[S, Hkv, 128]
@@ -20,6 +20,8 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
+In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
+delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
 import ast
@@ -131,9 +133,8 @@ def _forward_step(
         keep = kv_idx[None, :] <= q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    shift = tl.where(
-        m_new == -float("inf"), 0.0, m_new,
-    ) if MASKED else m_new  # -inf - -inf is NaN: rows yet unseen
+    # -inf - -inf is NaN: rows yet unseen
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -167,8 +168,8 @@ def varlen_forward(
     # what follows the last sequence has rows to write, but no queries
     M = tl.where(b < B, q_rows, 0)
     b = tl.minimum(b, B - 1)
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     k_first = tl.load(cu_k_ptr + b.to(tl.int64) * stride_cu_k_0)
     k_end = tl.load(cu_k_ptr + (b + 1).to(tl.int64) * stride_cu_k_0)
     N = k_end - k_first
@@ -258,8 +259,8 @@ def varlen_backward_dq(
     # what follows the last sequence has rows to write, but no queries
     M = tl.where(b < B, q_rows, 0)
     b = tl.minimum(b, B - 1)
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     k_first = tl.load(cu_k_ptr + b.to(tl.int64) * stride_cu_k_0)
     k_end = tl.load(cu_k_ptr + (b + 1).to(tl.int64) * stride_cu_k_0)
     N = k_end - k_first
@@ -304,6 +305,7 @@ def varlen_backward_dq(
             dq, q, K, V, do, lse2, delta, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=True, BLOCK_N=BLOCK_N,
         )
 
+    # 0.08838834764831843: constant factor of d score / d dot, left out of ds
     _store_rows(DQ, q_lo, M, stride_dqm, (dq * 0.08838834764831843).to(tl.bfloat16), BLOCK_M, 128)
 
 
@@ -348,8 +350,8 @@ def varlen_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
-    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     tile = tl.program_id(0)
+    # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = S // BLOCK_N + B + 1
     first_head = tile // (kv_tiles * SECTION) * SECTION
     heads = tl.minimum(SECTION, Hkv - first_head)
@@ -374,7 +376,7 @@ def varlen_backward_dkdv(
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
 
-    for group in range(0, G):  # the query heads that share this KV head
+    for group in range(G):  # the query heads that share this KV head
         h = h_kv * G + group
         first_row = h.to(tl.int64) * T + q_first
         q_head = Q + q_first.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
@@ -395,6 +397,7 @@ def varlen_backward_dkdv(
                 kv_idx, MASKED=False, BLOCK_M=BLOCK_M,
             )
 
+    # 0.08838834764831843: constant factor of d score / d dot, left out of ds
     _store_rows(DK, kv_lo, N, stride_dkn, (dk * 0.08838834764831843).to(tl.bfloat16), BLOCK_N, 128)
     _store_rows(DV, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 128)
 
@@ -731,13 +734,13 @@ def _gradients(
     B -= 1
     G = H // Hkv
     if B * H * T == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v),
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, S)
     dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.zeros(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, H, T), dtype=torch.float32, device=q.device)
-    layout = _key((do, dlse, q, k, v, cu_q, cu_k, o, lse), None, (dq_config, dkdv_config,))
+    layout = _key((do, dlse, q, k, v, cu_q, cu_k, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
         if len(_GRADIENTS) >= 1024:
@@ -823,11 +826,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.varlen_d128_fb00ffe8_out(
+        torch.ops.attnc.varlen_d128_0983e8a2_out(
             q, k, v, cu_q, cu_k, o, lse, _written(config, backward_config),
         )
         return o, lse
-    return torch.ops.attnc.varlen_d128_fb00ffe8(q, k, v, cu_q, cu_k, _written(config, backward_config))
+    return torch.ops.attnc.varlen_d128_0983e8a2(q, k, v, cu_q, cu_k, _written(config, backward_config))
 
 
 def _operate(
@@ -873,7 +876,7 @@ def _operate_backward_fake(
     do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     cu_q: torch.Tensor, cu_k: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
 ) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v,)]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -882,7 +885,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.varlen_d128_fb00ffe8_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.varlen_d128_0983e8a2_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None, None
 
 
@@ -904,15 +907,15 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.varlen_d128_fb00ffe8 and its relatives, the first time that torch.compile meets varlen."""
-    if hasattr(torch.ops.attnc, "varlen_d128_fb00ffe8"):
+    """Makes the operators of varlen, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "varlen_d128_0983e8a2"):
         return True
-    forward = torch.library.custom_op("attnc::varlen_d128_fb00ffe8", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::varlen_d128_0983e8a2", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::varlen_d128_fb00ffe8_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::varlen_d128_0983e8a2_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::varlen_d128_fb00ffe8_backward", _operate_backward, mutates_args=(),
+        "attnc::varlen_d128_0983e8a2_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -281,7 +281,7 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.window_d128_d1167bd8 and its relatives, the first time that torch.compile meets window."""
+    """Makes the operators of window, the first time that torch.compile meets it."""
     if hasattr(torch.ops.attnc, "window_d128_d1167bd8"):
         return True
     forward = torch.library.custom_op("attnc::window_d128_d1167bd8", _operate, mutates_args=())

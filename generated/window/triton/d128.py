@@ -141,11 +141,11 @@ def window_forward(
     heads = tl.minimum(SECTION, B * H - first_head)
     rank = tile % (q_tiles * SECTION)
     q_lo = rank // heads * BLOCK_M
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     head = first_head + rank % heads
     b = head // H
     h = head % H
     h_kv = h // G
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -511,9 +511,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.window_d128_21099a7a_out(q, k, v, o, lse, _written(config))
+        torch.ops.attnc.window_d128_b5b6bb6d_out(q, k, v, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.window_d128_21099a7a(q, k, v, _written(config))
+    return torch.ops.attnc.window_d128_b5b6bb6d(q, k, v, _written(config))
 
 
 def _operate(
@@ -558,12 +558,12 @@ def _read(chosen: str) -> Config | None:
 
 
 def _register() -> bool:
-    """Makes torch.ops.attnc.window_d128_21099a7a and its relatives, the first time that torch.compile meets window."""
-    if hasattr(torch.ops.attnc, "window_d128_21099a7a"):
+    """Makes the operators of window, the first time that torch.compile meets it."""
+    if hasattr(torch.ops.attnc, "window_d128_b5b6bb6d"):
         return True
-    forward = torch.library.custom_op("attnc::window_d128_21099a7a", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::window_d128_b5b6bb6d", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::window_d128_21099a7a_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::window_d128_b5b6bb6d_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     return True
 
