@@ -10,12 +10,13 @@ from attnc.expr.show import show
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import bounds_read, expressions_of, statement_expressions
+from attnc.plan.steps import expressions_of, statement_expressions
 from attnc.target.printer import Printer
 from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, score, tiled
 from attnc.target.triton_adjoints import Sums, is_finite
 from attnc.target.triton_kernel import block, typed, unique
 from attnc.target.triton_parameters import Parameters
+from attnc.target.triton_program import ProgramText
 from attnc.target.triton_prologue import PrologueText
 from attnc.target.triton_tensors import BY_QUERY, Tensors
 
@@ -23,8 +24,10 @@ from attnc.target.triton_tensors import BY_QUERY, Tensors
 transposed = Printer(replace(SYNTAX, broadcast={"q": "[None, :]", "kv": "[:, None]"}), tile=True)
 
 
-class BackwardText:
+class BackwardText(ProgramText):
     """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
+
+    own_q_tiles = "M_padded // BLOCK_M"
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
         self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
@@ -98,12 +101,6 @@ class BackwardText:
             yield self.chain.slope
         for adjoint in self.chain.adjoints:
             yield from (adjoint.value, adjoint.guard, *adjoint.load.indices)
-
-    @property
-    def keep_scale(self) -> str:
-        assert self.kernel.softmax.dropout is not None
-        p = scalar(self.kernel.softmax.dropout.p)
-        return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
 
     def block(self, name: str) -> int:
         return block(self.tensors.size(name))
@@ -359,58 +356,9 @@ class BackwardText:
         return ", and what its scores add to dq" if self.chain.adds_dq is not None else ""
 
     @property
-    def q_tiles(self) -> str:
-        """How many q tiles a head has, over all sequences if they are packed."""
-        return "M_padded // BLOCK_M" if self._in_grid else f"{self._packed_rows} // BLOCK_M + B + 1"
-
-    @property
-    def kv_tiles(self) -> str:
-        """The same of kv tiles."""
-        return "tl.cdiv(N, BLOCK_N)" if self._in_grid else f"{self._packed_rows} // BLOCK_N + B + 1"
-
-    @property
-    def all_heads(self) -> str:
-        return "B * H" if self._in_grid else "H"
-
-    @property
-    def all_kv_heads(self) -> str:
-        return f"B * {self.kv_heads}" if self._in_grid else self.kv_heads
-
-    @property
-    def _in_grid(self) -> bool:
-        """Whether sequences are counted by the grid, not found among packed rows."""
-        return self.kernel.grid.sequences is None
-
-    @property
-    def h_kv(self) -> str:
-        return scalar(self.kernel.kv_head)
-
-    @property
-    def find_sequence(self) -> str:
-        """The sequence of the program's tile."""
-        sequences = self.kernel.grid.sequences
-        assert sequences is not None
-        cu, tile = sequences.cu_seqlens, "BLOCK_M" if self.over_q else "BLOCK_N"
-        return f"_find_sequence({cu}_ptr, stride_{cu}_0, rank // heads, B, {self._packed_rows}, {tile})"
-
-    @property
-    def _packed_rows(self) -> str:
-        assert self.kernel.grid.sequences is not None
-        return scalar(self.kernel.grid.sequences.rows)
-
-    @property
-    def q_lo(self) -> str:
-        longest = self.kernel.grid.longest_first
-        return "(q_tiles - 1 - rank // heads) * BLOCK_M" if longest else "rank // heads * BLOCK_M"
-
-    @property
     def bounds_comment(self) -> str:
         mask = self.module.variant.attention.mask
         if isinstance(mask, Const):
             return "no mask: whole tiles, then those that are cut short"
         text = mask.span.text if mask.span else show(mask)
         return f"{text}: which {self.kernel.regions.axis} tiles are partial, and which are full"
-
-    def reads(self, index: str) -> bool:
-        """Whether a loop bound or a guard uses the index."""
-        return bounds_read(self.kernel.regions, index)

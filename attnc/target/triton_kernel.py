@@ -11,8 +11,9 @@ from attnc.model.tensors import DType, Role
 from attnc.plan.access import Rows
 from attnc.plan.error_bound import feature
 from attnc.plan.ir import Arg, Kernel, Loop, Module
-from attnc.plan.steps import bounds_read, expressions_of
+from attnc.plan.steps import expressions_of
 from attnc.target.triton import TL_DTYPES, scalar
+from attnc.target.triton_program import ProgramText
 
 CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA")
 #: Tensors that are read or written in whole tiles.
@@ -34,7 +35,7 @@ class PartText:
     load_k: str
 
 
-class KernelText:
+class KernelText(ProgramText):
     """Text of one kernel; attribute by attribute what `templates/triton/forward_*.py.jinja` prints."""
 
     def __init__(self, module: Module, kernel: Kernel) -> None:
@@ -43,7 +44,6 @@ class KernelText:
         self.d, self.dv = feature(attention.q), feature(attention.v)
         self.block_d, self.block_dv = block(self.d), block(self.dv)
         self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
-        self.h_kv = scalar(kernel.kv_head)
         self.has_lse = attention.lse is not None or bool(module.kept)
         self.may_lack_lse = bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
@@ -263,27 +263,10 @@ class KernelText:
     # -- single expressions --------------------------------------------------------------------------------
 
     @property
-    def q_tiles(self) -> str:
-        """How many q tiles a head has, over all sequences if they are ragged."""
-        sequences = self.kernel.grid.sequences
-        return "tl.cdiv(M, BLOCK_M)" if sequences is None else f"{scalar(sequences.rows)} // BLOCK_M + B + 1"
-
-    @property
-    def all_heads(self) -> str:
-        return "B * H" if self.kernel.grid.sequences is None else "H"
-
-    @property
     def all_tiles(self) -> str:
         """How many tiles there are in all, for programs that walk over them."""
         tiles = self.q_tiles if self.kernel.grid.sequences is None else f"({self.q_tiles})"
         return f"{tiles} * {self.all_heads}"
-
-    @property
-    def find_sequence(self) -> str:
-        sequences = self.kernel.grid.sequences
-        assert sequences is not None
-        cu = sequences.cu_seqlens
-        return f"_find_sequence({cu}_ptr, stride_{cu}_0, rank // heads, B, {scalar(sequences.rows)}, BLOCK_M)"
 
     @property
     def tile_in_sequence(self) -> str:
@@ -292,19 +275,8 @@ class KernelText:
         return "(end // BLOCK_M + b - tile)" if self.kernel.grid.longest_first else forwards
 
     @property
-    def q_lo(self) -> str:
-        tile = "q_tiles - 1 - rank // heads" if self.kernel.grid.longest_first else "rank // heads"
-        return f"({tile}) * BLOCK_M" if self.kernel.grid.longest_first else f"{tile} * BLOCK_M"
-
-    @property
     def persistent_note(self) -> str:
         return ", tile after tile: one program per SM" if self.kernel.grid.persistent else ""
-
-    @property
-    def keep_scale(self) -> str:
-        assert self.kernel.softmax.dropout is not None
-        p = scalar(self.kernel.softmax.dropout.p)
-        return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
 
     @property
     def row_mask(self) -> str:
@@ -336,10 +308,6 @@ class KernelText:
             return f"no mask: whole {what} tiles, then the keys that are left" if what == "kv" else ""
         text = mask.span.text if mask.span else show(mask)
         return f"{text}: which {what} tiles are partial, and which are full"
-
-    def reads(self, index: str) -> bool:
-        """Whether a loop bound or a guard uses the index."""
-        return bounds_read(self.kernel.regions, index)
 
 
 def typed(names: Iterable[str]) -> list[str]:
