@@ -67,6 +67,7 @@ BACKWARD_CONFIGS = {
         Config(64, 64, 8, 2, 230400),
         Config(64, 64, 8, 1, 164352),
         Config(32, 128, 8, 1, 196864),
+        Config(32, 32, 2, 1, 73984),
     ),
 }
 BACKWARD_TUNED: dict[str, Tuned] = {
