@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from attnc.diagnostics import Diagnostic
@@ -71,6 +71,24 @@ class Attention:
             if tensor.name == name:
                 return tensor
         raise KeyError(name)
+
+    def rewritten(self, expr: Callable[[Expr], Expr], tensor: Callable[[Tensor], Tensor]) -> Attention:
+        """The attention with every tensor and every expression rewritten."""
+        softmax = self.softmax
+        return replace(
+            self,
+            inputs=tuple(map(tensor, self.inputs)),
+            outputs=tuple(map(tensor, self.outputs)),
+            lengths={name: expr(value) for name, value in self.lengths.items()},
+            score=expr(self.score),
+            mask=expr(self.mask),
+            softmax=replace(
+                softmax,
+                sink=softmax.sink and expr(softmax.sink),
+                dropout=softmax.dropout and expr(softmax.dropout),
+                seed=softmax.seed and expr(softmax.seed),
+            ),
+        )
 
     @property
     def q(self) -> Tensor:

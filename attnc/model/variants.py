@@ -102,22 +102,7 @@ def _fix(attention: Attention, params: Mapping[str, ParamValue]) -> Attention:
         dtype = tensor.dtype if isinstance(tensor.dtype, DType) else DType(str(params[tensor.dtype]))
         return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)))
 
-    softmax = attention.softmax
-    return replace(
-        attention,
-        params=(),
-        inputs=tuple(map(fix_tensor, attention.inputs)),
-        outputs=tuple(map(fix_tensor, attention.outputs)),
-        lengths={name: fix(length) for name, length in attention.lengths.items()},
-        score=fix(attention.score),
-        mask=fix(attention.mask),
-        softmax=replace(
-            softmax,
-            sink=softmax.sink and fix(softmax.sink),
-            dropout=softmax.dropout and fix(softmax.dropout),
-            seed=softmax.seed and fix(softmax.seed),
-        ),
-    )
+    return replace(attention.rewritten(fix, fix_tensor), params=())
 
 
 def _check(variant: Variant, report: Report) -> None:

@@ -43,21 +43,7 @@ def normalise(attention: Attention) -> Attention:
     def fix_tensor(tensor: Tensor) -> Tensor:
         return replace(tensor, shape=tuple(fix_size(tensor, axis) for axis in range(len(tensor.shape))))
 
-    softmax = attention.softmax
-    return replace(
-        attention,
-        inputs=tuple(map(fix_tensor, attention.inputs)),
-        outputs=tuple(map(fix_tensor, attention.outputs)),
-        lengths={name: fix(value) for name, value in attention.lengths.items()},
-        score=fix(attention.score),
-        mask=fix(attention.mask),
-        softmax=replace(
-            softmax,
-            sink=softmax.sink and fix(softmax.sink),
-            dropout=softmax.dropout and fix(softmax.dropout),
-            seed=softmax.seed and fix(softmax.seed),
-        ),
-    )
+    return attention.rewritten(fix, fix_tensor)
 
 
 def _widened(expr: Expr, wide: Collection[str]) -> Expr:

@@ -181,6 +181,20 @@ def statement_expressions(statement: Statement) -> tuple[Expr, ...]:
             return fetch_expressions((statement,))
 
 
+def of_a_head(program: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The statements whose values change with the query head."""
+    late: list[Statement] = []
+    for item in program:
+        names = {other.name for other in late}
+        row = item.row.name if isinstance(item, Fetch) and item.row else ""
+        nodes = [node for expr in statement_expressions(item) for node in walk(expr)]
+        if row in names or any(
+            node == Index("h") or (isinstance(node, Ref) and node.name in names) for node in nodes
+        ):
+            late.append(item)
+    return tuple(late)
+
+
 def bounds_read(regions: Regions, index: str) -> bool:
     """Whether a bound, a range or a guard of the loops uses the index."""
     exprs = [expr for loop in regions.loops for expr in loop.expressions]

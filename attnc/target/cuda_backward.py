@@ -10,7 +10,7 @@ from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import bounds_read, expressions_of, statement_expressions
+from attnc.plan.steps import bounds_read, expressions_of, of_a_head
 from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
@@ -261,17 +261,7 @@ class CudaBackwardText(CudaTileText):
     def head_program(self) -> tuple[Statement, ...]:
         if not self.groups:
             return () if self.kv_name == "h" else self.kernel.program
-        late: list[Statement] = []
-        for item in self.kernel.program:
-            exprs = statement_expressions(item)
-            names = {other.name for other in late}
-            row = item.row.name if isinstance(item, Fetch) and item.row else ""
-            nodes = [node for expr in exprs for node in walk(expr)]
-            if row in names or any(
-                node == Index("h") or (isinstance(node, Ref) and node.name in names) for node in nodes
-            ):
-                late.append(item)
-        return tuple(late)
+        return of_a_head(self.kernel.program)
 
     @property
     def what(self) -> str:

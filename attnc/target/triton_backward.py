@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attnc.expr.nodes import Const, Dot, Expr, Index, Ref, walk
+from attnc.expr.nodes import Const, Dot, Expr, Index, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import expressions_of, statement_expressions
+from attnc.plan.steps import expressions_of, of_a_head
 from attnc.target.printer import Printer
 from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, score, tiled
 from attnc.target.triton_adjoints import Sums, is_finite
@@ -327,17 +327,7 @@ class BackwardText(ProgramText):
     def head_program(self) -> tuple[Statement, ...]:
         if not self.groups:
             return () if self.is_packed else self.kernel.program
-        late: list[Statement] = []
-        for item in self.kernel.program:
-            exprs = statement_expressions(item)
-            names = {other.name for other in late}
-            row = item.row.name if isinstance(item, Fetch) and item.row else ""
-            nodes = [node for expr in exprs for node in walk(expr)]
-            if row in names or any(
-                node == Index("h") or (isinstance(node, Ref) and node.name in names) for node in nodes
-            ):
-                late.append(item)
-        return tuple(late)
+        return of_a_head(self.kernel.program)
 
     @property
     def what(self) -> str:
