@@ -82,7 +82,8 @@ class Subject:
     def limits(self) -> Limits:
         """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds."""
         if self.device == "cpu":
-            return Limits(tiles=self.tiles())
+            joined = (n for n, config in enumerate(self.configs) if any(_shares(config)))
+            return Limits(tiles=self.tiles(), joined=frozenset(joined))
         return Limits(tiles=self.tiles(), longest=2100, work=20_000)
 
     def run(self, inputs: Mapping[str, Value], outputs: Mapping[str, torch.Tensor], config: int = 0) -> None:

@@ -84,19 +84,22 @@ class Case:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a case may cost. tiles: (BLOCK_M, BLOCK_N) of the configs to draw from, by number; longest: M or
-    N; work: steps of a tile, summed over all heads.
+    N; work: steps of a tile, summed over all heads; joined: configs with another program for each row, which
+    takes a quarter of a step.
     """
 
     tiles: Mapping[int, tuple[int, int]]
     longest: int = 320
     work: int = 48
+    joined: frozenset[int] = frozenset()
 
     def cost(self, dims: Mapping[str, int], config: int) -> int:
         """Tile steps of a case, if no tile is skipped."""
         block_m, block_n = self.tiles[config]
         steps = -(-dims.get("M", 1) // block_m) * max(-(-dims.get("N", 1) // block_n), 1)
         heads = dims.get("Hkv", 1) * dims.get("G", 1) * dims.get("H", 1)
-        return steps * dims.get("B", 1) * heads
+        rows = dims.get("M", 1) if config in self.joined else 0
+        return (steps + rows // 4) * dims.get("B", 1) * heads
 
 
 _PRIMES = (3, 13, 37, 61, 97, 131, 257, 521)
