@@ -206,7 +206,7 @@ def _schedule(draw: st.DrawFn, shape: Shape) -> str:
         lines += ["loops = [q, kv]", f"softmax = {draw(st.sampled_from(softmaxes))}"]
         lines += draw(st.sampled_from(([], ["persistent = true"], ["order = longest_first"])))
     if shape.sums_dq and shape.storage.plain and draw(st.booleans()):
-        lines.append("backward { accumulate.dq = atomic }")
+        lines.append(f"backward {{ accumulate.dq = {draw(st.sampled_from(('atomic', 'sequential')))} }}")
     return "\n  ".join(lines)
 
 
