@@ -8,7 +8,7 @@ from dataclasses import replace
 from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.expr.simplify import conj, minimum, substitute
 from attnc.model.attention import Attention
-from attnc.plan.ir import Axis, Fetch, Let, Regions, Row, Softmax, Statement, Step
+from attnc.plan.ir import Axis, Fetch, Kernel, Let, Regions, Row, Softmax, Statement, Step
 from attnc.plan.loads import LoadNames
 from attnc.plan.names import own_name
 from attnc.plan.signature import kv_heads
@@ -195,10 +195,11 @@ def of_a_head(program: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return tuple(late)
 
 
-def bounds_read(regions: Regions, index: str) -> bool:
-    """Whether a bound, a range or a guard of the loops uses the index."""
-    exprs = [expr for loop in regions.loops for expr in loop.expressions]
-    exprs += (expr for item in regions.bounds for expr in statement_expressions(item))
+def starts_with(kernel: Kernel, index: str) -> bool:
+    """Whether what a program does first, or a bound, a range or a guard of its loops uses the index."""
+    exprs = [expr for loop in kernel.regions.loops for expr in loop.expressions]
+    first = (*kernel.program, *kernel.regions.bounds)
+    exprs += (expr for item in first for expr in statement_expressions(item))
     return any(Index(index) in walk(expr) for expr in exprs)
 
 

@@ -10,7 +10,7 @@ from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import bounds_read, expressions_of, of_a_head
+from attnc.plan.steps import expressions_of, of_a_head, starts_with
 from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
@@ -314,8 +314,8 @@ class CudaBackwardText(CudaTileText):
         return f"{text}: which {axis} tiles are partial, and which are full"
 
     def reads(self, index: str) -> bool:
-        """Whether a loop bound or a guard uses the index."""
-        return bounds_read(self.kernel.regions, index)
+        """Whether what comes before the step uses the index."""
+        return starts_with(self.kernel, index)
 
 
 def _needed(expr: Expr, fetches: tuple[Fetch, ...]) -> set[str]:

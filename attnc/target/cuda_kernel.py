@@ -12,7 +12,7 @@ from attnc.expr.simplify import compare, disj
 from attnc.model.tensors import DType, Role
 from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement
-from attnc.plan.steps import bounds_read, statement_expressions
+from attnc.plan.steps import starts_with, statement_expressions
 from attnc.target.cuda import STORED, at_row, load, scalar, statement, value_type
 from attnc.target.cuda_tiles import TileText
 
@@ -280,8 +280,8 @@ class CudaText(TileText):
         return f"{text}: which {what} tiles are partial, and which are full"
 
     def reads(self, index: str) -> bool:
-        """Whether a loop bound or a guard uses the index."""
-        return bounds_read(self.kernel.regions, index)
+        """Whether what comes before the step uses the index."""
+        return starts_with(self.kernel, index)
 
     def uses(self, name: str) -> bool:
         """Whether an expression of the kernel prints this function's name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnc.plan.ir import Kernel
-from attnc.plan.steps import bounds_read
+from attnc.plan.steps import starts_with
 from attnc.target.triton import scalar
 
 
@@ -58,8 +58,8 @@ class ProgramText:
         return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
 
     def reads(self, index: str) -> bool:
-        """Whether a loop bound or a guard uses the index."""
-        return bounds_read(self.kernel.regions, index)
+        """Whether what comes before the step uses the index."""
+        return starts_with(self.kernel, index)
 
     @property
     def _in_grid(self) -> bool:

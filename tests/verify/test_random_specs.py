@@ -171,6 +171,10 @@ MENDED = {
          "output o: f32[B, M, H, 16]", "grad q, x"),
         "", {"M": 21, "N": 21},
     ),
+    "decoding of shortened rows": (
+        (*_PLAIN, "input m_len: i32[B]", SCORE, "length M = m_len[b]", SOFTMAX, "output o: f32[B, M, H, 16]"),
+        "loops = [kv], split.kv = 1", {"M": 21, "N": 37},
+    ),
     "inputs as long as pages, and as packed queries": (
         ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[B, N, H, 16] via paged(slots, page = 3)",
          "input ends: i32[B + 1]", "input slots: i32[B, P]", "input x: f32[M, N]", "input y: f32[B, M]",
