@@ -32,7 +32,7 @@ _HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("
 #: Rows of CUDA kernels are copied in pieces of 8 elements.
 _WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 96, 128)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
-_UNIFIED = "unified_max(phi = 0.5, bounds = [-6, 6], fallback = online)"
+_UNIFIED = "unified_max(phi = 0.5, bounds = [-4, 4], fallback = online)"
 _BOTTOM_UP = "online(rescale = every_step)"
 
 
@@ -172,7 +172,8 @@ def _softmax(words: Words, *, dropout: bool) -> str:
 
 def _grads(draw: st.DrawFn, words: Words, text: str) -> list[str]:
     """Some of what can be differentiated by."""
-    floats = [e.name for e in words.extras if e.type == "float" and re.search(rf"\b{e.name}\b", text)]
+    used = [e for e in words.extras if re.search(rf"\b{e.name}\b(?! = )", text)]  # not 'seed = draws'
+    floats = [e.name for e in used if e.type == "float"]
     if draw(st.booleans()):
         return []
     return draw(st.lists(st.sampled_from(("q", "k", "v", *floats)), min_size=1, unique=True))
