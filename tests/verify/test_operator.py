@@ -65,7 +65,8 @@ class Loaded:
 
     def operator(self, suffix: str = "") -> Any:
         assert self.module._register()
-        name = self.module._register.__doc__.split()[1].removeprefix("torch.ops.attnc.")
+        texts = (text for text in self.module._register.__code__.co_consts if isinstance(text, str))
+        name = next(text for text in texts if text.startswith("attnc::")).removeprefix("attnc::")
         return getattr(torch.ops.attnc, name + suffix)
 
 
