@@ -39,13 +39,14 @@ class Sanitized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """The file: path below generated/ -> record, path -> why there is none, and path -> what the sanitizer
-    has watched.
+    """The file, by paths below generated/: a record or why there is none, and what compute-sanitizer has
+    watched or why it has not.
     """
 
     verified: Mapping[str, Record] = field(default_factory=dict)
     unverified: Mapping[str, str] = field(default_factory=dict)
     sanitized: Mapping[str, Sanitized] = field(default_factory=dict)
+    unsanitized: Mapping[str, str] = field(default_factory=dict)
 
     def with_verified(self, new: Mapping[str, Record]) -> Records:
         """The same with these records added or replaced; a module that has one is no longer unverified."""
@@ -53,8 +54,9 @@ class Records:
         return replace(self, verified={**self.verified, **new}, unverified=left)
 
     def with_sanitized(self, new: Mapping[str, Sanitized]) -> Records:
-        """The same with these added or replaced."""
-        return replace(self, sanitized={**self.sanitized, **new})
+        """The same with these added or replaced; a module that has one is no longer unsanitized."""
+        left = {path: why for path, why in self.unsanitized.items() if path not in new}
+        return replace(self, sanitized={**self.sanitized, **new}, unsanitized=left)
 
     def only(self, paths: Iterable[str]) -> Records:
         """Without what is said of modules that are gone."""
@@ -63,6 +65,7 @@ class Records:
             verified={path: record for path, record in self.verified.items() if path in kept},
             unverified={path: why for path, why in self.unverified.items() if path in kept},
             sanitized={path: record for path, record in self.sanitized.items() if path in kept},
+            unsanitized={path: why for path, why in self.unsanitized.items() if path in kept},
         )
 
 
@@ -80,7 +83,8 @@ def read(folder: Path) -> Records:
         data = json.loads(path.read_text(encoding="utf-8"))
         verified = {name: Record(**fields) for name, fields in data["verified"].items()}
         sanitized = {name: Sanitized(**fields) for name, fields in data.get("sanitized", {}).items()}
-        return Records(verified=verified, unverified=dict(data["unverified"]), sanitized=sanitized)
+        reasons = {section: dict(data.get(section, {})) for section in ("unverified", "unsanitized")}
+        return Records(verified=verified, sanitized=sanitized, **reasons)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: not a file of verification records: {error}") from None
 
@@ -91,6 +95,7 @@ def dump(records: Records) -> str:
         "verified": {path: asdict(record) for path, record in records.verified.items()},
         "unverified": records.unverified,
         "sanitized": {path: asdict(record) for path, record in records.sanitized.items()},
+        "unsanitized": records.unsanitized,
     }
     texts = (f"{json.dumps(name)}: {_object(section)}" for name, section in sections.items())
     return "{\n" + ",\n".join(texts) + "\n}\n"
@@ -98,11 +103,26 @@ def dump(records: Records) -> str:
 
 def lapsed(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
     """Modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
+    return _without(folder, modules, records.verified, records.unverified)
+
+
+def unwatched(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Modules of kernels that compute-sanitizer has not watched in their text, and no entry `unsanitized`."""
+    kernels = [name for name in modules if (folder / name).with_suffix(".cu").is_file()]
+    return _without(folder, kernels, records.sanitized, records.unsanitized)
+
+
+def _without(
+    folder: Path,
+    modules: Iterable[str],
+    records: Mapping[str, Record] | Mapping[str, Sanitized],
+    reasons: Mapping[str, str],
+) -> list[str]:
     missing = []
     for name in modules:
-        record = records.verified.get(name)
+        record = records.get(name)
         text = (folder / name).read_text(encoding="utf-8")
-        if name not in records.unverified and (record is None or record.sha256 != hash_of(text)):
+        if name not in reasons and (record is None or record.sha256 != hash_of(text)):
             missing.append(name)
     return missing
 
