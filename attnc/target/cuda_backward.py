@@ -15,7 +15,7 @@ from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_tiles import CudaTileText
-from attnc.target.triton_adjoints import is_finite
+from attnc.target.triton_adjoints import has_pole, is_finite
 
 
 class CudaBackwardText(CudaTileText):
@@ -49,6 +49,9 @@ class CudaBackwardText(CudaTileText):
         self.needs_q_idx = self.needs_q_idx or bool(self.chain.adjoints)
         self.needs_kv_idx = self.needs_kv_idx or bool(self.chain.adjoints)
         self.is_linear = self.chain.slope is None or is_finite(self.chain.slope)
+        self.has_pole = self.chain.slope is not None and has_pole(self.chain.slope)
+        score = self.kernel.step.score
+        self.score_has_pole = score is not None and has_pole(score)
 
     @property
     def constants(self) -> Iterator[str]:

@@ -153,3 +153,12 @@ def is_finite(value: Expr) -> bool:
         or (isinstance(node, Call) and node.function in ("exp", "log", "sqrt"))
         for node in walk(value)
     )
+
+
+def has_pole(value: Expr) -> bool:
+    """Whether the value can be infinite at zeros, which is what rows and keys past the end are loaded as."""
+    return any(
+        (isinstance(node, Binary) and node.op == "/" and not isinstance(node.right, Const))
+        or (isinstance(node, Call) and node.function == "log")
+        for node in walk(value)
+    )

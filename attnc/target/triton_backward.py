@@ -13,7 +13,7 @@ from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import expressions_of, of_a_head
 from attnc.target.printer import Printer
 from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, score, tiled
-from attnc.target.triton_adjoints import Sums, is_finite
+from attnc.target.triton_adjoints import Sums, has_pole, is_finite
 from attnc.target.triton_kernel import block, typed, unique
 from attnc.target.triton_parameters import Parameters
 from attnc.target.triton_program import ProgramText
@@ -63,6 +63,9 @@ class BackwardText(ProgramText):
         )
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in self._used)
         self.is_linear = self.chain.slope is None or is_finite(self.chain.slope)
+        self.has_pole = self.chain.slope is not None and has_pole(self.chain.slope)
+        score = self.kernel.step.score
+        self.score_has_pole = score is not None and has_pole(score)
         self.first = (
             None
             if self.prologue is None

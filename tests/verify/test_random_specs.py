@@ -262,6 +262,29 @@ schedule spec for {target} {{
     assert not o[1:].any()  # no key is that far
 
 
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("score", ["sqrt(abs(dot(q, k)))", "dot(q, k) / (4 * x[q_idx])"])
+def test_scores_that_are_no_numbers_past_the_end(score: str, target: str) -> None:
+    """Rows past the end are zeros, where these scores or their slopes are infinite or NaN."""
+    if target != "triton" and not available():
+        pytest.skip("g++ compiles CUDA kernels for the CPU")
+    text = f"""attention spec {{
+  input q: f16[B, M, H, 16]
+  input k, v: f16[B, N, H, 16]
+  input x: f32[M]
+  score = {score}
+  {SOFTMAX}
+  output o: f16[B, M, H, 16]
+  grad q, k, v
+}}
+schedule spec for {target} {{
+  tile.q = 32, tile.kv = 32, warps = 2
+}}
+"""
+    verdict = check(subject(text), Case(dims={"B": 1, "M": 27, "N": 37, "H": 2}, seed=5))
+    assert verdict.ok, verdict.message
+
+
 def test_a_unified_maximum_keeps_nan() -> None:
     """In rows of a shortened sequence, which are cleared where there is no query."""
     lines = f"length M = M\n  {SCORE}\n  {SOFTMAX}"
