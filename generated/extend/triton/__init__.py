@@ -21,14 +21,16 @@ VARIANTS = {
 TUNED = {
     ("NVIDIA H200", (128,)): (
         ((1, 1024, 16), "split"),
-        ((None, 1024, 16), "drafts"),
-        ((1, 8192, 16), "split"),
-        ((1024, 8192, 16), "drafts"),
-        ((None, 8192, 16), "rows"),
+        ((256, 1024, 16), "drafts"),
+        ((None, 1024, 16), "rows"),
         ((4, None, 16), "split"),
-        ((None, None, 16), "drafts"),
-        ((1, None, None), "split"),
-        ((None, None, None), "drafts"),
+        ((256, None, 16), "drafts"),
+        ((None, None, 16), "rows"),
+        ((1, 1024, None), "split"),
+        ((None, 1024, None), "drafts"),
+        ((4, None, None), "split"),
+        ((64, None, None), "drafts"),
+        ((None, None, None), "rows"),
     ),
 }
 #: The same for a device that nobody has measured.
