@@ -7,6 +7,7 @@ times heads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +41,13 @@ _SAMPLE_MS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Microseconds of each schedule at one point of the grid."""
+    """Microseconds of each schedule at one point of the grid; heads: of q, kv_heads: of K and V."""
 
     M: int
     N: int
     B: int
     heads: int
+    kv_heads: int
     microseconds: Mapping[str, float]
 
     @property
@@ -70,16 +72,23 @@ def tune_schedules(path: Path, rounds: int, report: Callable[[str], None]) -> tu
     """
     source = tuned_source(path)
     choices = () if source is None else load_tuned(source)
-    families: dict[tuple[str, str], list[ir.Module]] = {}
-    for module in plan_program(front(path)).modules:
-        if module.target == "triton" and module.label:
-            families.setdefault((module.variant.attention.name, plain_name(module)), []).append(module)
-    tuned = [_tune(family, choices, rounds, report) for family in families.values() if len(family) > 1]
+    tuned = [_tune(family, choices, rounds, report) for family in families(path)]
     target = dispatch_path(path)
     known = load_tables(Source(str(target), target.read_text(encoding="utf-8"))) if target.exists() else ()
     if tuned:
         write_text(target, dump_tables([*known, *(found.table for found in tuned)]))
     return tuple(tuned)
+
+
+def families(path: Path) -> tuple[tuple[ir.Module, ...], ...]:
+    """The modules that a table picks among: those of an attention's variant, where several schedules for
+    Triton have labels. Raises DiagnosticError for a wrong spec.
+    """
+    found: dict[tuple[str, str], list[ir.Module]] = {}
+    for module in plan_program(front(path)).modules:
+        if module.target == "triton" and module.label:
+            found.setdefault((module.variant.attention.name, plain_name(module)), []).append(module)
+    return tuple(tuple(family) for family in found.values() if len(family) > 1)
 
 
 def _tune(
@@ -104,7 +113,7 @@ def _measure(
     graphs = {module.label: sized.graph(module, choices) for module in family}
     timings = interleave(graphs, rounds, sample_ms=_SAMPLE_MS)
     times = {label: timing.median * 1e3 / sized.copies for label, timing in timings.items()}
-    return Point(M=M, N=N, B=B, heads=sized.heads, microseconds=times)
+    return Point(M=M, N=N, B=B, heads=sized.heads, kv_heads=sized.kv_heads, microseconds=times)
 
 
 def table_of(name: str, variant: str, points: Sequence[Point], device: str, compiler: str) -> Table:
@@ -140,3 +149,21 @@ def table_of(name: str, variant: str, points: Sequence[Point], device: str, comp
         sizes=ATTENTION_SIZES,
         rows=joined(rows),
     )
+
+
+def dump_points(tuned: TunedSchedules, path: Path) -> str:
+    """All that was measured as JSON, a line for each point; path: of the spec."""
+    first = tuned.points[0]
+    sizes = f"{first.heads} query heads, {first.kv_heads} K/V heads"
+    head = {
+        "device": tuned.table.device,
+        "toolchain": tuned.table.toolchain,
+        "spec": f"{path.as_posix()}, {tuned.variant}, {sizes}",
+    }
+    points = ",\n".join(f"  {json.dumps(_entry(point))}" for point in tuned.points)
+    return f'{{\n {json.dumps(head)[1:-1]},\n "points": [\n{points}\n ]\n}}\n'
+
+
+def _entry(point: Point) -> dict[str, object]:
+    times = {label: round(time, 2) for label, time in point.microseconds.items()}
+    return {"M": point.M, "N": point.N, "B": point.B, "heads": point.heads, "microseconds": times}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import floor
+from math import ceil, floor
 
 from attnc.bench.papers import markdown, read_papers
+from attnc.plan.dispatch import admits, load_tables
+from attnc.source import Source
 from tests.documentation import ROOT, table
 
 
@@ -132,3 +134,31 @@ def decode_cuda() -> str:
         smaller = [_ratio(of_16["us"], of_4["us"]) for of_16, of_4 in pages]
         rows.append((cell["name"], *speeds, " / ".join(ratios), " / ".join(smaller)))
     return table(rows)
+
+
+def schedules() -> str:
+    """Microseconds of each schedule of an attention, what the committed table takes in bold; and how much
+    longer than the fastest each takes, and what the table takes, where that is most.
+    """
+    record = json.loads((ROOT / "docs" / "figures" / "schedules_h200.json").read_text(encoding="utf-8"))
+    path = ROOT / "specs" / "tuned" / "extend.dispatch.json"
+    tables = load_tables(Source(str(path), path.read_text(encoding="utf-8")))
+    measured = (record["device"], record["toolchain"])
+    (chosen,) = (found for found in tables if (found.device, found.toolchain) == measured)
+    cells: dict[int, dict[tuple[int, int], str]] = {}
+    worst: dict[str, tuple[float, str]] = {}
+    for point in record["points"]:
+        M, N, B, times = point["M"], point["N"], point["B"], point["microseconds"]
+        sizes = (M, N, B * point["heads"])
+        taken = next(row.choice["schedule"] for row in chosen.rows if admits(row.limits, sizes))
+        shown = ((f"**{time:.1f}**" if label == taken else f"{time:.1f}") for label, time in times.items())
+        cells.setdefault(M, {})[B, N] = " / ".join(shown)
+        place = f"M = {M}, N = {N}, B = {B}"
+        for name, label in {**{f"`{label}`": label for label in times}, "the table": taken}.items():
+            worst[name] = max(worst.get(name, (0.0, "")), (times[label] / min(times.values()), place))
+    columns = sorted({column for row in cells.values() for column in row})
+    grid = [("M", *(f"B{B} N{N}" for B, N in columns)), ("---",) * (1 + len(columns))]
+    grid += [(str(M), *(row.get(column, "-") for column in columns)) for M, row in sorted(cells.items())]
+    longest = [("for all sizes", "times the fastest, at most", "at"), ("---",) * 3]
+    longest += [(name, f"{ceil(100 * times) / 100:.2f}x", place) for name, (times, place) in worst.items()]
+    return f"{table(grid)}\n{table(longest)}"

@@ -57,6 +57,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),
     ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),
+    ("docs/performance.md", "schedules"): lambda page: documented_figures.schedules(),
     ("docs/performance.md", "decode"): lambda page: documented_figures.decode(),
     ("docs/performance.md", "serving"): lambda page: documented_figures.serving(),
     ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),

@@ -53,7 +53,12 @@ def test_the_committed_tables_name_configs_that_exist() -> None:
 def test_every_point_of_the_grid_gets_its_fastest_schedule() -> None:
     points = [
         Point(
-            M=M, N=N, B=B, heads=8, microseconds={"split": float(M), "rows": 40.0 if N == 1024 else 9.0 * B}
+            M=M,
+            N=N,
+            B=B,
+            heads=8,
+            kv_heads=2,
+            microseconds={"split": float(M), "rows": 40.0 if N == 1024 else 9.0 * B},
         )
         for B in (1, 16)
         for N in (1024, 8192)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnc.cli.bench import need_gpu
 from attnc.cli.compile import SPECS
 from attnc.cli.console import Mistake, find_specs, note, progress, say
+
+if TYPE_CHECKING:
+    from attnc.tune_schedules import TunedSchedules
 
 
 def tune(
@@ -19,6 +22,10 @@ def tune(
     kernels: Annotated[
         str, typer.Option(help="Which kernels, comma separated; all but forward belong to the backward.")
     ] = "forward,dq,dkdv,dk,dv",
+    points: Annotated[
+        Path | None,
+        typer.Option(help="Time only the schedules of one attention, and write every time there as JSON."),
+    ] = None,
 ) -> None:
     """Measure which config of a schedule is fastest on this GPU, and write it to specs/tuned/.
 
@@ -30,6 +37,9 @@ def tune(
     """
     paths = find_specs(specs or [])
     need_gpu()
+    if points is not None:
+        tune_points(paths, rounds, points)
+        return
     from attnc.build import tuned_path
     from attnc.tune import TUNABLE
     from attnc.tune import tune as measure
@@ -78,7 +88,26 @@ def tune_layers(path: Path, rounds: int) -> None:
         note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
 
 
-def tune_labels(path: Path, rounds: int) -> None:
+def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
+    """Tunes the schedules of the one attention that has several, and writes all times to a file. Raises
+    Mistake when it is not one.
+    """
+    from attnc.build import write_text
+    from attnc.tune_schedules import dump_points, families
+
+    several = [path for path in paths for _ in families(path)]
+    if len(several) != 1:
+        raise Mistake(
+            f"--points is for one variant with several schedules for Triton, and here are {len(several)}",
+            "name the spec of one",
+        )
+    (path,) = several
+    (found,) = tune_labels(path, rounds)
+    write_text(out, dump_points(found, path))
+    note(f"wrote {out}")
+
+
+def tune_labels(path: Path, rounds: int) -> tuple[TunedSchedules, ...]:
     """Tunes which of several schedules of an attention is taken for which sizes, and prints the table."""
     from attnc.build import dispatch_path
     from attnc.tune_schedules import tune_schedules
@@ -92,6 +121,7 @@ def tune_labels(path: Path, rounds: int) -> None:
             say(f"{found.name} {found.variant} {limits}: {row.choice['schedule']}")
     if tuned:
         note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
+    return tuned
 
 
 _SHOWN = ("tile.q", "tile.kv", "warps", "stages", "maxnreg", "dp")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnc.model.tensors import Role
+from attnc.model.tensors import Role, Tensor
 from attnc.plan import ir
 from attnc.plan.tuned import Choice
 from attnc.runtime.graphs import replayed
@@ -30,9 +30,8 @@ class Sized:
         self.copies = max(1, min(_MOST, _COLD // (2 * k.numel() * k.element_size())))
         clones = [tuple(tensor.clone() for tensor in first.tensors) for _ in range(self.copies - 1)]
         self.problems = [first.tensors, *clones]
-        axis = module.variant.attention.q.axis(Role.HEAD)
-        assert axis is not None, "q has heads"
-        self.heads = int(q.shape[axis])
+        attention = module.variant.attention
+        self.heads, self.kv_heads = _heads(attention.q, q), _heads(attention.k, k)
 
     def graph(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
         """A graph of one call for each copy, with the config that the module takes by itself."""
@@ -40,3 +39,9 @@ class Sized:
         function = getattr(loaded, module.variant.attention.name)
         with torch.no_grad():
             return replayed([partial(function, *tensors) for tensors in self.problems])
+
+
+def _heads(tensor: Tensor, values: torch.Tensor) -> int:
+    """How many heads the values have: one where the tensor has no axis of heads."""
+    axis = tensor.axis(Role.HEAD)
+    return 1 if axis is None else int(values.shape[axis])
