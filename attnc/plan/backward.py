@@ -27,13 +27,12 @@ from attnc.model.schedule import Config, Schedule
 from attnc.plan.cuda_backward import cuda_choices, plan_cuda_backward
 from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.error_bound import error_bound, feature
-from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule, expressions, wanted_loads
+from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule, wanted_loads
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
 from attnc.plan.ir_backward import (
     Accumulate,
     Backward,
     BackwardKernel,
-    Chain,
     Gradient,
     GradientBound,
     InMemory,
@@ -163,17 +162,16 @@ class _Maker:
             attention.mask, inner, attention.mask.span, padded=inner == "q" and not over_keys
         )
         loops = named_bounds(loops, names)
-        rule = chain_rule(attention, names, wanted)
+        rule = chain_rule(attention, names, wanted, adds_dq)
+        also = tuple(rule.chain.step_expressions)
         prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
         softmax = _softmax(rule, _dropout(attention, names), attention)
         inside = IN_BOUNDS if tail and (inner == "kv" or over_keys) else TRUE
-        step = make_step(
-            attention, rule.score, inside, loops, softmax, names, inner, expressions(rule), rule.shared
-        )
+        step = make_step(attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared)
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
         kv_head = kv_head_of(attention)
-        used = [*expressions_of(program, outer, loops, step, softmax), *expressions(rule), kv_head]
+        used = [*expressions_of(program, outer, loops, step, softmax), *also, kv_head]
         if inner == "q" and kv_heads(attention) != Dim("H"):
             used += [Dim("G"), Dim("Hkv")]
         return BackwardKernel(
@@ -199,13 +197,7 @@ class _Maker:
                 bound=error_bound(attention, choices, softmax, on_cuda=self.cuda is not None),
                 rows=places,
             ),
-            chain=Chain(
-                scale=rule.scale,
-                slope=rule.slope,
-                shared=rule.shared,
-                adjoints=rule.adjoints,
-                adds_dq=adds_dq,
-            ),
+            chain=rule.chain,
             makes=makes,
             prologue=prologue,
         )

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from attnc.expr.derive import derive
-from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Dot, Expr, Index, Load, Ref, walk
+from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Load, Ref, walk
 from attnc.expr.scale import scale_by
 from attnc.expr.simplify import number, substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Let
-from attnc.plan.ir_backward import Accumulate, Adjoint, Part, Place
+from attnc.plan.ir_backward import Accumulate, Adjoint, Chain, InMemory, Part, Place
 from attnc.plan.loads import LoadNames, axes_of
 from attnc.plan.names import KERNEL
 from attnc.plan.scores import split_scale
@@ -31,17 +31,14 @@ _PLACES: dict[Index, Expr] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRule:
-    """The score and its derivatives over the names of one kernel; fields as in `ir_backward.Chain`.
+    """The score and its derivatives over the names of one kernel.
 
     raw_scale, score: as in `ir.Softmax.scale` and `ir.Step.score`.
     """
 
     raw_scale: float | None
     score: Expr | None
-    scale: float
-    slope: Expr | None
-    shared: tuple[Let, ...]
-    adjoints: tuple[Adjoint, ...]
+    chain: Chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +109,14 @@ def _places(load: Load, attention: Attention) -> tuple[Place, ...] | None:
 
 
 def chain_rule(
-    attention: Attention, names: LoadNames, wanted: Iterable[tuple[Wanted, Accumulate]]
+    attention: Attention,
+    names: LoadNames,
+    wanted: Iterable[tuple[Wanted, Accumulate]],
+    adds_dq: InMemory | None = None,
 ) -> ChainRule:
-    """The score of one kernel, and its derivatives with respect to the dot product and these loads."""
+    """The score of one kernel, and its derivatives with respect to the dot product and these loads; adds_dq:
+    as in `ir_backward.Chain`.
+    """
     raw_scale, raw = split_scale(attention.score)
     derivative = derive(_natural(attention))
     scale, slope = _split_factor(derivative.dot)
@@ -131,10 +133,13 @@ def chain_rule(
     return ChainRule(
         raw_scale=raw_scale,
         score=None if score is None else substitute(score, mapping),
-        scale=scale,
-        slope=None if slope is None else substitute(slope, mapping),
-        shared=shared,
-        adjoints=tuple(replace(a, value=substitute(a.value, mapping)) for a in adjoints),
+        chain=Chain(
+            scale=scale,
+            slope=None if slope is None else substitute(slope, mapping),
+            shared=shared,
+            adjoints=tuple(replace(a, value=substitute(a.value, mapping)) for a in adjoints),
+            adds_dq=adds_dq,
+        ),
     )
 
 
@@ -184,16 +189,3 @@ def _shared(score: Expr | None, others: Iterable[Expr | None], names: LoadNames)
 def axes_or_dot(expr: Expr) -> bool:
     """Whether the value varies within a tile."""
     return bool(axes_of(expr)) or any(isinstance(node, Dot) for node in walk(expr))
-
-
-def expressions(rule: ChainRule) -> tuple[Expr, ...]:
-    """What a step evaluates besides the score."""
-    found: list[Expr] = [let.value for let in rule.shared]
-    if rule.slope is not None:
-        found.append(rule.slope)
-    for adjoint in rule.adjoints:
-        found.append(adjoint.value)
-        if adjoint.guard != TRUE:
-            found.append(adjoint.guard)
-        found += [index for index in adjoint.load.indices if adjoint.along == ("q", "kv")]
-    return tuple(found)

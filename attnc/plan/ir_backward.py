@@ -11,14 +11,17 @@ P is recomputed from the saved lse (FlashAttention-2, arXiv 2307.08691, algorith
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Expr, Load
+from attnc.expr.nodes import Expr, Index, Load, walk
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences
 from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.ir import Axis, ErrorBound, Kernel, Let, Module, Statement
+from attnc.plan.poles import has_pole, is_finite
+from attnc.plan.steps import kernel_expressions
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
 #: a fixed order, or they are added to one place in whatever order they arrive.
@@ -53,6 +56,11 @@ class Adjoint:
     along: tuple[Axis, ...]
     accumulate: Accumulate
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the derivative is finite for every score, masked ones and those past the end included."""
+        return is_finite(self.value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
@@ -68,6 +76,34 @@ class Chain:
     shared: tuple[Let, ...]
     adjoints: tuple[Adjoint, ...]
     adds_dq: InMemory | None = None
+
+    @property
+    def slope_is_finite(self) -> bool:
+        """Whether d score / d dot is finite for every score, masked ones and those past the end included."""
+        return self.slope is None or is_finite(self.slope)
+
+    @property
+    def slope_has_pole(self) -> bool:
+        """Whether it can be infinite at zeros, which is what is past the end."""
+        return self.slope is not None and has_pole(self.slope)
+
+    @property
+    def step_expressions(self) -> Iterator[Expr]:
+        """What a step evaluates besides the score."""
+        yield from (let.value for let in self.shared)
+        if self.slope is not None:
+            yield self.slope
+        for adjoint in self.adjoints:
+            yield from (adjoint.value, adjoint.guard)
+            if adjoint.along == ("q", "kv"):
+                yield from adjoint.load.indices
+
+    @property
+    def expressions(self) -> Iterator[Expr]:
+        """The same, and where the sums go after the last step."""
+        yield from self.step_expressions
+        for adjoint in self.adjoints:
+            yield from adjoint.load.indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +152,26 @@ class BackwardKernel:
     def name(self) -> KernelName:
         """Which kernel of its backward this is."""
         return name_of(self.makes)
+
+    @property
+    def over_q(self) -> bool:
+        """Whether a program owns a q tile, so that rows of its tiles are queries."""
+        return self.kernel.grid.over == "q"
+
+    @property
+    def sums_heads(self) -> bool:
+        """Whether a program walks over all query heads that share its keys."""
+        return "G" in self.kernel.dims and not self.over_q
+
+    @property
+    def score_has_pole(self) -> bool:
+        """Whether the score can be infinite at zeros, which is what is past the end."""
+        return self.kernel.step.score is not None and has_pole(self.kernel.step.score)
+
+    def uses(self, index: str) -> bool:
+        """Whether anything that the kernel evaluates reads the index."""
+        used = (*kernel_expressions(self.kernel), *self.chain.expressions)
+        return any(Index(index) in walk(expr) for expr in used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

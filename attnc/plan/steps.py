@@ -161,6 +161,7 @@ def kv_head_of(attention: Attention) -> Expr:
 def expressions_of(
     program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step, softmax: Softmax
 ) -> Iterator[Expr]:
+    """Everything that a kernel evaluates for its scores."""
     for statement in (*program, *outer, *loops.bounds, *step.fetches, *step.masked_fetches):
         yield from statement_expressions(statement)
     for loop in loops.loops:
@@ -168,6 +169,11 @@ def expressions_of(
     for expr in (step.score, step.keep, softmax.sink):
         if expr is not None:
             yield expr
+
+
+def kernel_expressions(kernel: Kernel) -> Iterator[Expr]:
+    """The same of a finished kernel."""
+    return expressions_of(kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
 
 
 def statement_expressions(statement: Statement) -> tuple[Expr, ...]:

@@ -10,7 +10,6 @@ from attnc.expr.simplify import conj
 from attnc.plan.ir_backward import Adjoint
 from attnc.target.cuda import address, scalar
 from attnc.target.printer import Printer
-from attnc.target.triton_adjoints import is_finite
 
 _IN_ROWS = Compare("<", Index("q_idx"), Dim("M"))
 _IN_KEYS = Compare("<", Index("kv_idx"), Dim("N"))
@@ -165,7 +164,7 @@ class CudaSums:
             case Const(value=-1.0):
                 sign, value = "-", Const(1.0)
         term = "ds" if value == Const(1.0) else f"ds * {self.factor(value)}"
-        return sign, term if is_finite(value) else f"(p == 0.0f ? 0.0f : {term})"
+        return sign, term if adjoint.is_finite else f"(p == 0.0f ? 0.0f : {term})"
 
     def _at(self, adjoint: Adjoint, show: Printer) -> str:
         """Where in the gradient itself a load points."""

@@ -10,12 +10,11 @@ from attnc.expr.show import show
 from attnc.expr.simplify import compare, disj
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import expressions_of, of_a_head, starts_with
+from attnc.plan.steps import of_a_head, starts_with
 from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_tiles import CudaTileText
-from attnc.target.triton_adjoints import has_pole, is_finite
 
 
 class CudaBackwardText(CudaTileText):
@@ -30,28 +29,10 @@ class CudaBackwardText(CudaTileText):
         self.first_column = "first_query + " if self.exchange else ""
         self.sums = CudaSums(adjoints=self.chain.adjoints, over_q=self.over_q, show=self.show)
         self.needs_sums = bool(self.sums.vectors)
-        self._used = (
-            *expressions_of(
-                self.kernel.program,
-                self.kernel.outer,
-                self.kernel.regions,
-                self.kernel.step,
-                self.kernel.softmax,
-            ),
-            *self._chain_expressions(),
-        )
-        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in self._used)
-        dropout = self.kernel.softmax.dropout is not None
-        self.needs_q_idx = self.uses_q_pos or any(Index("q_idx") in walk(expr) for expr in self._used)
-        self.needs_kv_idx = (
-            dropout or self.needs_sums or any(Index("kv_idx") in walk(expr) for expr in self._used)
-        )
-        self.needs_q_idx = self.needs_q_idx or bool(self.chain.adjoints)
-        self.needs_kv_idx = self.needs_kv_idx or bool(self.chain.adjoints)
-        self.is_linear = self.chain.slope is None or is_finite(self.chain.slope)
-        self.has_pole = self.chain.slope is not None and has_pole(self.chain.slope)
-        score = self.kernel.step.score
-        self.score_has_pole = score is not None and has_pole(score)
+        self.uses_q_pos = planned.uses("q_pos")
+        has_adjoints, drops = bool(self.chain.adjoints), self.kernel.softmax.dropout is not None
+        self.needs_q_idx = has_adjoints or self.uses_q_pos or planned.uses("q_idx")
+        self.needs_kv_idx = has_adjoints or drops or planned.uses("kv_idx")
 
     @property
     def constants(self) -> Iterator[str]:
@@ -105,13 +86,6 @@ class CudaBackwardText(CudaTileText):
         """The mask as the condition of a selection."""
         text = self.keep_text
         return f"({text})" if re.search(r" (&&|\|\|) ", text) else text
-
-    def _chain_expressions(self) -> Iterator[Expr]:
-        yield from (let.value for let in self.chain.shared)
-        if self.chain.slope is not None:
-            yield self.chain.slope
-        for adjoint in self.chain.adjoints:
-            yield from (adjoint.value, adjoint.guard, *adjoint.load.indices)
 
     @property
     def dropout(self) -> str:
@@ -207,7 +181,7 @@ class CudaBackwardText(CudaTileText):
     def elements_read(self, index: str) -> bool:
         """Whether the pass over the elements mentions an index."""
         step = self.kernel.step
-        exprs = [*self._chain_expressions(), *([] if step.score is None else [step.score])]
+        exprs = [*self.chain.expressions, *([] if step.score is None else [step.score])]
         fetches = [*step.fetches, *(step.masked_fetches if self.mode != "after" else ())]
         exprs += (expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
         if self.mode in ("always", "each") and step.keep is not None:

@@ -24,9 +24,8 @@ class CudaTileText(CudaFileText):
         super().__init__(module, arguments, planned.kernel.name, default_of(planned))
         self.kernel = planned.kernel
         self.bounds = "BOUNDS" if limits_registers(self.kernel) else self.bounds
-        self.over_q = self.kernel.grid.over == "q"
+        self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.show = at_row if self.over_q else at_key
-        self.groups = "G" in self.kernel.dims and not self.over_q
         self.kv_heads = "Hkv" if self.groups else "H"
         self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
         self.h_kv = scalar(self.kernel.kv_head)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import TRUE, Binary, Call, Compare, Const, Dim, Dot, Expr, Index, Load, Neg, Ref, walk
+from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Neg, Ref
 from attnc.expr.simplify import conj
 from attnc.plan.ir_backward import Adjoint
 from attnc.target.printer import Printer
@@ -131,7 +131,7 @@ class Sums:
             case Const(value=-1.0):
                 sign, value = "-", Const(1.0)
         term = "ds" if value == Const(1.0) else f"ds * {self.factor(value)}"
-        return sign, term if is_finite(value) else f"tl.where(p == 0.0, 0.0, {term})"
+        return sign, term if adjoint.is_finite else f"tl.where(p == 0.0, 0.0, {term})"
 
     def _at(self, adjoint: Adjoint) -> str:
         """Where in the gradient itself a load points."""
@@ -140,25 +140,3 @@ class Sums:
 
     def _wide(self, index: str) -> str:
         return self.show(Index(index)).replace(index, f"{index}.to(tl.int64)")
-
-
-def is_finite(value: Expr) -> bool:
-    """Whether the value is a finite number wherever its indices are: it reads nothing and divides by
-    nothing.
-    """
-    return not any(
-        isinstance(node, Dot | Load)
-        or (isinstance(node, Ref) and node.type == "float")
-        or (isinstance(node, Binary) and node.op == "/")
-        or (isinstance(node, Call) and node.function in ("exp", "log", "sqrt"))
-        for node in walk(value)
-    )
-
-
-def has_pole(value: Expr) -> bool:
-    """Whether the value can be infinite at zeros, which is what rows and keys past the end are loaded as."""
-    return any(
-        (isinstance(node, Binary) and node.op == "/" and not isinstance(node.right, Const))
-        or (isinstance(node, Call) and node.function == "log")
-        for node in walk(value)
-    )

@@ -10,10 +10,10 @@ from attnc.expr.show import show
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import expressions_of, of_a_head
+from attnc.plan.steps import of_a_head
 from attnc.target.printer import Printer
 from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, score, tiled
-from attnc.target.triton_adjoints import Sums, has_pole, is_finite
+from attnc.target.triton_adjoints import Sums
 from attnc.target.triton_kernel import block, typed, unique
 from attnc.target.triton_parameters import Parameters
 from attnc.target.triton_program import ProgramText
@@ -30,11 +30,11 @@ class BackwardText(ProgramText):
     own_q_tiles = "M_padded // BLOCK_M"
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
-        self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
-        self.makes, self.prologue = planned.makes, planned.prologue
+        self.module, self.planned, self.kernel = module, planned, planned.kernel
+        self.chain, self.makes, self.prologue = planned.chain, planned.makes, planned.prologue
         self.tensors = Tensors(module)
         attention = module.variant.attention
-        self.over_q = self.kernel.grid.over == "q"
+        self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.block_d, self.block_dv = block(self.tensors.d), block(self.tensors.dv)
         self.step_function = f"_backward_{''.join(self.makes) or 'rows'}_step"
         self.by_row = "[:, None]" if self.over_q else "[None, :]"
@@ -48,24 +48,9 @@ class BackwardText(ProgramText):
             show=self.show,
             all_n=self.length("N"),
         )
-        self.groups = "G" in self.kernel.dims and not self.over_q
         self.kv_heads = "Hkv" if self.groups else "H"
         self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
-        self._used = (
-            *expressions_of(
-                self.kernel.program,
-                self.kernel.outer,
-                self.kernel.regions,
-                self.kernel.step,
-                self.kernel.softmax,
-            ),
-            *self._chain_expressions(),
-        )
-        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in self._used)
-        self.is_linear = self.chain.slope is None or is_finite(self.chain.slope)
-        self.has_pole = self.chain.slope is not None and has_pole(self.chain.slope)
-        score = self.kernel.step.score
-        self.score_has_pole = score is not None and has_pole(score)
+        self.uses_q_pos = planned.uses("q_pos")
         self.first = (
             None
             if self.prologue is None
@@ -97,13 +82,6 @@ class BackwardText(ProgramText):
         """Name of the score: that of the dot product, unless a derivative needs the dot product too."""
         later = (*(a.value for a in self.chain.adjoints), *([self.chain.slope] if self.chain.slope else []))
         return "score" if any(Dot() in walk(expr) for expr in later) else "s"
-
-    def _chain_expressions(self) -> Iterator[Expr]:
-        yield from (let.value for let in self.chain.shared)
-        if self.chain.slope is not None:
-            yield self.chain.slope
-        for adjoint in self.chain.adjoints:
-            yield from (adjoint.value, adjoint.guard, *adjoint.load.indices)
 
     def block(self, name: str) -> int:
         return block(self.tensors.size(name))
@@ -267,7 +245,7 @@ class BackwardText(ProgramText):
     def _step_reads(self, index: str) -> bool:
         step = self.kernel.step
         fetches = (expr for f in (*step.fetches, *step.masked_fetches) for expr in (*f.load.indices, f.guard))
-        exprs = (*fetches, *(e for e in (step.score, step.keep) if e is not None), *self._chain_expressions())
+        exprs = (*fetches, *(e for e in (step.score, step.keep) if e is not None), *self.chain.expressions)
         return any(Index(index) in walk(expr) for expr in exprs)
 
     @property

@@ -11,7 +11,7 @@ from attnc.model.tensors import DType, Role
 from attnc.plan.access import Rows
 from attnc.plan.error_bound import feature
 from attnc.plan.ir import Arg, Kernel, Loop, Module
-from attnc.plan.steps import expressions_of
+from attnc.plan.steps import kernel_expressions
 from attnc.target.triton import TL_DTYPES, scalar
 from attnc.target.triton_program import ProgramText
 
@@ -47,8 +47,7 @@ class KernelText(ProgramText):
         self.has_lse = attention.lse is not None or bool(module.kept)
         self.may_lack_lse = bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
-        used = expressions_of(kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
-        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in used)
+        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel_expressions(kernel))
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
 
     # -- loads of tiles ------------------------------------------------------------------------------------
