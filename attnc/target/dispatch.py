@@ -7,7 +7,7 @@ keyword of the function, its first choice being the default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Param
@@ -24,12 +24,13 @@ from attnc.target.triton import TORCH_DTYPES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """Where the value of one param comes from: `expression` over the arguments, or a keyword with a
+    """Where the value of one param comes from: `expression` over the argument `tensor`, or a keyword with a
     default.
     """
 
     param: str
     expression: str
+    tensor: Tensor | None = None
     default: str = ""
 
 
@@ -65,6 +66,7 @@ def _render_schedules(
     members: dict[str, list[tuple[str, str]]] = {name: [] for name in values}
     for module in family:
         members[plain_name(module)].append((module.label, module.variant.name))
+    read, sizes = _sizes(attention)
     text = (
         template_environment()
         .get_template("dispatch_schedules.py.jinja")
@@ -76,7 +78,8 @@ def _render_schedules(
             selectors=selectors,
             keywords=[selector for selector in selectors if selector.default],
             variants=[(values[name], modules) for name, modules in members.items()],
-            sizes=_sizes(attention),
+            sizes=sizes,
+            are_tensors=_are_tensors([*(selector.tensor for selector in selectors), *read]),
             tuned=[
                 (device, values[name], [_row(row) for row in rows])
                 for (device, name), rows in sorted(measured.items())
@@ -91,17 +94,18 @@ def _row(row: tuple[tuple[int | None, ...], str]) -> str:
     return repr(row).replace("'", '"')
 
 
-def _sizes(attention: Attention) -> tuple[str, str, str]:
-    """M, N, and batch times heads, of the arguments."""
+def _sizes(attention: Attention) -> tuple[tuple[Tensor, Tensor], tuple[str, str, str]]:
+    """M, N, and batch times heads, of the arguments, and which those are."""
     q, k = attention.q, attention.k
     batch, heads = q.axis(Role.BATCH), q.axis(Role.HEAD)
     rows = f"q.shape[{q.axis(Role.QUERY)}]"
     match k.storage:
         case Paged(block_table=table, page=page):
-            keys = f"{table}.shape[1] * {page}"
+            read, keys = attention.tensor(table), f"{table}.shape[1] * {page}"
         case _:
-            keys = f"k.shape[{k.axis(Role.KEY)}]"
-    return rows, keys, f"q.shape[{heads}]" if batch is None else f"q.shape[{batch}] * q.shape[{heads}]"
+            read, keys = k, f"k.shape[{k.axis(Role.KEY)}]"
+    pairs = f"q.shape[{heads}]" if batch is None else f"q.shape[{batch}] * q.shape[{heads}]"
+    return (q, read), (rows, keys, pairs)
 
 
 def render_projection_dispatch(projection: Projection, family: Sequence[ProjectionModule], path: str) -> str:
@@ -131,6 +135,7 @@ def _render_variants(
             inputs=inputs,
             selectors=selectors,
             keywords=[selector for selector in selectors if selector.default],
+            are_tensors=_are_tensors(selector.tensor for selector in selectors),
             needs_torch=any(isinstance(value, DType) for value in family[0].variant.params.values()),
             variants=[
                 (module.variant.name, [_literal(module.variant.params[s.param]) for s in selectors])
@@ -147,11 +152,17 @@ def _has_memory(name: str, module: ir.Module) -> bool:
 def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
     for tensor in inputs:
         if tensor.dtype == param:
-            return Selector(param=param, expression=f"{tensor.name}.dtype")
+            return Selector(param=param, expression=f"{tensor.name}.dtype", tensor=tensor)
         for axis, size in enumerate(tensor.shape):
             if isinstance(size, Param) and size.name == param:
-                return Selector(param=param, expression=f"{tensor.name}.shape[{axis}]")
+                return Selector(param=param, expression=f"{tensor.name}.shape[{axis}]", tensor=tensor)
     return Selector(param=param, expression=param, default=default)
+
+
+def _are_tensors(read: Iterable[Tensor | None]) -> str:
+    """A condition on the arguments that are read: that each is a tensor with its axes."""
+    ranks = {tensor.name: len(tensor.shape) for tensor in read if tensor is not None}
+    return " and ".join(f"isinstance({x}, torch.Tensor) and {x}.dim() == {rank}" for x, rank in ranks.items())
 
 
 def _literal(value: DType | bool | int | float) -> str:

@@ -68,13 +68,6 @@ class BackwardHostText:
         return ", ".join(f"{name}={name}" for name in refused)
 
     @property
-    def scalars(self) -> Iterator[str]:
-        for tensor in self.inputs:
-            if not tensor.shape:
-                name = tensor.name
-                yield f'{name} = _scalar("{name}", {name}, {torch_dtype(tensor)}, q)'
-
-    @property
     def lse_shape(self) -> str:
         return kept_shape(self.module)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +46,13 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"seed": 1.5}, TypeError, "seed: expected an integer or a 0-d tensor, got 1.5"),
     ({"seed": 1 << 63}, ValueError, "seed: expected a number that fits torch.int64, got 9223372036854775808"),
     ({"config": 1}, TypeError, "config: expected one of CONFIGS, got 1"),
+    ({"backward_config": 3}, TypeError, r"backward_config: expected a config by kernel \(dq, dkdv\), got 3"),
+    (
+        {"backward_config": {"dq": 3}},
+        TypeError,
+        r"backward_config: expected one of BACKWARD_CONFIGS\['dq'\], got 3",
+    ),
+    ({"backward_config": {"dv": None}}, ValueError, "backward_config: the kernels are dq, dkdv, not dv"),
     ({"out": outputs()[0]}, TypeError, r"out: expected a tuple of 2 tensors \(o, lse\), got Tensor"),
     ({"out": outputs()[:1]}, TypeError, r"out: expected a tuple of 2 tensors \(o, lse\), got 1 of them"),
     ({"out": outputs(lse=torch.empty(1, 2, 15))}, ValueError, r"out lse: expected shape \[1, 2, 16\]"),
@@ -60,13 +68,33 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_a_wrong_argument_is_refused_by_name(
     dropout: ModuleType, changed: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    given = {"q": sequence(), "k": sequence(), "v": sequence(), "p": 0.5, "seed": 0} | changed
-    inputs = {"q", "k", "v", "p", "seed"}
+    given: dict[str, Any] = {"q": sequence(), "k": sequence(), "v": sequence(), "p": 0.5, "seed": 0} | changed
+    inputs = ("q", "k", "v", "p", "seed")
+    keywords = {name: value for name, value in given.items() if name not in inputs}
     with pytest.raises(error, match=message):
-        dropout.dropout(
-            *(given[name] for name in ("q", "k", "v", "p", "seed")),
-            **{name: value for name, value in given.items() if name not in inputs},
-        )
+        dropout.dropout(*(given[name] for name in inputs), **keywords)
+    if "out" in given:
+        return
+    for name in {"q", "k", "v"} - changed.keys():  # the same where a gradient is wanted
+        given[name] = given[name].requires_grad_()
+    with pytest.raises(error, match=message):
+        dropout.dropout(*(given[name] for name in inputs), **keywords)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("causal_gqa", "triton"), ("causal_gqa", "cuda_sm_80"), ("extend", "triton")]
+)
+def test_what_is_no_tensor_is_refused_by_name_before_a_variant_is_chosen(name: str, target: str) -> None:
+    """A NumPy array has a dtype and a shape too."""
+    ensure_interpreter()
+    dispatcher = import_module(f"generated.{name}.{target}")
+    x, length = sequence(), torch.ones(1, dtype=torch.int32)
+    array = x.float().numpy()
+    rest = (length,) if name == "extend" else ()
+    with pytest.raises(TypeError, match="^q: expected a tensor, got ndarray$"):
+        getattr(dispatcher, name)(array, x, x, *rest)
+    with pytest.raises(ValueError, match=r"^q: expected shape \[any, any, any, \d+\], got \[1, 16, 128\]$"):
+        getattr(dispatcher, name)(x.reshape(1, 16, 128), x, x, *rest)
 
 
 def test_everything_is_dropped_at_one(dropout: ModuleType) -> None:

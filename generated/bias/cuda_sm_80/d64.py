@@ -133,6 +133,8 @@ def bias(
             return _Differentiable.apply(config, backward_config, q, k, v, pair, key_bias)
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, pair, key_bias, out, lse, config, backward_config)
+    if backward_config is not None:
+        _check_backward(backward_config)
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     _, N, _, _ = _sizes("k", k, torch.bfloat16, (B, None, H, 64), q)
     _sizes("v", v, torch.bfloat16, (B, N, H, 64), q)
@@ -270,7 +272,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx, config, backward_config, q, k, v, pair, key_bias):
         lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        o = bias(q, k, v, pair, key_bias, lse=lse, config=config)
+        o = bias(q, k, v, pair, key_bias, lse=lse, config=config, backward_config=backward_config)
         ctx.save_for_backward(q, k, v, pair, key_bias, o, lse)
         ctx.config = backward_config
         ctx.set_materialize_grads(False)
@@ -345,10 +347,19 @@ def _gradients(
     return dq, dk, dv, dpair, dkey_bias
 
 
+def _check_backward(given: dict[str, Config]) -> None:
+    """Refuses a backward_config that names no kernel of the backward, or no config for one."""
+    if not isinstance(given, dict):
+        raise TypeError(f"backward_config: expected a config by kernel ({', '.join(BACKWARD_CONFIGS)}), got {given!r}")
+    for kernel, config in given.items():
+        if kernel not in BACKWARD_CONFIGS:
+            raise ValueError(f"backward_config: the kernels are {', '.join(BACKWARD_CONFIGS)}, not {kernel}")
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"backward_config: expected one of BACKWARD_CONFIGS['{kernel}'], got {config!r}")
+
+
 def _choose_backward(given: dict[str, Config], device: Gpu, longest: int) -> list[Config]:
     """A config for each kernel: the given one, the measured one, or the first that fits the device."""
-    if not given.keys() <= BACKWARD_CONFIGS.keys():
-        raise ValueError(f"backward_config: the kernels are {', '.join(BACKWARD_CONFIGS)}, not {', '.join(given)}")
     return [
         _choose(given.get(kernel), device, longest, configs, BACKWARD_TUNED[kernel])
         for kernel, configs in BACKWARD_CONFIGS.items()
@@ -465,10 +476,11 @@ def _pull(ctx, do, dlse):
 
 def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
     """The caller's choice as an operator takes it: a literal, or nothing."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    if backward_config is not None:
+        _check_backward(backward_config)
     configs = {"": config, **(backward_config or {})}
-    for name, x in configs.items():
-        if x is not None and not isinstance(x, Config):
-            raise TypeError(f"{'backward_' if name else ''}config: expected one of CONFIGS, got {x!r}")
     chosen = {name: tuple(x) for name, x in configs.items() if x is not None}
     return repr(chosen) if chosen else ""
 

@@ -439,6 +439,8 @@ def causal_gqa(
             return _Differentiable.apply(config, backward_config, q, k, v)
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, out, config, backward_config)
+    if backward_config is not None:
+        _check_backward(backward_config)
     layout = _key((q, k, v), out, config)
     call = _CALLS.get(layout)
     if call is None:
@@ -741,7 +743,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, config, backward_config, q, k, v):
-        o, lse = causal_gqa(q, k, v, config=config)
+        o, lse = causal_gqa(q, k, v, config=config, backward_config=backward_config)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.config = backward_config
         ctx.set_materialize_grads(False)
@@ -849,10 +851,19 @@ def _gradients(
     return dq, dk, dv
 
 
+def _check_backward(given: dict[str, Config]) -> None:
+    """Refuses a backward_config that names no kernel of the backward, or no config for one."""
+    if not isinstance(given, dict):
+        raise TypeError(f"backward_config: expected a config by kernel ({', '.join(BACKWARD_CONFIGS)}), got {given!r}")
+    for kernel, config in given.items():
+        if kernel not in BACKWARD_CONFIGS:
+            raise ValueError(f"backward_config: the kernels are {', '.join(BACKWARD_CONFIGS)}, not {kernel}")
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"backward_config: expected one of BACKWARD_CONFIGS['{kernel}'], got {config!r}")
+
+
 def _choose_backward(given: dict[str, Config], device: torch.device, longest: int) -> list[Config]:
     """A config for each kernel: the given one, the measured one, or the first that fits the device."""
-    if not given.keys() <= BACKWARD_CONFIGS.keys():
-        raise ValueError(f"backward_config: the kernels are {', '.join(BACKWARD_CONFIGS)}, not {', '.join(given)}")
     return [
         _choose(given.get(kernel), device, longest, configs, BACKWARD_TUNED[kernel])
         for kernel, configs in BACKWARD_CONFIGS.items()
@@ -947,10 +958,11 @@ def _pull(ctx, do, dlse):
 
 def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
     """The caller's choice as an operator takes it: a literal, or nothing."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    if backward_config is not None:
+        _check_backward(backward_config)
     configs = {"": config, **(backward_config or {})}
-    for name, x in configs.items():
-        if x is not None and not isinstance(x, Config):
-            raise TypeError(f"{'backward_' if name else ''}config: expected one of CONFIGS, got {x!r}")
     chosen = {name: tuple(x) for name, x in configs.items() if x is not None}
     return repr(chosen) if chosen else ""
 

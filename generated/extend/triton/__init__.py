@@ -45,16 +45,15 @@ def extend(q, k, v, kv_len, *, schedule=None, **options):
 
     Raises ValueError where no variant was compiled.
     """
-    try:
-        key = (q.shape[3],)
-        sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])
-        device = q.device
-    except (AttributeError, IndexError):  # not such a tensor: any module says which, and what it expected
+    # any module says which is no such tensor, and what it expected
+    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(k, torch.Tensor) and k.dim() == 4):
         return next(iter(next(iter(VARIANTS.values())).values()))(q, k, v, kv_len, **options)
+    key = (q.shape[3],)
+    sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])
     if key not in VARIANTS:
         raise ValueError(f"extend was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
     if schedule is None:
-        schedule = _choose(device, key, sizes)
+        schedule = _choose(q.device, key, sizes)
     elif schedule not in VARIANTS[key]:
         raise ValueError(f"schedule: expected one of {list(VARIANTS[key])}, got {schedule!r}")
     return VARIANTS[key][schedule](q, k, v, kv_len, **options)

@@ -20,10 +20,10 @@ VARIANTS = {
 
 def full(q, k, v, **options):
     """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
-    try:
+    # Where an argument is no such tensor, any variant says which, and what it expected.
+    key = next(iter(VARIANTS))
+    if isinstance(q, torch.Tensor) and q.dim() == 4:
         key = (q.dtype, q.shape[3])
-    except (AttributeError, IndexError):  # not such a tensor: any variant says which, and what it expected
-        key = next(iter(VARIANTS))
     if key not in VARIANTS:
         raise ValueError(f"full was not compiled for (T, D) = {key}; there is: {list(VARIANTS)}")
     return VARIANTS[key](q, k, v, **options)

@@ -3,6 +3,8 @@
 Made from specs/local_sink.attn; `attnc compile specs/local_sink.attn` makes it again.
 """
 
+import torch
+
 from . import w128_d64
 from . import w4096_d64
 
@@ -14,10 +16,10 @@ VARIANTS = {
 
 def local_sink(q, k, v, sink, *, W=128, **options):
     """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
-    try:
+    # Where an argument is no such tensor, any variant says which, and what it expected.
+    key = next(iter(VARIANTS))
+    if isinstance(q, torch.Tensor) and q.dim() == 4:
         key = (W, q.shape[3])
-    except (AttributeError, IndexError):  # not such a tensor: any variant says which, and what it expected
-        key = next(iter(VARIANTS))
     if key not in VARIANTS:
         raise ValueError(f"local_sink was not compiled for (W, D) = {key}; there is: {list(VARIANTS)}")
     return VARIANTS[key](q, k, v, sink, **options)
