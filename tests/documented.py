@@ -54,7 +54,7 @@ PROBES: Mapping[str, Mapping[str, str]] = {
         "every_step": "softmax = online(rescale = every_step)",
         "lazy": "softmax = online(rescale = lazy(8))",
         "two_pass": "softmax = two_pass",
-        "unified_max": "softmax = unified_max(phi = 0, bounds = [-60, 60], fallback = online)",
+        "unified_max": "loops = [kv], softmax = unified_max(phi = 0, bounds = [-4, 11], fallback = online)",
     },
     "persistent": {"true": "persistent = true"},
     "order": {"longest_first": "order = longest_first"},

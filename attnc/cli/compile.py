@@ -46,6 +46,8 @@ def compile_(
     """
     from attnc.build import compare, write
 
+    if is_check and aot:
+        raise Mistake("--check writes nothing, --aot does", "run one after the other")
     paths = find_specs(specs or [])
     _check_architectures(aot or [])
     outputs, diagnostics = _compile_all(paths, out)

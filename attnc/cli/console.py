@@ -90,6 +90,13 @@ def one_spec(path: Path) -> Path:
     return path
 
 
+def without_kernels(specs: str, schedules: int) -> Mistake:
+    """What to say of specs whose schedules, as many as that, make no kernel."""
+    if schedules:
+        return Mistake(f"no schedule of {specs} is compiled yet", "'attnc check' says why")
+    return Mistake(f"no schedule in {specs}", "add one: schedule NAME for triton { ... }")
+
+
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Progress]:
     """A bar on stderr while the block runs (total None: of unknown length); nothing where there is no

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.compile import SPEC
-from attnc.cli.console import Mistake, one_spec, paint, say
+from attnc.cli.console import Mistake, one_spec, paint, say, without_kernels
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -33,14 +33,15 @@ def demo(
     compiled = compile_spec(one_spec(spec), out.parent)
     write(compiled.outputs, out)
     took = time.perf_counter() - begin
-    planned = plan_program(front(spec))
+    program = front(spec)
+    planned = plan_program(program)
     modules = planned.modules
     if planned.projections and not modules:
         raise Mistake(
             f"'{spec}' has projections alone, and the demo is of attentions", f"run 'attnc verify {spec}'"
         )
     if not modules:
-        raise Mistake(f"'{spec}' has no schedule", "add one: schedule NAME for triton { ... }")
+        raise without_kernels(f"'{spec}'", len(program.schedules))
     module = modules[0]
     path = out / folder_of(module) / f"{module.variant.name}.py"
     lines = path.read_text(encoding="utf-8").count("\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.compile import JSON, SPEC
-from attnc.cli.console import Mistake, note, one_spec, say
+from attnc.cli.console import Mistake, note, one_spec, say, without_kernels
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def explain(
         hint = "read the module that attnc compile writes: implementations, configs and table are at its top"
         raise Mistake(f"'{spec}' has projections alone, and only attentions are explained", hint)
     if not modules:
-        raise Mistake(f"'{spec}' has no schedule", "add one: schedule NAME for triton { ... }")
+        raise without_kernels(f"'{spec}'", len(program.schedules))
     module = _chosen(modules, variant=variant, attention=attention, target=target)
     count = len(module.kernels[0].configs)
     if config >= count:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from attnc.cli.compile import JSON, SPECS
-from attnc.cli.console import Mistake, find_specs, paint, progress, say
+from attnc.cli.console import Mistake, find_specs, paint, progress, say, without_kernels
 from attnc.cli.projections import (
     chosen_projections,
     path_of_projection,
@@ -125,13 +125,14 @@ def chosen_modules(
     """
     from attnc.build import front, plan_program
 
-    planned = [plan_program(front(path)) for path in paths]
+    programs = [front(path) for path in paths]
+    planned = [plan_program(program) for program in programs]
     found = [
         *((m.target, m.variant.attention.name, m.variant.name, m) for p in planned for m in p.modules),
         *((m.target, m.name, m.variant.name, None) for p in planned for m in p.projections),
     ]
     if not found:
-        raise Mistake("no spec has a schedule that is compiled", "add one: schedule NAME for triton { ... }")
+        raise without_kernels("these specs", sum(len(program.schedules) for program in programs))
     for at, (what, wanted) in enumerate((("target", target), ("attention", attention), ("variant", variant))):
         found = _only(found, what, wanted, at)
     return tuple(module for *_, module in found if module is not None)

@@ -186,6 +186,8 @@ def draw_values(
     if isinstance(attention.k.storage, Paged):
         canonical |= _in_pages(attention, case, dims, canonical, values, fill)
     for tensor in (attention.q, attention.k, attention.v):
+        if isinstance(tensor.storage, Prefix):
+            continue  # its rows are those of k, whatever those are stored as
         rows, array = (Role.QUERY if tensor is attention.q else Role.KEY), canonical[tensor.name]
         if isinstance(tensor.storage, Ragged):
             known = lengths.rows[tensor.storage.cu_seqlens]

@@ -46,7 +46,7 @@ def test_empty_file_makes_nothing(run: Run, folder: Path) -> None:
     assert run("compile", "empty.attn").code == 0
     done = run("explain", "empty.attn")
     assert done.code == 2
-    assert "has no schedule" in done.err
+    assert "no schedule in 'empty.attn'" in done.err
 
 
 def test_folder_instead_of_file(run: Run, folder: Path) -> None:
@@ -65,6 +65,21 @@ def test_an_unknown_architecture_is_told_before_anything_is_written(run: Run, fo
     assert done.code == 2
     assert "there is no architecture 'sm_81'" in done.err
     assert not (folder / "generated").exists()
+
+
+def test_what_checks_writes_no_machine_code(run: Run, folder: Path) -> None:
+    done = run("compile", "--check", "--aot", "sm_90")
+    assert done.code == 2
+    assert "--check writes nothing" in done.err
+
+
+def test_a_schedule_for_a_target_without_kernels_is_not_called_missing(run: Run, folder: Path) -> None:
+    path = folder / "specs" / "tiny.attn"
+    path.write_text(path.read_text().replace("for triton", "for cuda.sm_90a"))
+    for command in ("explain", "demo", "verify"):
+        done = run(command, "specs/tiny.attn")
+        assert done.code == 2
+        assert "is compiled yet\n   = help: 'attnc check' says why" in done.err
 
 
 def test_an_unknown_peer_is_told_before_a_gpu_is_sought(run: Run) -> None:

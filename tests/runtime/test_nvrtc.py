@@ -16,7 +16,7 @@ from attnc.plan.ir_backward import kernels_of
 from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.cubin import backward_usage
 from attnc.runtime.loader import load_file
-from attnc.runtime.nvrtc import CompilationError, compile_cubin, nvrtc_version
+from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, nvrtc_version
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
@@ -96,6 +96,18 @@ def test_the_log_is_read() -> None:
     assert (cubin.spills, cubin.stack, cubin.warnings) == (0, 0, ())
     assert compile_cubin(source, ["-arch=sm_80"]) == cubin
     assert nvrtc_version().startswith(("12.", "13."))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized",
+        "ptxas warning : Local memory used for function 'f', size of stack frame: 8 bytes",
+    ],
+)
+def test_what_the_compiler_disapproves_of_is_noticed(line: str) -> None:
+    log = f"ptxas info    : Compiling entry function 'f'\n{line}\nptxas info    : Used 8 registers\n"
+    assert Cubin(image=b"", log=log).warnings == (line,)
 
 
 def test_registers_are_limited_where_a_schedule_says_so(tmp_path: Path) -> None:

@@ -81,6 +81,9 @@ _STORAGES = (
     Storage(kv="paged"),
     Storage(kv="paged", prefix=True),
     Storage(prefix=True),
+    Storage(kv="ragged"),
+    Storage(q="ragged", kv="ragged", prefix=True),
+    Storage(q="ragged", kv="paged", prefix=True),
 )
 
 

@@ -159,6 +159,18 @@ def test_values_that_are_a_prefix_of_the_keys() -> None:
         assert verdict.ok, verdict.message
 
 
+def test_packed_values_that_are_a_prefix_of_the_keys() -> None:
+    made = subject(
+        "[T, G, 48] via ragged(cu_q)",
+        "input k: f16[S, 1, 48] via ragged(cu_k)\n  input v: f16[S, 1, 32] via prefix(k)",
+        "input cu_q, cu_k: i32[B + 1]",
+        "[T, G, 32]",
+    )
+    for seed in (0, 1):
+        verdict = check(made, Case(dims={"B": 3, "M": 2, "N": 50, "G": 3}, seed=seed), fills=tuple(FILLS))
+        assert verdict.ok, verdict.message
+
+
 def test_rows_past_a_length_are_empty() -> None:
     made = subject(
         "[B, M, H, 16]",
