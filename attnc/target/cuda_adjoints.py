@@ -4,36 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Neg, Ref
+from attnc.expr.nodes import TRUE, Expr, Index
 from attnc.expr.simplify import conj
 from attnc.plan.ir_backward import Adjoint
+from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.cuda import address, scalar
 from attnc.target.printer import Printer
 
-_IN_ROWS = Compare("<", Index("q_idx"), Dim("M"))
-_IN_KEYS = Compare("<", Index("kv_idx"), Dim("N"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CudaSums:
-    """The adjoints of one kernel as text. over_q: rows of a tile are queries; show: prints expressions of a
-    tile.
+class CudaSums(AdjointText):
+    """The adjoints of one kernel as text.
 
     An adjoint that varies along the rows at most is a sum for each row of a thread; one that varies along the
     columns alone is summed column by column and added atomically; any other is written element by element.
     """
 
-    adjoints: tuple[Adjoint, ...]
-    over_q: bool
-    show: Printer
-
-    def is_vector(self, adjoint: Adjoint) -> bool:
-        return adjoint.along in ((), ("q",) if self.over_q else ("kv",))
-
-    @property
-    def vectors(self) -> list[str]:
-        return [adjoint.name for adjoint in self.adjoints if self.is_vector(adjoint)]
+    kept: ClassVar[str] = "(p == 0.0f ? 0.0f : {})"
 
     def _is_column(self, adjoint: Adjoint) -> bool:
         return not self.is_vector(adjoint) and adjoint.along != ("q", "kv")
@@ -53,9 +42,9 @@ class CudaSums:
     @property
     def steps(self) -> Iterator[str]:
         """For one element, whose ds is the gradient of its score."""
-        inside = scalar_in_tile(self.show, _IN_ROWS, _IN_KEYS)
+        inside = scalar_in_tile(self.show, IN_ROWS, IN_KEYS)
         for adjoint in self.adjoints:
-            sign, term = self._signed(adjoint)
+            sign, term = self.signed(adjoint)
             value = term if sign == "+" else f"-({term})" if " " in term else f"-{term}"
             if self.is_vector(adjoint):
                 yield f"{adjoint.name}[r] {sign}= {term};"
@@ -77,7 +66,7 @@ class CudaSums:
             if self._is_column(adjoint):
                 name = f"{adjoint.name}_column"
                 yield f"{name} = column_sum({name});"
-                yield f"if (g == 0 && {_and(self.show(conj(_IN_ROWS, adjoint.guard)))})"
+                yield f"if (g == 0 && {_and(self.show(conj(IN_ROWS, adjoint.guard)))})"
                 yield f"    atomic_add(&{self._at(adjoint, self.show)}, {name});"
 
     @property
@@ -145,26 +134,9 @@ class CudaSums:
             yield "    if (kv_idx < N)"
             yield f"        args.{name}_ptr[(long long)(b * H + h) * args.N + kv_idx] = total;"
         else:
-            yield f"    if ({_and(scalar(conj(_IN_KEYS, adjoint.guard)))})"
+            yield f"    if ({_and(scalar(conj(IN_KEYS, adjoint.guard)))})"
             yield f"        atomic_add(&{self._at(adjoint, scalar)}, total);"
         yield "}"
-
-    def factor(self, value: Expr) -> str:
-        """`value` as the right operand of a product."""
-        return self.show(Binary("*", Ref("x", "float", ("q", "kv")), value)).removeprefix("x * ")
-
-    def _signed(self, adjoint: Adjoint) -> tuple[str, str]:
-        """What one score adds, as a sign and a size. A masked score adds 0, even where its derivative is not
-        a number.
-        """
-        sign, value = "+", adjoint.value
-        match value:
-            case Neg(operand=rest) | Binary(op="*", left=Const(value=-1.0), right=rest):
-                sign, value = "-", rest
-            case Const(value=-1.0):
-                sign, value = "-", Const(1.0)
-        term = "ds" if value == Const(1.0) else f"ds * {self.factor(value)}"
-        return sign, term if adjoint.is_finite else f"(p == 0.0f ? 0.0f : {term})"
 
     def _at(self, adjoint: Adjoint, show: Printer) -> str:
         """Where in the gradient itself a load points."""

@@ -6,39 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Neg, Ref
+from attnc.expr.nodes import TRUE, Index
 from attnc.expr.simplify import conj
 from attnc.plan.ir_backward import Adjoint
-from attnc.target.printer import Printer
+from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton import address, scalar
 
 _KV_IDX = Index("kv_idx")
-_IN_ROWS = Compare("<", Index("q_idx"), Dim("M"))
-_IN_KEYS = Compare("<", _KV_IDX, Dim("N"))
 _KV_ENDS = ("kv_idx", "kv", "kv_lo // BLOCK_N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
-    """The adjoints of one kernel as text. over_q: it has a program per q tile, rows are queries; show: prints
-    expressions of a tile; all_n: the length of the keys' tensors.
+class Sums(AdjointText):
+    """The adjoints of one kernel as text; all_n: the length of the keys' tensors.
 
     An adjoint that varies along the outer axis at most is a vector in registers, one number for each outer
     position; any other is written by the step.
     """
 
-    adjoints: tuple[Adjoint, ...]
-    over_q: bool
-    show: Printer
+    kept: ClassVar[str] = "tl.where(p == 0.0, 0.0, {})"
+
     all_n: str
-
-    def is_vector(self, adjoint: Adjoint) -> bool:
-        return adjoint.along in ((), ("q",) if self.over_q else ("kv",))
-
-    @property
-    def vectors(self) -> list[str]:
-        return [adjoint.name for adjoint in self.adjoints if self.is_vector(adjoint)]
 
     @property
     def count_tiles(self) -> bool:
@@ -71,15 +61,15 @@ class Sums:
     @property
     def steps(self) -> Iterator[str]:
         """In the step, where ds is the gradient of the tile's scores."""
-        inside = f"({self.show(_IN_ROWS)}) & ({self.show(_IN_KEYS)})"
+        inside = f"({self.show(IN_ROWS)}) & ({self.show(IN_KEYS)})"
         for adjoint in self.adjoints:
             if self.is_vector(adjoint):
-                sign, term = self._signed(adjoint)
+                sign, term = self.signed(adjoint)
                 yield f"{adjoint.name} {sign}= tl.sum({term}, 1)"
                 continue
             term = self._term(adjoint)
             if adjoint.along != ("q", "kv"):  # a gradient of queries, where the rows of a tile are keys
-                where = scalar(conj(_IN_ROWS, adjoint.guard))
+                where = scalar(conj(IN_ROWS, adjoint.guard))
                 yield f'tl.atomic_add({self._at(adjoint)}, tl.sum({term}, 0), mask={where}, sem="relaxed")'
             elif adjoint.accumulate == "two_pass":
                 at = f"{adjoint.name}_tile + {self._wide('q_idx')} * {self.all_n} + {self.show(_KV_IDX)}"
@@ -93,7 +83,7 @@ class Sums:
     def ends(self) -> Iterator[str]:
         """After the loops."""
         index, tile, start = ("q_idx", "q", "q_lo // BLOCK_M") if self.over_q else _KV_ENDS
-        inside = scalar(_IN_ROWS if self.over_q else _IN_KEYS)
+        inside = scalar(IN_ROWS if self.over_q else IN_KEYS)
         for adjoint in self.adjoints:
             name, atomic = adjoint.name, adjoint.accumulate == "atomic"
             # p is 0 in rows past the end, but not for keys past the end.
@@ -113,25 +103,10 @@ class Sums:
                 mask = f"({inside}) & ({guard})" if guard else inside
                 yield f'tl.atomic_add({self._at(adjoint)}, {name}, mask={mask}, sem="relaxed")'
 
-    def factor(self, value: Expr) -> str:
-        """`value` as the right operand of a product with a tile."""
-        return self.show(Binary("*", Ref("x", "float", ("q", "kv")), value)).removeprefix("x * ")
-
     def _term(self, adjoint: Adjoint) -> str:
         """What one score adds."""
-        sign, term = self._signed(adjoint)
+        sign, term = self.signed(adjoint)
         return term if sign == "+" else f"-{term}"
-
-    def _signed(self, adjoint: Adjoint) -> tuple[str, str]:
-        """The same as a sign and a size. A masked score adds 0, even where its derivative is not a number."""
-        sign, value = "+", adjoint.value
-        match value:
-            case Neg(operand=rest) | Binary(op="*", left=Const(value=-1.0), right=rest):
-                sign, value = "-", rest
-            case Const(value=-1.0):
-                sign, value = "-", Const(1.0)
-        term = "ds" if value == Const(1.0) else f"ds * {self.factor(value)}"
-        return sign, term if adjoint.is_finite else f"tl.where(p == 0.0, 0.0, {term})"
 
     def _at(self, adjoint: Adjoint) -> str:
         """Where in the gradient itself a load points."""
