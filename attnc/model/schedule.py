@@ -80,3 +80,14 @@ class Config:
 
     def __hash__(self) -> int:
         return hash(tuple(sorted((k, repr(v)) for k, v in self.values.items())))
+
+    def number(self, key: str) -> int:
+        """The value of a numeric key."""
+        value = self.values[key]
+        if not isinstance(value, int):
+            raise ValueError(f"{key} = {value!r} is not a number")
+        return value
+
+    def changed(self, values: Mapping[str, Value]) -> Config:
+        """The config with these values instead."""
+        return Config(values={**self.values, **values})

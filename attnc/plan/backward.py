@@ -44,7 +44,7 @@ from attnc.plan.ir_backward import (
 )
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import are_wide, backward_configs, shared_memory, tile_width
+from attnc.plan.resources import are_wide, shared_memory, tile_width
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import key_lengths, sequences, sizes
 from attnc.plan.sequence import lengths as lengths_of
@@ -62,6 +62,7 @@ from attnc.plan.steps import (
     statement_expressions,
 )
 from attnc.plan.storage import is_plain
+from attnc.plan.triton_configs import triton_configs
 
 #: A load with the way its gradient is summed.
 Pair: TypeAlias = tuple[Wanted, Accumulate]
@@ -99,7 +100,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))
     choices = [config for planned in kernels for config in planned.kernel.configs]
-    tiles = [int(str(config[key])) for config in choices for key in ("tile.q", "tile.kv")]
+    tiles = [config.number(key) for config in choices for key in ("tile.q", "tile.kv")]
     return Backward(
         preprocess=None if over_q and not apart else maker.preprocess(in_sink),
         kernels=tuple(kernels),
@@ -134,7 +135,7 @@ class _Maker:
         """The configs of one kernel that run on some device."""
         if self.cuda is not None:
             return cuda_choices(self.cuda, self.variant, self.schedule, name)
-        return backward_configs(self.variant, self.schedule, name)
+        return triton_configs(self.variant, self.schedule, name)
 
     def kernel(
         self,

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import gcd
 
-from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
+from attnc.diagnostics import Diagnostic, Label
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value
 from attnc.model.tensors import DType, Prefix
 from attnc.plan.cuda_layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.device import DEVICES
+from attnc.plan.fitting import Tiles, first_fitting, nothing_fits
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.resources import Buffer, Estimate, features
 from attnc.source import Span
@@ -28,7 +29,7 @@ _EXCHANGE = 32
 #: f32 in two parts.
 _FREE_REGISTERS, _FREE_REGISTERS_F32 = 48, 60
 #: What a schedule of f32, twice as wide, gets for the keys that it does not mention: the first that fits.
-_F32_TILES: tuple[Mapping[str, Value], ...] = (
+_F32_TILES: tuple[Tiles, ...] = (
     {"tile.q": 128, "tile.kv": 64, "stages": 1},
     {"tile.q": 128, "tile.kv": 32, "stages": 1},
     {"tile.kv": 64, "stages": 1},
@@ -36,7 +37,7 @@ _F32_TILES: tuple[Mapping[str, Value], ...] = (
     {"tile.q": 32, "tile.kv": 64, "stages": 1},
 )
 #: Decoding waits for memory: copies run ahead, and there are few rows.
-_F32_DECODE_TILES: tuple[Mapping[str, Value], ...] = (
+_F32_DECODE_TILES: tuple[Tiles, ...] = (
     {},
     {"tile.kv": 32},
     {"tile.kv": 32, "stages": 1},
@@ -150,27 +151,20 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     """The configs that can run somewhere, in their order. Raises DiagnosticError (E0601) when there is
     none.
     """
-    candidates = _candidates(variant, schedule)
-    reasons = [(config, cuda_misfit(config, variant, schedule)) for config in candidates]
-    kept = tuple(config for config, reason in reasons if reason is None)
+    candidates = configs(schedule, "forward", variant)
+    if variant.attention.q.dtype is DType.F32:
+        knobs = schedule.knobs.get("forward", {})
+        groups = (
+            ({key: value for key, value in tiles.items() if key not in knobs},)
+            for tiles in (_F32_DECODE_TILES if is_decode(schedule) else _F32_TILES)
+        )
+        candidates = first_fitting(candidates, groups, lambda config: cuda_misfit(config, variant, schedule))
+    reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
+    kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        first, reason = reasons[0]
-        raise DiagnosticError([_nothing_fits(schedule, reason or "", _remedies(first, variant, schedule))])
+        hints = _remedies(candidates[0], variant, schedule)
+        raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
-
-
-def _candidates(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
-    """The configs of the schedule, with smaller tiles of f32 where it says nothing of them."""
-    said = configs(schedule, "forward", variant)
-    if variant.attention.q.dtype is not DType.F32:
-        return said
-    knobs = schedule.knobs.get("forward", {})
-    for tiles in _F32_DECODE_TILES if is_decode(schedule) else _F32_TILES:
-        unsaid = {key: value for key, value in tiles.items() if key not in knobs}
-        found = tuple(Config(values={**config.values, **unsaid}) for config in said)
-        if any(cuda_misfit(config, variant, schedule) is None for config in found):
-            return found
-    return said
 
 
 def _remedies(config: Config, variant: Variant, schedule: Schedule) -> list[str]:
@@ -179,7 +173,7 @@ def _remedies(config: Config, variant: Variant, schedule: Schedule) -> list[str]
     if "warp_split" not in schedule.knobs.get("forward", {}):
         changes.insert(0, ("warp_split", "kv"))
     for key, value in changes:
-        if cuda_misfit(Config(values={**config.values, key: value}), variant, schedule) is None:
+        if cuda_misfit(config.changed({key: value}), variant, schedule) is None:
             return [f"'{key} = {value}' fits"]
     return []
 
@@ -229,25 +223,6 @@ def _registers(layout: CudaLayout, config: Config) -> dict[str, int]:
 
 def _padded(size: int) -> int:
     return -(-size // MMA) * MMA
-
-
-def _nothing_fits(schedule: Schedule, reason: str, hints: list[str]) -> Diagnostic:
-    knobs = schedule.knobs.get("forward", {})
-    spans = [
-        span
-        for key in ("tile.q", "tile.kv", "warps", "stages")
-        if key in knobs and (span := knobs[key].span) is not None
-    ]
-    span = spans[0] if spans else schedule.span
-    if span is None:
-        raise ValueError(f"no span for: {reason}")
-    return error(
-        "E0601",
-        f"no config of schedule '{schedule.attention}' fits {schedule.target}",
-        span,
-        reason,
-        hints=hints,
-    )
 
 
 def _unsupported(message: str, span: Span | None, label: str, *hints: str) -> Diagnostic:

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
+from attnc.diagnostics import Diagnostic, Label
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Config, Knob, Schedule, knobs_of
-from attnc.model.tensors import DType
 from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
-from attnc.plan.cuda_layout import MMA, CudaLayout, integer
+from attnc.plan.cuda_layout import MMA, CudaLayout
 from attnc.plan.device import DEVICES
-from attnc.plan.resources import Buffer, Estimate, features, phase_of
+from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of
+from attnc.plan.resources import Buffer, Estimate, features
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128
@@ -62,16 +62,16 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     nothing else fits.
     """
     attention = variant.attention
-    adds_dq = (
-        "q" in attention.grads and _candidates(variant, schedule, "dkdv")[0]["accumulate.dq"] != "two_pass"
-    )
+    default = configs(schedule, "dkdv", variant)[0]
+    adds_dq = "q" in attention.grads and default["accumulate.dq"] != "two_pass"
     sums = bool(set(attention.grads) - {"q", "k", "v"})
     wide = not adds_dq if layout.is_f32 else layout.qk.width + layout.v.width > _NARROW
     said = knobs_of(schedule, "dkdv").get("warp_split")
     orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
     plans = [CudaBackward(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders]
     for plan in plans:
-        if any(_misfit(c, plan, variant, "dkdv") is None for c in _candidates(variant, schedule, "dkdv")):
+        candidates = _candidates(plan, variant, schedule, "dkdv")
+        if any(_misfit(config, plan, variant, "dkdv") is None for config in candidates):
             return plan
     return plans[0]
 
@@ -82,17 +82,17 @@ def cuda_choices(
     """The configs of one kernel that can run somewhere, in their order. Raises DiagnosticError (E0601) when
     there is none.
     """
-    candidates = _candidates(variant, schedule, kernel)
-    reasons = [(config, _misfit(config, plan, variant, kernel)) for config in candidates]
-    kept = tuple(config for config, reason in reasons if reason is None)
+    candidates = _candidates(plan, variant, schedule, kernel)
+    reasons = [_misfit(config, plan, variant, kernel) for config in candidates]
+    kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        raise DiagnosticError([_nothing_fits(schedule, kernel, reasons[0][1] or "")])
+        raise nothing_fits(schedule, kernel, reasons[0] or "", where=schedule.target)
     return kept
 
 
 def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: Which) -> Estimate:
     """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
-    tile_q, tile_kv, stages = (integer(config, key) for key in ("tile.q", "tile.kv", "stages"))
+    tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
     d, dv = plan.layout.qk.width, plan.layout.v.width
     shapes = {
         "q": f"{tile_q}x{d}",
@@ -120,22 +120,25 @@ def _registers(plan: CudaBackward, config: Config, kernel: Which) -> dict[str, i
     return {**plan.registers(config, kernel), "other": other}
 
 
-def _candidates(variant: Variant, schedule: Schedule, kernel: Which) -> tuple[Config, ...]:
+def _candidates(
+    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: Which
+) -> tuple[Config, ...]:
     """The configs of the schedule; where it names no tiles, those that suit the head dimension."""
     found = configs(schedule, phase_of(kernel), variant)
-    if {"tile.q", "tile.kv", "warps", "stages"} & knobs_of(schedule, phase_of(kernel)).keys():
+    if set(SIZES) & knobs_of(schedule, phase_of(kernel)).keys():
         return found
+    group = [dict(zip(SIZES, sizes, strict=True)) for sizes in _sizes(plan, variant, kernel)]
+    return first_fitting(found, [group], lambda config: _misfit(config, plan, variant, kernel))
+
+
+def _sizes(plan: CudaBackward, variant: Variant, kernel: Which) -> tuple[Sizes, ...]:
+    """Tiles for the head dimension, the fastest first."""
     widest = max(features(variant.attention.q), features(variant.attention.v))
-    names = ("tile.q", "tile.kv", "warps", "stages")
-    is_f32 = variant.attention.q.dtype is DType.F32
-    sums_dq = found[0].values.get("accumulate.dq", "two_pass") != "two_pass"
-    kind = "dq" if over_rows(kernel) else "all" if sums_dq else "dkdv"
-    tiles = next(tiles for widths, tiles in (_F32_TILES if is_f32 else _TILES)[kind] if widest <= widths)
-    if kind == "dq" and set(variant.attention.grads) - {"q", "k", "v"}:
-        tiles = tiles[1:]  # other gradients need the registers
-    return tuple(
-        Config(values={**found[0].values, **dict(zip(names, sizes, strict=True))}) for sizes in tiles
-    )
+    kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
+    table = (_F32_TILES if plan.layout.is_f32 else _TILES)[kind]
+    sizes = next(sizes for widths, sizes in table if widest <= widths)
+    # Other gradients than those of q, k and v need the registers of the largest tiles.
+    return sizes[1:] if kind == "dq" and plan.sums else sizes
 
 
 Sizes: TypeAlias = tuple[int, int, int, int]
@@ -177,7 +180,7 @@ _F32_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
 
 def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which) -> str | None:
     """Why no GPU of the target can run the config; None if one can."""
-    tile_q, tile_kv, warps = (integer(config, key) for key in ("tile.q", "tile.kv", "warps"))
+    tile_q, tile_kv, warps = (config.number(key) for key in ("tile.q", "tile.kv", "warps"))
     parts = 1 if over_rows(kernel) else plan.parts(config)
     if tile_q & (tile_q - 1) or tile_q < MMA:
         return f"tile.q = {tile_q} is not a power of two from {MMA} on"
@@ -207,17 +210,3 @@ def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which)
         named = " + ".join(f"{name} {size}" for name, size in buffers.items())
         return f"needs {sum(buffers.values())} B of shared memory ({named}); the limit is {most} B"
     return None
-
-
-def _nothing_fits(schedule: Schedule, kernel: Which, reason: str) -> Diagnostic:
-    knobs = knobs_of(schedule, phase_of(kernel))
-    spans = [
-        span
-        for key in ("tile.q", "tile.kv", "warps", "stages")
-        if key in knobs and (span := knobs[key].span) is not None
-    ]
-    span = spans[0] if spans else schedule.span
-    if span is None:
-        raise ValueError(f"no span for: {reason}")
-    message = f"no config of schedule '{schedule.attention}' for {kernel} fits {schedule.target}"
-    return error("E0601", message, span, reason)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from attnc.model.schedule import Config
-from attnc.plan.cuda_layout import CudaLayout, integer
+from attnc.plan.cuda_layout import CudaLayout
 
 #: The kernels of a backward, as in `ir_backward.KernelName`.
 Which: TypeAlias = Literal["dq", "dkdv", "dk", "dv", "rows"]
@@ -39,12 +39,12 @@ class CudaBackward:
         """Warps that share their keys."""
         if not self.exchange:
             return 1
-        return integer(config, "warps") * SHARED_KEYS // integer(config, "tile.kv")
+        return config.number("warps") * SHARED_KEYS // config.number("tile.kv")
 
     def shared_memory(self, config: Config, kernel: Which) -> dict[str, int]:
         """Bytes of shared memory of one kernel by buffer, in its order."""
-        tile_q, tile_kv, stages = (integer(config, key) for key in ("tile.q", "tile.kv", "stages"))
-        warps, size = integer(config, "warps"), self.layout.element.bytes
+        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+        warps, size = config.number("warps"), self.layout.element.bytes
         d, dv = self.layout.qk.width * size, self.layout.v.width * size
         if over_rows(kernel):
             buffers = {
@@ -71,8 +71,8 @@ class CudaBackward:
 
     def registers(self, config: Config, kernel: Which) -> dict[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
-        tile_q, tile_kv = integer(config, "tile.q"), integer(config, "tile.kv")
-        threads = 32 * integer(config, "warps")
+        tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
+        threads = 32 * config.number("warps")
         acc = tile_q * self.layout.qk.width if over_rows(kernel) else tile_kv * self._columns
         scores = tile_q * tile_kv // threads
         small = {"small": scores} if self.layout.is_f32 else {}  # of operands in two parts, and what they add

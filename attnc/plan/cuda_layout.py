@@ -88,12 +88,12 @@ class CudaLayout:
         return chunk_of(self.element)
 
     def threads(self, config: Config) -> int:
-        return 32 * integer(config, "warps")
+        return 32 * config.number("warps")
 
     def shared_memory(self, config: Config) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
-        tile_q, tile_kv, stages = (integer(config, key) for key in ("tile.q", "tile.kv", "stages"))
-        warps = integer(config, "warps")
+        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+        warps = config.number("warps")
         size = self.element.bytes
         if self.streamed == "kv":
             buffers = {
@@ -123,7 +123,7 @@ class CudaLayout:
 
     def registers(self, config: Config) -> dict[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
-        tile_q, tile_kv, warps = (integer(config, key) for key in ("tile.q", "tile.kv", "warps"))
+        tile_q, tile_kv, warps = (config.number(key) for key in ("tile.q", "tile.kv", "warps"))
         threads = 32 * warps
         columns = self.v.width
         if self.warp_split == "kv":
@@ -136,11 +136,3 @@ class CudaLayout:
 def chunk_of(element: DType) -> int:
     """Elements of 16 bytes."""
     return CHUNK_BYTES // element.bytes
-
-
-def integer(config: Config, key: str) -> int:
-    """The value of a numeric key."""
-    value = config[key]
-    if not isinstance(value, int):
-        raise ValueError(f"{key} = {value!r} is not a number")
-    return value

@@ -16,17 +16,16 @@ from attnc.expr.facts import larger, smaller
 from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
-from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
-from attnc.plan.cuda_layout import CudaLayout, integer
+from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.error_bound import error_bound
 from attnc.plan.forward import plan_softmax
 from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions
 from attnc.plan.ir_decode import Pack, Split, UnifiedMax
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import portable, shared_memory
+from attnc.plan.resources import shared_memory
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths, rows, sizes, stored
 from attnc.plan.sequence import program as program_of
@@ -40,6 +39,7 @@ from attnc.plan.steps import (
     named_bounds,
 )
 from attnc.plan.storage import parts
+from attnc.plan.triton_configs import triton_configs
 from attnc.plan.unified_max import LONGEST, unified_max
 
 #: The query head of each row of a tile.
@@ -52,11 +52,7 @@ MOST_SPLITS = 128
 def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
     """The decode kernel of a normalised attention; the schedule is known to be lowerable."""
     on_cuda = schedule.target.startswith(PREFIX)
-    choices = (
-        cuda_configs(variant, schedule)
-        if on_cuda
-        else portable(configs(schedule, "forward", variant), variant, schedule)
-    )
+    choices = cuda_configs(variant, schedule) if on_cuda else triton_configs(variant, schedule)
     default = choices[0]
     layout = cuda_layout(variant, default, schedule) if on_cuda else None
     pack = _pack(attention) if default["pack"] == "gqa" else None
@@ -165,7 +161,7 @@ def _shares(config: Config) -> int:
 
 def _partial_results(choices: tuple[Config, ...], layout: CudaLayout | None) -> int:
     """The most results of parts of a row's keys that are joined: of shares, and of warps within them."""
-    warps = max(integer(config, "warps") for config in choices)
+    warps = max(config.number("warps") for config in choices)
     return _splits(choices) + (warps if layout is not None and layout.warp_split == "kv" else 0)
 
 

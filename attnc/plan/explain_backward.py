@@ -43,7 +43,7 @@ def explain_backward(
     for name, planned in kernels_of(module).items():
         position = default_position(planned, device)
         config = planned.kernel.configs[position]
-        tiles = int(str(config["tile.q"])), int(str(config["tile.kv"]))
+        tiles = config.number("tile.q"), config.number("tile.kv")
         shape = picture(planned.kernel, length, length, *tiles)
         attention = module.variant.attention
         columns, moved = _work(planned, attention), _moved(planned, attention, length)
@@ -121,7 +121,7 @@ def _knobs(e: BackwardExplanation) -> dict[str, str]:
 
 def _tiles(e: BackwardExplanation) -> tuple[int, int]:
     config = e.planned.kernel.configs[e.position]
-    return int(str(config["tile.q"])), int(str(config["tile.kv"]))
+    return config.number("tile.q"), config.number("tile.kv")
 
 
 def _grid(e: BackwardExplanation) -> str:

@@ -11,14 +11,13 @@ from __future__ import annotations
 from attnc.expr.nodes import TRUE, Dot, Expr, Load, walk
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
-from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import portable, shared_memory
+from attnc.plan.resources import shared_memory
 from attnc.plan.scores import LOG2E, split_scale
 from attnc.plan.sequence import lengths, rows, sequences, sizes, stored
 from attnc.plan.sequence import program as program_of
@@ -32,6 +31,7 @@ from attnc.plan.steps import (
     other_axis,
 )
 from attnc.plan.storage import is_plain
+from attnc.plan.triton_configs import triton_configs
 
 
 def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
@@ -39,11 +39,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     lowerable.
     """
     on_cuda = schedule.target.startswith(PREFIX)
-    choices = (
-        cuda_configs(variant, schedule)
-        if on_cuda
-        else portable(configs(schedule, "forward", variant), variant, schedule)
-    )
+    choices = cuda_configs(variant, schedule) if on_cuda else triton_configs(variant, schedule)
     default = choices[0]
     layout = cuda_layout(variant, default, schedule) if on_cuda else None
     inner: Axis = "kv" if default["loops"] == ("q", "kv") else "q"

@@ -1,5 +1,4 @@
-"""What a config of a Triton kernel takes from a multiprocessor, estimated without a compiler, and
-which configs therefore go.
+"""What a config of a Triton kernel takes from a multiprocessor, estimated without a compiler.
 
 Shared memory: the pipeliner gives K and V one buffer for each stage, and one more tile each where a load is
 in flight while wgmma still reads the last one; operands of the tensor cores that do not come from registers
@@ -10,15 +9,13 @@ cannot work. Non-goal: ranking the configs that fit; that is measured (`attnc tu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
-from attnc.model.configs import configs
-from attnc.model.schedule import Config, Phase, Schedule, Value, knobs_of
+from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.ir_backward import KernelName
@@ -79,18 +76,18 @@ class Rejection:
 
 def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Estimate:
     """The needs of the forward kernel of this variant on the device, or of one of the backward."""
-    tile_q, tile_kv = _integer(config, "tile.q", 64), _integer(config, "tile.kv", 64)
-    stages, warps = _integer(config, "stages", 2), _integer(config, "warps", 4)
+    tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
+    stages, warps = config.number("stages"), config.number("warps")
     columns = parts(variant.attention)
     d, dv = sum(tile_width(part.width) for part in columns), tile_width(features(variant.attention.v))
-    size = _dtype(variant.attention.q).bytes
-    threads = warps * _THREADS_PER_WARP
+    dtype = DType(variant.attention.q.dtype)
+    size, threads = dtype.bytes, warps * _THREADS_PER_WARP
     if kernel != "forward":
         tiles = (tile_q, tile_kv)
-        return _estimate_backward(kernel, *tiles, max(1, stages), threads, d, dv, size)
+        return _estimate_backward(kernel, *tiles, max(1, stages), threads, d, dv, dtype)
     depth = _depth(stages, tile_q, config, variant)
     loaded_v = dv if len(columns) == 1 else 0  # else v is the first part of k
-    q = _held("q", tile_q, d, size)
+    q = _held("q", tile_q, d, dtype)
     buffers = [
         # A single stage still passes through shared memory, since the operands change layout on the way.
         Buffer(name="k", shape=f"{depth} x {tile_kv}x{d}", bytes=depth * tile_kv * d * size),
@@ -131,14 +128,15 @@ def are_wide(d: int, dv: int) -> bool:
 
 
 def _estimate_backward(
-    kernel: KernelName, tile_q: int, tile_kv: int, stages: int, threads: int, d: int, dv: int, size: int
+    kernel: KernelName, tile_q: int, tile_kv: int, stages: int, threads: int, d: int, dv: int, dtype: DType
 ) -> Estimate:
     """Over q tiles: q and do stay, k and v are streamed; over kv tiles the other way round."""
+    size = dtype.bytes
     widths = {"q": (tile_q, d), "do": (tile_q, dv), "k": (tile_kv, d), "v": (tile_kv, dv)}
     over_q = kernel in ("dq", "rows")
     staying = ("q", "do") if over_q else ("k",) if kernel == "dv" else ("k", "v")
     streamed = ("k", "v") if over_q else ("q", "do")
-    buffers = [_held(name, *widths[name], size) for name in staying]
+    buffers = [_held(name, *widths[name], dtype) for name in staying]
     buffers += [
         Buffer(name=name, shape=f"{stages} x {rows}x{width}", bytes=stages * rows * width * size)
         for name, (rows, width) in ((name, widths[name]) for name in streamed)
@@ -158,13 +156,13 @@ def _estimate_backward(
     return Estimate(buffers=tuple(buffers), registers=registers)
 
 
-def _held(name: str, rows: int, width: int, size: int) -> Buffer:
+def _held(name: str, rows: int, width: int, dtype: DType) -> Buffer:
     """A tile that stays for the whole loop. One of f32 is split, once, into two numbers of 11 bits for each
     element, which the tensor cores multiply one after the other (3xTF32).
     """
-    parts = 2 if size == 4 else 1
-    shape = f"{parts} x {rows}x{width}" if parts > 1 else f"{rows}x{width}"
-    return Buffer(name=name, shape=shape, bytes=parts * rows * width * size)
+    numbers = 2 if dtype is DType.F32 else 1
+    shape = f"{numbers} x {rows}x{width}" if numbers > 1 else f"{rows}x{width}"
+    return Buffer(name=name, shape=shape, bytes=numbers * rows * width * dtype.bytes)
 
 
 def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Rejection | None:
@@ -186,80 +184,6 @@ def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "fo
     return None
 
 
-def prune(
-    configs: Iterable[Config], variant: Variant, device: Device
-) -> tuple[tuple[Config, ...], tuple[Rejection, ...]]:
-    """The configs that can run on the device, in their order, and the others with reasons."""
-    kept: list[Config] = []
-    rejected: list[Rejection] = []
-    for config in configs:
-        rejection = misfit(config, variant, device)
-        if rejection is None:
-            kept.append(config)
-        else:
-            rejected.append(rejection)
-    return tuple(kept), tuple(rejected)
-
-
-def portable(
-    configs: Iterable[Config],
-    variant: Variant,
-    schedule: Schedule,
-    devices: Iterable[Device] | None = None,
-    kernel: Which = "forward",
-) -> tuple[Config, ...]:
-    """The configs that run on at least one of the devices (default: all that are supported), in their order.
-
-    Raises DiagnosticError (E0601) when there is none.
-    """
-    candidates = tuple(configs)
-    targets = tuple(DEVICES.values() if devices is None else devices)
-    kept = tuple(
-        config
-        for config in candidates
-        if any(misfit(config, variant, device, kernel) is None for device in targets)
-    )
-    if not kept:
-        largest = max(targets, key=lambda device: device.shared_per_block)
-        raise DiagnosticError([_nothing_fits(candidates, variant, schedule, largest, kernel)])
-    return kept
-
-
-def backward_configs(variant: Variant, schedule: Schedule, kernel: KernelName) -> tuple[Config, ...]:
-    """The configs of one kernel of the backward that run on some device. Where the schedule names no tiles
-    and the usual ones are too large, smaller ones. Raises DiagnosticError (E0601) when there is none.
-    """
-    phase = phase_of(kernel)
-    found = configs(schedule, phase, variant)
-    if not {"tile.q", "tile.kv", "stages"} & knobs_of(schedule, phase).keys():
-        for smaller in _SMALLER:
-            tried = tuple(Config(values={**config.values, **smaller}) for config in found)
-            if any(misfit(tried[0], variant, device, kernel) is None for device in DEVICES.values()):
-                return portable(tried, variant, schedule, kernel=kernel)
-    return portable(found, variant, schedule, kernel=kernel)
-
-
-#: What is tried in place of the defaults, in this order.
-_SMALLER: tuple[Mapping[str, Value], ...] = (
-    {},
-    {"stages": 1},
-    {"tile.q": 32, "tile.kv": 32},
-    {"tile.q": 32, "tile.kv": 32, "stages": 1},
-    {"tile.q": 16, "tile.kv": 16, "stages": 1},
-)
-
-
-def phase_of(kernel: Which) -> Phase:
-    """The phase of a schedule that sets the kernel's keys."""
-    match kernel:
-        case "forward":
-            return "forward"
-        case "dq" | "rows":
-            return "dq"
-        case _:
-            return "dkdv"
-
-
 def shared_memory(config: Config, variant: Variant, kernel: Which = "forward") -> int:
     """Bytes of shared memory of one block, the largest over the supported devices: what a launcher compares
     with its device's limit.
@@ -279,79 +203,3 @@ def features(tensor: Tensor) -> int:
     if not isinstance(size, Const):
         raise ValueError(f"the head dimension of {tensor.name} is not a constant")
     return int(size.value)
-
-
-def _nothing_fits(
-    configs: tuple[Config, ...], variant: Variant, schedule: Schedule, device: Device, kernel: Which
-) -> Diagnostic:
-    rejections = [r for config in configs if (r := misfit(config, variant, device, kernel)) is not None]
-    best = min(rejections, key=lambda rejection: rejection.excess)
-    needs = estimate(best.config, variant, device, kernel)
-    parts = " + ".join(f"{buffer.name} {buffer.shape}" for buffer in needs.buffers)
-    knobs = knobs_of(schedule, phase_of(kernel))
-    spans = [span for key in _KNOBS if key in knobs and (span := knobs[key].span) is not None]
-    if not spans and schedule.span is not None:
-        spans = [schedule.span]
-    span = spans[0].to(spans[-1]) if spans[0].line == spans[-1].line else spans[0]
-    what = "" if kernel == "forward" else f" for {kernel}"
-    where = "any GPU" if schedule.target == "triton" else device.arch
-    return error(
-        "E0601",
-        f"no config of schedule '{schedule.attention}'{what} fits {where}",
-        span,
-        str(best),
-        notes=[f"{parts}, {_dtype(variant.attention.q)}, {variant.name}"],
-        hints=_nearest(best.config, variant, device, kernel),
-    )
-
-
-_KNOBS = ("tile.q", "tile.kv", "stages", "warps")
-
-
-def _nearest(config: Config, variant: Variant, device: Device, kernel: Which) -> list[str]:
-    """The change of one knob, else of several, that makes the config fit, with what it then needs."""
-    fitting = []
-    for key, values in _CHANGES.items():
-        for value in values:
-            if key not in config.values or not _is_smaller(key, value, config):
-                continue
-            changed = Config(values={**config.values, key: value})
-            if misfit(changed, variant, device, kernel) is None:
-                fitting.append((key, value, changed))
-                break
-    if not fitting:
-        small = Config(values={**config.values, "tile.q": 16, "tile.kv": 16, "stages": 1})
-        return (
-            ["'tile.q = 16, tile.kv = 16, stages = 1' fits"]
-            if misfit(small, variant, device, kernel) is None
-            else []
-        )
-    key, value, changed = max(fitting, key=lambda entry: estimate(entry[2], variant, device, kernel).shared)
-    needs = estimate(changed, variant, device, kernel)
-    return [f"'{key} = {value}' needs {needs.shared} B and about {needs.registers_per_thread} registers"]
-
-
-#: Tried in this order, the smallest change of each knob first.
-_CHANGES: Mapping[str, tuple[int, ...]] = {
-    "tile.kv": (128, 64, 32, 16),
-    "stages": (4, 3, 2, 1),
-    "tile.q": (128, 64, 32, 16),
-    "warps": (8, 16),
-}
-
-
-def _is_smaller(key: str, value: int, config: Config) -> bool:
-    """Whether the change lowers the needs: more warps, less of everything else."""
-    now = _integer(config, key, 1)
-    return value > now if key == "warps" else value < now
-
-
-def _integer(config: Config, key: str, default: int) -> int:
-    value = config.values.get(key, default)
-    if not isinstance(value, int):
-        raise ValueError(f"{key} = {value!r} is not a number")
-    return value
-
-
-def _dtype(tensor: Tensor) -> DType:
-    return DType(tensor.dtype)

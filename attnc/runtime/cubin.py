@@ -121,8 +121,8 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
         signature,
         {name: value for name, value in constants.items() if name in signature},
         device.capability,
-        int(str(config["warps"])),
-        int(str(config["stages"])),
+        config.number("warps"),
+        config.number("stages"),
     )
 
 
@@ -143,8 +143,8 @@ def backward_usage(module: ir.Module, name: KernelName, position: int, device: D
         signature,
         {name: value for name, value in constants.items() if name in signature},
         device.capability,
-        int(str(config["warps"])),
-        int(str(config["stages"])),
+        config.number("warps"),
+        config.number("stages"),
         limit if isinstance(limit, int) else None,
     )
 

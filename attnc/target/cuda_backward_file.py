@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from attnc.model.tensors import DType
 from attnc.plan.cuda_backward_layout import CudaBackward
-from attnc.plan.cuda_layout import integer
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.target.cuda import STORED
@@ -30,7 +29,7 @@ class Launch:
 def default_of(planned: BackwardKernel) -> Launch:
     """The first config of a kernel."""
     config = planned.kernel.configs[0]
-    sizes = (integer(config, key) for key in ("tile.q", "tile.kv", "warps", "stages"))
+    sizes = (config.number(key) for key in ("tile.q", "tile.kv", "warps", "stages"))
     return Launch(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
 
 

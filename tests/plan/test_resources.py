@@ -12,7 +12,8 @@ from attnc.model.attention import Attention, Softmax, Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES
-from attnc.plan.resources import estimate, misfit, portable, prune, shared_memory
+from attnc.plan.resources import estimate, misfit, shared_memory
+from attnc.plan.triton_configs import portable
 from attnc.source import Source
 
 SPEC = Source("specs/huge.attn", "schedule huge for triton {\n  tile.q = 128, tile.kv = 256, stages = 4\n}\n")
@@ -81,9 +82,9 @@ def test_k_and_v_may_differ_in_width_and_are_padded_to_powers_of_two() -> None:
 
 
 def test_a_config_is_rejected_with_numbers() -> None:
-    kept, rejected = prune([config(64, 64, 2), config(128, 128, 4)], variant(128), DEVICES["sm_86"])
-    assert kept == (config(64, 64, 2),)
-    assert [str(r) for r in rejected] == ["needs 262144 B of shared memory; the limit is 101376 B"]
+    assert misfit(config(64, 64, 2), variant(128), DEVICES["sm_86"]) is None
+    rejection = misfit(config(128, 128, 4), variant(128), DEVICES["sm_86"])
+    assert str(rejection) == "needs 262144 B of shared memory; the limit is 101376 B"
 
 
 def test_too_large_an_accumulator_is_rejected() -> None:

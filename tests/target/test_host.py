@@ -91,7 +91,7 @@ def test_what_is_no_tensor_is_refused_by_name_before_a_variant_is_chosen(name: s
     x, length = sequence(), torch.ones(1, dtype=torch.int32)
     array = x.float().numpy()
     rest = (length,) if name == "extend" else ()
-    with pytest.raises(TypeError, match="^q: expected a tensor, got ndarray$"):
+    with pytest.raises(TypeError, match=r"^q: expected a tensor, got ndarray$"):
         getattr(dispatcher, name)(array, x, x, *rest)
     with pytest.raises(ValueError, match=r"^q: expected shape \[any, any, any, \d+\], got \[1, 16, 128\]$"):
         getattr(dispatcher, name)(x.reshape(1, 16, 128), x, x, *rest)
