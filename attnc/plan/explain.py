@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import DType
+from attnc.model.tensors import DType, Prefix
 from attnc.plan import ir
 from attnc.plan.cuda import cuda_estimate
 from attnc.plan.device import Device
+from attnc.plan.ir_decode import UnifiedMax
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
 from attnc.plan.resources import Estimate, estimate, features
@@ -28,6 +29,9 @@ from attnc.plan.tuned import as_knobs
 from attnc.source import Span
 
 _U = 2.0**-24
+#: (M, N) of the pictures, and N of the roofline.
+_SHAPES, _DECODE_SHAPES = ((512, 512), (192, 576)), ((1, 512), (8, 512))
+_LENGTH, _DECODE_LENGTH = 4096, 8192
 
 
 class Usage(Protocol):
@@ -65,20 +69,27 @@ def explain(
     schedule: Schedule,
     device: Device,
     position: int = 0,
-    shapes: Sequence[tuple[int, int]] = ((512, 512), (192, 576)),
-    length: int = 4096,
+    shapes: Sequence[tuple[int, int]] | None = None,
+    length: int | None = None,
     usage: Usage | None = None,
 ) -> Explanation:
-    """Explains the config at `position`; pictures at (M, N) `shapes`, the roofline at M = N = `length`."""
+    """Explains the config at `position`; pictures at (M, N) `shapes`, the roofline at N = `length`. What is
+    left out is taken from a prompt, or from a decode step where the kernel is for those.
+    """
     tiles = _tiles(module, position)
     kernel = module.kernels[0]
+    decodes = kernel.structure == "decode"
+    if shapes is None:
+        shapes = _DECODE_SHAPES if decodes else _SHAPES
+    if length is None:
+        length = _DECODE_LENGTH if decodes else _LENGTH
     return Explanation(
         module=module,
         schedule=schedule,
         position=position,
         device=device,
         pictures=tuple(picture(kernel, m, n, *tiles) for m, n in shapes),
-        roofline=_roofline(module, device, picture(kernel, length, length, *tiles)),
+        roofline=_roofline(module, device, picture(kernel, 1 if decodes else length, length, *tiles)),
         usage=usage,
     )
 
@@ -266,28 +277,43 @@ def _decisions(e: Explanation) -> list[tuple[str, str]]:
             (f"{count} loop{'s' * (count > 1)}, {masked} with mask code", _place(attention.mask.span))
         )
     found.append((_scale(e.kernel), _place(attention.score.span)))
+    if e.kernel.unified is not None:
+        found.append((_unified(e.kernel.unified), _place(knobs["softmax"].span)))
     if e.kernel.softmax.sink is not None:
         found.append(("the sink joins the denominator", _place(attention.softmax.span)))
     knob_lines = {
         key: _place(knobs[key].span) for key in ("tile.q", "tile.kv", "warps", "stages") if key in knobs
     }
     for key, where in knob_lines.items():
-        found.append((f"{key} = {as_knobs(_config(e))[key]} of {len(knobs[key].choices)}", where))
+        choices = len(knobs[key].choices)
+        found.append((f"{key} = {as_knobs(_config(e))[key]}{f', one of {choices}' * (choices > 1)}", where))
     return found
 
 
 def _scale(kernel: ir.Kernel) -> str:
     if kernel.softmax.scale is None:
         return "the score is evaluated in base-2 units, element by element"
-    return f"exp2(scale * s - m) with scale = {kernel.softmax.scale:.6g}: one fused multiply-add per element"
+    scale, largest = f"{kernel.softmax.scale:.6g}", "m" if kernel.unified is None else "phi"
+    return f"exp2(scale * s - {largest}) with scale = {scale}: one fused multiply-add per element"
+
+
+def _unified(unified: UnifiedMax) -> str:
+    if not unified.fallback:
+        return "one maximum for all rows, without a fallback: no score can leave the bounds"
+    return "one maximum for all rows; a share with a row outside of the bounds is computed again"
 
 
 def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
-    """Work of one head times enough heads and sequences for 16k tokens at hidden size 2048."""
-    d, dv = features(module.variant.attention.q), features(module.variant.attention.v)
-    dtype = DType(module.variant.attention.q.dtype)
-    moved = float(dtype.bytes * (p.queries + p.keys) * (d + dv))
-    return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved)
+    """Work of one head times enough heads and sequences for 16k tokens at hidden size 2048; where query heads
+    share a tile, of K and V.
+    """
+    attention, kernel = module.variant.attention, module.kernels[0]
+    d, dv = features(attention.q), features(attention.v)
+    dtype = DType(attention.q.dtype)
+    of_key = d if isinstance(attention.v.storage, Prefix) else d + dv
+    moved = float(dtype.bytes * (p.queries * (d + dv) + p.keys * of_key))
+    heads = "heads" if kernel.pack is None else "K/V heads"
+    return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved, of=heads)
 
 
 def _sum_terms(bound: ir.ErrorBound, keys: int) -> float:

@@ -42,14 +42,19 @@ class Roofline:
 _F32_COST = 6
 
 
-def roofline_of(d: int, device: Device, p: Picture, *, dtype: DType, columns: int, moved: float) -> Roofline:
-    """dtype: of q, k and v; columns: multiply-adds for each score; moved: bytes of one head."""
+def roofline_of(
+    d: int, device: Device, p: Picture, *, dtype: DType, columns: int, moved: float, of: str = "heads"
+) -> Roofline:
+    """dtype: of q, k and v; columns: multiply-adds for each score; moved: bytes of one head; of: what heads
+    they are.
+    """
     heads = max(1, 2048 // d) * max(1, 16384 // p.keys)
     elements = float(p.visited * p.tile_q * p.tile_kv * heads)
     flops, moved = 2.0 * elements * columns, moved * heads
+    sizes = f"M = N = {p.keys}" if p.queries == p.keys else f"M = {p.queries}, N = {p.keys}"
     tflops = device.tensor_tflops / (_F32_COST if dtype is DType.F32 else 1)
     return Roofline(
-        shape=f"M = N = {p.keys}, {heads} heads in all, {p.visited} of {p.tiles} tiles visited",
+        shape=f"{sizes}, {heads} {of} in all, {p.visited} of {p.tiles} tiles visited",
         picture=p,
         heads=heads,
         flops=flops,

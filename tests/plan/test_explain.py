@@ -109,3 +109,18 @@ def test_another_device_has_other_limits() -> None:
     assert there["shared_memory"]["limit"] == 101376
     assert "q" in here["shared_memory"]["buffers"]
     assert "q" not in there["shared_memory"]["buffers"]
+
+
+def test_a_decode_kernel_is_explained_by_a_decode_step() -> None:
+    e = explained("unified_decode")
+    data, text = as_dict(e), as_text(e)
+    assert [(p["M"], p["N"]) for p in data["pictures"]] == [(1, 512), (8, 512)]
+    assert data["roofline"]["bound"] == "memory"
+    # 32 caches of 8192 keys, both halves, and rows of q and o
+    assert data["roofline"]["bytes"] == 32 * 2 * (2 * 8192 * 128 + 2 * 128)
+    assert "roofline at M = 1, N = 8192, 32 K/V heads in all" in text
+    assert "exp2(scale * s - phi)" in text
+    assert "a share with a row outside of the bounds is computed again" in text
+    compressed = as_dict(explained("mla_decode"))["roofline"]
+    heads = 2048 // 576 * (16384 // 8192)
+    assert compressed["bytes"] == 2 * heads * (8192 * 576 + 576 + 512)  # v is part of k
