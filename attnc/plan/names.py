@@ -36,17 +36,18 @@ MODULE = frozenset((
     "dq_config", "dv", "dv_config", "enumerate", "fixed", "float", "forward", "functools", "grid", "inspect",
     "launches",
     "isinstance", "key_tiles", "l", "layout", "layouts", "LAZY", "len", "LN2", "LOG2E", "lse2", "m",
-    "M_padded", "NamedTuple", "out", "pages", "parts", "range", "rows", "rows_config", "RuntimeError",
+    "M_padded", "NamedTuple", "out", "pages", "parts", "range", "results", "rows", "rows_config",
+    "RuntimeError",
     "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",
     "Tuned", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
 ))  # fmt: skip
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((
-    "acc", "aligned", "Any", "args", "Config", "config", "CONFIGS", "ctypes",
+    "acc", "Any", "args", "Callable", "Config", "config", "CONFIGS", "ctypes",
     "Gpu", "gpu",
-    "hashlib", "l", "m", "NamedTuple", "os", "out", "parts", "Path", "rows", "stat", "struct",
-    "tempfile", "torch", "TUNED",
-    "unaligned", "section", "kv_section", "dq_sum",
+    "hashlib", "joining", "kernels", "l", "launch", "m", "NamedTuple", "numbers", "os", "out", "parts",
+    "Path", "rows", "rows_aligned", "stat", "struct", "tempfile", "torch", "TUNED",
+    "section", "kv_section", "dq_sum",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((

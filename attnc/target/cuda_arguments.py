@@ -98,7 +98,7 @@ class Arguments:
         yield f"int {', '.join(self.sizes)};"
 
     @property
-    def format(self) -> str:
-        """Of `struct.Struct`, laid out as C++ lays out struct Args."""
+    def formats(self) -> tuple[str, str]:
+        """Of two `struct.Struct`: the pointers, and the numbers behind them as C++ lays out struct Args."""
         strides, sizes = sum(map(len, self.strides)), len(self.sizes)
-        return f"={len(self.pointers)}Q{strides}q{sizes}i{'4x' if sizes % 2 else ''}"
+        return f"={len(self.pointers)}Q", f"={strides}q{sizes}i{'4x' if sizes % 2 else ''}"

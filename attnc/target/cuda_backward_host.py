@@ -26,7 +26,7 @@ class CudaBackwardHost(BackwardHostText):
     their sources.
     """
 
-    launcher = "cuda/_backward_launches.py.jinja"
+    launcher, launches_type = "cuda/_backward_launches.py.jinja", "_Launch"
     device, device_type = "_gpu(q.get_device())", "Gpu"
     quotient = "-(-{} // {})"
 
@@ -37,7 +37,7 @@ class CudaBackwardHost(BackwardHostText):
         self._arguments, self.files = arguments, files
         self.adds_dq = arguments.adds_dq
         self.strided = arguments.has_dlse
-        self.format = arguments.format
+        self.addresses_format, self.numbers_format = arguments.formats
         assert backward.cuda is not None
         self._layout = backward.cuda.layout
         self._sums = backward.cuda.sums
@@ -69,16 +69,29 @@ class CudaBackwardHost(BackwardHostText):
         return (line for line in super().sums if not line.startswith("dq = "))
 
     @property
-    def matrices(self) -> str:
+    def _matrices(self) -> tuple[str, ...]:
         """Tensors whose rows the kernels copy."""
-        return ", ".join(("q", "k", "v", "o", "do", *self._arguments.made))
+        return ("q", "k", "v", "o", "do", *self._arguments.made)
 
     @property
-    def packed(self) -> Iterator[str]:
-        """Values of the packed struct, line by line like its fields."""
+    def matrices(self) -> str:
+        return ", ".join(self._matrices)
+
+    @property
+    def bits(self) -> str:
+        """Of their addresses."""
+        return " | ".join(f"{name}.data_ptr()" for name in self._matrices)
+
+    @property
+    def addresses(self) -> Iterator[str]:
+        """Values of the packed struct that change from call to call, line by line like its fields."""
         pointers = [_pointer(name) for _, name in self._arguments.pointers]
         for names in batched(pointers, _POINTERS):
             yield ", ".join(names)
+
+    @property
+    def numbers(self) -> Iterator[str]:
+        """The rest of them."""
         for line in self._arguments.strides:
             yield ", ".join(value for _, value in line)
         values = {"SECTION": "section", "KV_SECTION": "kv_section"}

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from attnc.model.tensors import Tensor
 from attnc.plan.ir import Kernel, Module
 from attnc.target.cuda_decode import CudaDecodeText
-from attnc.target.cuda_host import CudaCall, CudaHostText
+from attnc.target.cuda_host import CudaHostText
 from attnc.target.triton_decode import DecodeText
 from attnc.target.triton_decode_host import DecodeHost
-
-
-class CudaDecodeCall(CudaCall, DecodeHost):
-    """The callable's text."""
-
-    def _empty(self, tensor: Tensor, shape: str) -> str:
-        return CudaCall._empty(self, tensor, shape)
 
 
 class CudaDecodeHost(CudaHostText):
@@ -26,8 +18,12 @@ class CudaDecodeHost(CudaHostText):
 
     def __init__(self, module: Module, kernel: Kernel, text: CudaDecodeText) -> None:
         super().__init__(module, kernel, text)
-        self.call = CudaDecodeCall(module, kernel, DecodeText(module, kernel))
+        self.call = DecodeHost(module, kernel, DecodeText(module, kernel))
         self.is_split = text.is_split
+        if text.is_split:
+            dv = text.layout.dv
+            self.more_fields = ["lse_parts: int = 0  # where they begin in the memory for parts, in bytes"]
+            self.also_kept = f", {4 * dv} * rows, (((rows * {dv + 1},), (1,)),)"
         self.sections = False
         self.has_fixed_shares = text.has_fixed_shares
         self.combine = text.combine_name
@@ -55,7 +51,15 @@ class CudaDecodeHost(CudaHostText):
         else:
             yield f"splits = config.splits or {auto}"
         yield "rows = B * H * M * splits if splits > 1 else 0"
-        yield f"parts = q.new_empty(rows * {dv + 1}, dtype=torch.float32)  # of o, and behind them of lse"
+
+    @property
+    def scratch(self) -> list[str]:
+        return ["parts"] if self.is_split else []
+
+    @property
+    def scratch_lines(self) -> Iterator[str]:
+        if self.is_split:
+            yield "parts = _empty(call.scratch[0], torch.float32, q)  # of o, and behind them of lse"
 
     @property
     def _pointer_lines(self) -> list[Sequence[str]]:
@@ -67,7 +71,7 @@ class CudaDecodeHost(CudaHostText):
             case "o_parts":
                 return "parts.data_ptr()"
             case "lse_parts":
-                return f"parts.data_ptr() + 4 * rows * {self._text.layout.dv}"
+                return "parts.data_ptr() + call.lse_parts"
             case "fallbacks":
                 return "0 if fallbacks is None else fallbacks.data_ptr()"
             case _:

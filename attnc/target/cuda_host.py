@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from attnc.expr.show import show
-from attnc.model.tensors import Tensor
 from attnc.plan.ir import Arg, Kernel, Module
-from attnc.target.call import CallText
 from attnc.target.cuda_kernel import CudaText
-from attnc.target.triton import torch_dtype
+from attnc.target.prepared import PreparedText
 from attnc.target.triton_kernel import KernelText
 
 #: Tensors whose rows the kernel copies.
@@ -21,26 +19,28 @@ def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-class CudaCall(CallText):
-    """The callable's text, with allocations that take fewer microseconds."""
-
-    def _empty(self, tensor: Tensor, shape: str) -> str:
-        same = tensor.dtype == self.module.variant.attention.q.dtype
-        return f"q.new_empty({shape}{'' if same else f', dtype={torch_dtype(tensor)}'})"
-
-
 class CudaHostText:
     """Text of the module; attribute by attribute what `templates/cuda/host.py.jinja` and its parts print.
 
     `call`: signature, checks and allocations of the callable, which are the same for every target.
     """
 
+    #: The template of what makes launches ready.
+    decisions = "cuda/_decisions.py.jinja"
+
     def __init__(self, module: Module, kernel: Kernel, text: CudaText) -> None:
         self._module, self._kernel, self._text = module, kernel, text
-        self.call = CudaCall(module, kernel, KernelText(module, kernel))
+        self.call = PreparedText(module, kernel, KernelText(module, kernel))
         self.function = module.variant.attention.name
         self.kernel = kernel.name
         self.is_split = False
+        self.more_fields: list[str] = []  # of a prepared call, besides the launch; and what follows that
+        self.also_kept = ""
+        if kernel.grid.over == "head":
+            rows = "((B, H, M), (H * M, M, 1))"
+            dv = text.layout.dv
+            acc = f"((B, H, M, {dv}), (H * M * {dv}, M * {dv}, {dv}, 1))"
+            self.also_kept = f", ({acc}, {rows}, {rows})"
         self.sections = kernel.grid.over == "q"
         self.chunk = text.layout.chunk
 
@@ -50,51 +50,50 @@ class CudaHostText:
         return names if self._kernel.grid.over == "q" else [*names, "acc", "l", "m"]
 
     @property
-    def format(self) -> str:
-        """Of `struct.Struct`: pointers, strides and sizes, laid out as C++ lays out struct Args."""
+    def addresses_format(self) -> str:
+        """Of `struct.Struct`: the pointers that struct Args begins with."""
+        return f"={sum(map(len, self._pointer_lines))}Q"
+
+    @property
+    def numbers_format(self) -> str:
+        """The strides and sizes behind them, laid out as C++ lays them out."""
         strides = sum(len(self._text.strides(arg)) for arg in self._text.arguments)
         sizes = len(self._text.size_names)
-        padding = "4x" if sizes % 2 else ""
-        return f"={sum(map(len, self._pointer_lines))}Q{strides}q{sizes}i{padding}"
+        return f"={strides}q{sizes}i{'4x' if sizes % 2 else ''}"
 
     @property
     def workspace(self) -> Iterator[str]:
-        if self._kernel.grid.over == "head":
-            yield f"acc = q.new_empty((B, H, M, {self._text.layout.dv}), dtype=torch.float32)"
-            yield "l, m = q.new_empty((2, B, H, M), dtype=torch.float32)"
+        """What else is decided before the launch."""
+        yield from ()
+
+    @property
+    def scratch(self) -> list[str]:
+        """What kernels write besides the results."""
+        return ["acc", "l", "m"] if self._kernel.grid.over == "head" else []
+
+    @property
+    def scratch_lines(self) -> Iterator[str]:
+        """Its allocation."""
+        if self.scratch:
+            yield f"{', '.join(self.scratch)} = [_empty(layout, torch.float32, q) for layout in call.scratch]"
 
     @property
     def strides(self) -> Iterator[str]:
-        """All strides by their names in the kernel; the last of a matrix, which is to be 1, too."""
+        """All strides by their names in the kernel."""
         for arg in self._text.arguments:
             wanted = self._text.strides(arg)
             names = [name if name in wanted else "_" for name in arg.strides]
-            if arg.tensor.name in _MATRICES:
-                names[-1] = _unit(arg)
-            if names:
+            if wanted:
                 given = f"{arg.tensor.name}.stride()"
                 if arg in self._module.kept:
                     given = f"({', '.join('0' * len(names))}) if {arg.tensor.name} is None else {given}"
                 yield f"{', '.join(names)}{',' if len(names) == 1 else ''} = {given}"
 
     @property
-    def units(self) -> list[str]:
-        """Strides of the last axes of the matrices."""
-        return [_unit(arg) for arg in self._matrices]
-
-    @property
-    def matrices(self) -> str:
-        return ", ".join(f"{arg.tensor.name}={arg.tensor.name}" for arg in self._matrices)
-
-    @property
-    def addresses(self) -> str:
-        return " | ".join(f"{arg.tensor.name}.data_ptr()" for arg in self._matrices)
-
-    @property
     def row_strides(self) -> Iterator[str]:
         """The other strides of the matrices, line by line, or-ed."""
         for i, arg in enumerate(self._matrices):
-            names = " | ".join(name for name in self._text.strides(arg) if name != _unit(arg))
+            names = " | ".join(self._text.strides(arg))
             yield f"{'| ' if i else ''}{names}"
 
     @property
@@ -102,10 +101,17 @@ class CudaHostText:
         return [arg for arg in self._text.arguments if arg.tensor.name in _MATRICES]
 
     @property
-    def arguments(self) -> Iterator[str]:
-        """Values of the packed struct, line by line like its fields."""
+    def launches(self) -> Iterator[str]:
+        """With the bits of the matrices' addresses, and all addresses, line by line like the fields."""
+        yield "call.forward("
+        yield f"    {' | '.join(f'{arg.tensor.name}.data_ptr()' for arg in self._matrices)},"
         for names in self._pointer_lines:
-            yield ", ".join(map(self._pointer, names))
+            yield f"    {', '.join(map(self._pointer, names))},"
+        yield ")"
+
+    @property
+    def numbers(self) -> Iterator[str]:
+        """Values of the rest of the struct, line by line like its fields."""
         for arg in self._text.arguments:
             if names := self._text.strides(arg):
                 yield ", ".join(names)
@@ -136,7 +142,3 @@ class CudaHostText:
         if sequences is not None:
             tiles = f"({show(sequences.rows)} // config.BLOCK_M + B + 1) * H"
         return f"min({tiles}, gpu.multiprocessors)" if self._kernel.grid.persistent else tiles
-
-
-def _unit(arg: Arg) -> str:
-    return f"stride_{arg.tensor.name}d"

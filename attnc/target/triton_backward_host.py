@@ -24,9 +24,9 @@ class BackwardHostText:
     prints.
     """
 
-    #: The template of the launches; what configs are chosen for, and its type; how a number is divided,
-    #: rounded up.
-    launcher = "triton/_backward_launches.py.jinja"
+    #: The template of the launches, and the type of what makes them; what configs are chosen for, and its
+    #: type; how a number is divided, rounded up.
+    launcher, launches_type = "triton/_backward_launches.py.jinja", "tuple[_Launch, ...]"
     device, device_type = "q.device", "torch.device"
     quotient = "triton.cdiv({}, {})"
 

@@ -25,6 +25,8 @@ class DecodeHost(HostText):
 
     def __init__(self, module: Module, kernel: Kernel, text: DecodeText) -> None:
         super().__init__(module, kernel, text)
+        if self.is_split:
+            self.more_fields = ["combine: _Launch | None = None  # None: no sequence is shared"]
         self.sections = False
         self.begins_early = True
         self.most_splits = MOST_SPLITS
@@ -93,6 +95,13 @@ class DecodeHost(HostText):
     def scratch_lines(self) -> Iterator[str]:
         if self.is_split:
             yield "parts = None if call.combine is None else _empty(call.scratch[0], torch.float32, q)"
+
+    @property
+    def launches(self) -> Iterator[str]:
+        yield from super().launches
+        if self.is_split:
+            yield "if call.combine is not None:"
+            yield f"    call.combine({self.combine_tensors})"
 
     @property
     def grid(self) -> str:

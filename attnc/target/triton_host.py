@@ -8,24 +8,26 @@ from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import kernels_of
-from attnc.target.call import CallText
-from attnc.target.triton import torch_dtype
+from attnc.target.prepared import PreparedText
 from attnc.target.triton_kernel import KernelText
 from attnc.target.triton_tensors import box
 
 
-class HostText(CallText):
+class HostText(PreparedText):
     """Text of the callable; attribute by attribute what `templates/triton/_host.py.jinja` prints."""
+
+    #: The template of what makes launches ready.
+    decisions = "triton/_decisions.py.jinja"
 
     def __init__(self, module: Module, kernel: Kernel, text: KernelText) -> None:
         super().__init__(module, kernel, text)
         self.kernel = kernel.name
+        self.more_fields: list[str] = []  # of a prepared call, besides the first launch
         self.sections = kernel.grid.over == "q"
         self.begins_early = False
         self.persistent = kernel.grid.persistent
         self.has_boxes = kernel.tma
         self.uses_tma = kernel.tma or any(planned.kernel.tma for planned in kernels_of(module).values())
-        self.contiguous = ", ".join(f"{name}={name}" for name in text.matrices if name != "o")
 
     @property
     def workspace(self) -> Iterator[str]:
@@ -50,30 +52,6 @@ class HostText(CallText):
             yield f"{', '.join(self.scratch)} = [_empty(layout, torch.float32, q) for layout in call.scratch]"
 
     @property
-    def key(self) -> str:
-        """The first arguments of `_key`: the tensors, and the outputs if they are given."""
-        optional = [arg.tensor.name for arg in self.module.kept]
-        optional += ["fallbacks"] if self.counts_fallbacks else []
-        tensors = ", ".join([*(tensor.name for tensor in self.inputs), *optional])
-        return f"({tensors}), {'out' if len(self.results) > 1 else 'None if out is None else (out,)'}"
-
-    @property
-    def allocations(self) -> Iterator[str]:
-        for i, tensor in enumerate(self.results):
-            yield f"{tensor.name} = _empty(call.results[{i}], {torch_dtype(tensor)}, q)"
-
-    @property
-    def planned_outputs(self) -> Iterator[str]:
-        """The results' shapes and strides, without memory if the caller gives none."""
-        for line in self.outputs:
-            yield line.replace("device=q.device", 'device="meta"')
-
-    @property
-    def result_layouts(self) -> str:
-        layouts = [f"_layout({tensor.name})" for tensor in self.results]
-        return f"{layouts[0]}," if len(layouts) == 1 else ", ".join(layouts)
-
-    @property
     def grid(self) -> str:
         if not self.sections:
             return "B * H,"
@@ -89,6 +67,11 @@ class HostText(CallText):
         tensors = self._text.parameter_lines[0]
         others = (name.removesuffix("_ptr") for name in tensors[len(self._text.matrices) :])
         return ", ".join([*self._text.matrices, *others])
+
+    @property
+    def launches(self) -> Iterator[str]:
+        """With all that has an address."""
+        yield f"call.forward({self.tensors})"
 
     @property
     def boxes(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ import hashlib
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -74,22 +74,26 @@ def attach(module: ModuleType) -> None:
     texts = {name: host._source(name) for name in host._KERNELS}
     seeds = count()
 
-    def launch_here(
-        config: Any, aligned: bool, gpu: Any, blocks: int, args: bytes, name: str = host._FORWARD
-    ) -> None:
-        defines = {name: getattr(config, name) for name in ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")}
-        launch(
-            texts[name],
-            {**defines, "ALIGNED": int(aligned)},
-            args,
-            blocks=blocks,
-            threads=32 * config.WARPS,
-            shared=config.shared,
-            seed=next(seeds),
-            kernel=name,
-        )
+    def starter_here(gpu: Any, kernels: list[Any], aligned: bool) -> Callable[[bytes], None]:
+        def start(args: bytes) -> None:
+            for name, config, blocks in kernels:
+                if blocks == 0:
+                    continue
+                sizes = {name: getattr(config, name) for name in ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")}
+                launch(
+                    texts[name],
+                    {**sizes, "ALIGNED": int(aligned)},
+                    args,
+                    blocks=blocks,
+                    threads=32 * config.WARPS,
+                    shared=config.shared,
+                    seed=next(seeds),
+                    kernel=name,
+                )
 
-    host._launch = launch_here
+        return start
+
+    host._starter = starter_here
 
 
 @cache

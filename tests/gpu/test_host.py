@@ -17,8 +17,8 @@ from attnc.runtime.trial import problem_for
 SPECS = Path(__file__).parents[2] / "specs"
 TARGETS = ("triton", "cuda.sm_80")
 SIZES = {"B": 2, "H": 8, "Hkv": 2, "G": 4, "M": 200, "N": 200}
-#: Microseconds of the host for a call; 14 and 12 on a machine with an H200.
-MOST = {"causal_gqa": 25.0, "decode": 25.0}
+#: Microseconds of the host for a call; 14 at most on a machine with an H200.
+MOST = 25.0
 
 
 class Loaded:
@@ -70,10 +70,11 @@ def spread(x: torch.Tensor) -> torch.Tensor:
     return wide[..., : x.shape[-1]]
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["causal_gqa", "bias"])
-def test_prepared_calls_serve_whatever_comes(name: str) -> None:
+def test_prepared_calls_serve_whatever_comes(name: str, target: str) -> None:
     """Addresses, strides, alignment, outputs of the caller: each twice, so that it is prepared."""
-    made = Loaded(name)
+    made = Loaded(name, target)
     tensors = made.tensors()
     expected = made.function(*tensors)
     for change in (torch.clone, spread, misplaced, torch.clone, spread, misplaced, torch.clone):
@@ -85,8 +86,9 @@ def test_prepared_calls_serve_whatever_comes(name: str) -> None:
             close(out, expected)
 
 
-def test_prepared_gradients_are_the_first() -> None:
-    made = Loaded("bias")
+@pytest.mark.parametrize("target", TARGETS)
+def test_prepared_gradients_are_the_first(target: str) -> None:
+    made = Loaded("bias", target)
     found = []
     for _ in range(3):
         tensors = made.tensors(gradients=True)
@@ -99,8 +101,10 @@ def test_prepared_gradients_are_the_first() -> None:
             torch.testing.assert_close(first, second)
 
 
-def test_prepared_calls_are_captured() -> None:
-    made = Loaded("causal_gqa")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["causal_gqa", "decode"])
+def test_prepared_calls_are_captured(name: str, target: str) -> None:
+    made = Loaded(name, target)
     tensors = made.tensors()
     made.function(*tensors)
     made.function(*tensors)
@@ -161,8 +165,9 @@ def host_microseconds(call: Callable[[], object]) -> float:
     return best * 1e6
 
 
-@pytest.mark.parametrize("name", MOST)
-def test_a_call_costs_the_host_little(name: str) -> None:
-    made = Loaded(name)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["causal_gqa", "varlen", "decode"])
+def test_a_call_costs_the_host_little(name: str, target: str) -> None:
+    made = Loaded(name, target)
     tensors = made.tensors()
-    assert host_microseconds(lambda: made.function(*tensors)) < MOST[name]
+    assert host_microseconds(lambda: made.function(*tensors)) < MOST

@@ -95,7 +95,7 @@ def names_in(text: str) -> Iterator[str]:
     for item in tree.body:
         match item:
             case ast.FunctionDef(name=name) if name.startswith("_") and not name.startswith(
-                ("_forward", "_backward")
+                ("_forward", "_backward", "_prepare", "_gradients")
             ):
                 continue
             case ast.FunctionDef():

@@ -27,10 +27,16 @@ import os
 import stat
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda
+except ImportError:
+    _empty_strided_cuda = None
 
 
 class Config(NamedTuple):
@@ -52,8 +58,8 @@ CONFIGS = (
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
-#: struct Args of the kernel.
-_ARGS = struct.Struct("=4Q12q6i")
+#: struct Args of the kernel: addresses, and numbers behind them.
+_ADDRESSES, _NUMBERS = struct.Struct("=4Q"), struct.Struct("=12q6i")
 _FORWARD = "chunked_forward"
 #: Every kernel: the file beside this one, and what it is compiled with, configuration by configuration.
 _KERNELS: dict[str, tuple[str, tuple[Config, ...]]] = {
@@ -85,86 +91,24 @@ def chunked(
     """
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, out, config)
-    B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
-    _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 64), q)
-    if Hkv == 0 or H % Hkv:
-        raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
-    G = H // Hkv
-    _sizes("v", v, torch.bfloat16, (B, N, Hkv, 64), q)
+    layout = _key((q, k, v), None if out is None else (out,), config)
+    call = _CALLS.get(layout)
+    if call is None:
+        call = _prepare(q, k, v, out, config)
+        if layout is not None:
+            _CALLS[layout] = call
+    _refuse_gradients(q, k, v)
     if out is None:
-        o = q.new_empty((B, M, H, 64))
+        o = _empty(call.results[0], torch.bfloat16, q)
     else:
         o = out
-        _sizes("out o", o, torch.bfloat16, (B, M, H, 64), q)
-        _apart(o=o)
-    stride_qb, stride_qm, stride_qh, stride_qd = q.stride()
-    stride_kb, stride_kn, stride_kh, stride_kd = k.stride()
-    stride_vb, stride_vn, stride_vh, stride_vd = v.stride()
-    stride_ob, stride_om, stride_oh, stride_od = o.stride()
-    if not (stride_qd == stride_kd == stride_vd == stride_od == 1):
-        _refuse_strides(q=q, k=k, v=v, o=o)
-    _refuse_gradients(q, k, v)
-    if B * H * M == 0:
+    if call.forward is None:
         return o
-    gpu = _gpu(q.get_device())
-    config = _choose(config, gpu, N)
-    args = _ARGS.pack(
+    call.forward(
+        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr(),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(),
-        stride_qb, stride_qm, stride_qh,
-        stride_kb, stride_kn, stride_kh,
-        stride_vb, stride_vn, stride_vh,
-        stride_ob, stride_om, stride_oh,
-        B, H, G, M, N, _heads_per_section(gpu, B * H, N * 256),
     )
-    # Where every row starts at a multiple of 16 bytes, the kernel can copy 16 at a time.
-    unaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr()) % 16 or (
-        stride_qb | stride_qm | stride_qh
-        | stride_kb | stride_kn | stride_kh
-        | stride_vb | stride_vn | stride_vh
-        | stride_ob | stride_om | stride_oh
-    ) % 8
-    _launch(config, not unaligned, gpu, -(-M // config.BLOCK_M) * B * H, args)
     return o
-
-
-def _sizes(
-    name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
-) -> torch.Size:
-    """x.shape, after checking that x is what the spec says; None: any size."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype is not dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.device != like.device:
-        raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
-    shape = x.shape
-    if shape == sizes:
-        return shape
-    fits = len(shape) == len(sizes)
-    for want, got in zip(sizes, shape):
-        if want != got and want is not None:
-            fits = False
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
-    return shape
-
-
-def _apart(**outputs: torch.Tensor) -> None:
-    for name, x in outputs.items():
-        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
-            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
-
-
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("chunked has no backward: call it under torch.no_grad(), or on detached tensors")
-
-
-def _refuse_strides(**tensors: torch.Tensor) -> None:
-    for name, x in tensors.items():
-        if x.stride(-1) != 1:
-            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
 class Gpu(NamedTuple):
@@ -206,6 +150,203 @@ def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
 def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
     """Query heads whose K and V fill about half of the L2 cache: blocks that run together should share them."""
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
+
+
+class _Kernel(NamedTuple):
+    name: str
+    config: Config
+    blocks: int
+
+
+class _Launch:
+    """Kernels that take the same arguments, one after the other; all of these but addresses never change.
+
+    numbers: what follows the addresses in struct Args, packed. Where every row of the matrices starts at a multiple of
+    16 bytes, kernels can copy 16 at a time: rows_aligned says whether they do if the first does.
+    """
+
+    def __init__(
+        self, gpu: Gpu, kernels: list[_Kernel], addresses: struct.Struct, numbers: bytes, rows_aligned: bool,
+    ) -> None:
+        self.gpu, self.kernels, self.addresses, self.numbers = gpu, kernels, addresses, numbers
+        self.rows_aligned = rows_aligned
+        self.starts: dict[bool, Callable[[bytes], None]] = {}
+
+    def __call__(self, bits: int, *addresses: int) -> None:
+        """bits: those of the matrices' addresses, or-ed."""
+        aligned = self.rows_aligned and bits % 16 == 0
+        start = self.starts.get(aligned)
+        if start is None:
+            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned)
+        start(self.addresses.pack(*addresses) + self.numbers)
+
+
+def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes], None]:
+    """What starts the kernels with packed arguments on torch's current stream of the device."""
+    if gpu.index < 0:
+        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
+    from cupy.cuda import driver, runtime
+
+    with torch.cuda.device(gpu.index):
+        launches = [_launcher(kernel, aligned, gpu) for kernel in kernels if kernel.blocks]
+
+    def start(args: bytes) -> None:
+        if torch._C._cuda_getDevice() != gpu.index:
+            with torch.cuda.device(gpu.index):
+                return start(args)
+        if not driver.ctxGetCurrent():
+            runtime.setDevice(gpu.index)  # gives a thread that has none the device's context
+        # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
+        stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+        pointer = ctypes.c_char_p(args)
+        for launch in launches:
+            launch(stream, ctypes.addressof(pointer), 0)  # the driver copies what is pointed to
+        return None
+
+    return start
+
+
+def _launcher(kernel: _Kernel, aligned: bool, gpu: Gpu) -> Callable[[int, int, int], None]:
+    """The driver's cuLaunchKernel, but for the stream and the arguments."""
+    from cupy.cuda import driver
+
+    config = kernel.config
+    function = _function(config, aligned, gpu, kernel.name)
+    return functools.partial(
+        driver.launchKernel, function.ptr, kernel.blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared
+    )
+
+
+#: Shape and strides.
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Call(NamedTuple):
+    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
+
+    results: tuple[_Layout, ...]
+    forward: _Launch | None  # None: there is nothing to compute
+
+
+#: By what `_key` says of the arguments.
+_CALLS: dict[object, _Call] = {}
+
+
+def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+    """All that a call's preparation depends on, or None if the arguments are not what they should be.
+
+    Besides, it depends on addresses being multiples of 16, which every launch looks at.
+    """
+    try:
+        hash(config)
+        given = tensors if out is None else (*tensors, *out)
+        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
+        return (type(config), config, out is None, *described)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+        return _empty_strided_cuda(*layout, dtype)
+    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
+
+
+def _layout(x: torch.Tensor) -> _Layout:
+    # a plain tuple: what allocates does not take torch.Size
+    return tuple(x.shape), x.stride()
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    config: Config | None,
+) -> _Call:
+    """Checks the arguments, and decides all that does not depend on their contents."""
+    if len(_CALLS) >= 1024:
+        _CALLS.clear()
+    B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
+    _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 64), q)
+    if Hkv == 0 or H % Hkv:
+        raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
+    G = H // Hkv
+    _sizes("v", v, torch.bfloat16, (B, N, Hkv, 64), q)
+    _contiguous_rows(q=q, k=k, v=v)
+    if out is None:
+        o = torch.empty((B, M, H, 64), dtype=torch.bfloat16, device="meta")
+    else:
+        o = out
+        _sizes("out o", o, torch.bfloat16, (B, M, H, 64), q)
+        _apart(o=o)
+        _contiguous_rows(o=o)
+    results = (_layout(o),)
+    if B * H * M == 0:
+        return _Call(results, None)
+    stride_qb, stride_qm, stride_qh, _ = q.stride()
+    stride_kb, stride_kn, stride_kh, _ = k.stride()
+    stride_vb, stride_vn, stride_vh, _ = v.stride()
+    stride_ob, stride_om, stride_oh, _ = o.stride()
+    gpu = _gpu(q.get_device())
+    config = _choose(config, gpu, N)
+    kernels = [_Kernel(_FORWARD, config, -(-M // config.BLOCK_M) * B * H)]
+    numbers = _NUMBERS.pack(
+        stride_qb, stride_qm, stride_qh,
+        stride_kb, stride_kn, stride_kh,
+        stride_vb, stride_vn, stride_vh,
+        stride_ob, stride_om, stride_oh,
+        B, H, G, M, N, _heads_per_section(gpu, B * H, N * 256),
+    )
+    rows_aligned = (
+        stride_qb | stride_qm | stride_qh
+        | stride_kb | stride_kn | stride_kh
+        | stride_vb | stride_vn | stride_vh
+        | stride_ob | stride_om | stride_oh
+    ) % 8 == 0
+    forward = _Launch(gpu, kernels, _ADDRESSES, numbers, rows_aligned)
+    return _Call(results, forward)
+
+
+def _sizes(
+    name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
+) -> torch.Size:
+    """x.shape, after checking that x is what the spec says; None: any size."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype is not dtype:
+        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
+    if x.device != like.device:
+        raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
+    shape = x.shape
+    if shape == sizes:
+        return shape
+    fits = len(shape) == len(sizes)
+    for want, got in zip(sizes, shape):
+        if want != got and want is not None:
+            fits = False
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
+        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
+    return shape
+
+
+def _apart(**outputs: torch.Tensor) -> None:
+    for name, x in outputs.items():
+        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
+            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
+
+
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("chunked has no backward: call it under torch.no_grad(), or on detached tensors")
+
+
+def _contiguous_rows(**tensors: torch.Tensor) -> None:
+    for name, x in tensors.items():
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
 def _compiled(
@@ -274,40 +415,15 @@ def _register() -> bool:
 _register._dynamo_marked_constant = _written._dynamo_marked_constant = True
 
 
-def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
-    """Starts the kernel on torch's current stream of the device."""
-    if blocks == 0:
-        return None
-    if gpu.index < 0:
-        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
-    if torch.cuda.current_device() != gpu.index:
-        with torch.cuda.device(gpu.index):
-            return _launch(config, aligned, gpu, blocks, args, name)
-    function, launch, use_device = _kernel(config, aligned, gpu, name)
-    use_device(gpu.index)  # gives a thread that has none the device's context
-    # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = torch._C._cuda_getCurrentRawStream(gpu.index)
-    pointers = _Pointers(args)  # the driver copies what they point to
-    launch(
-        function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared, stream,
-        ctypes.addressof(pointers), 0,
-    )
-    return None
-
-
-_Pointers = ctypes.c_char_p * 1
-
-
 @functools.cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
-    """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
+def _function(config: Config, aligned: bool, gpu: Gpu, name: str) -> Any:
+    """The compiled kernel on the current device, and the module that it is in."""
     import cupy
-    from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch, name)
     kernel = cupy.RawModule(path=str(path)).get_function(name)
     kernel.max_dynamic_shared_size_bytes = config.shared
-    return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
+    return kernel.kernel  # of this device
 
 
 def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:

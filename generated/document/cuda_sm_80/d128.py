@@ -30,10 +30,16 @@ import os
 import stat
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda
+except ImportError:
+    _empty_strided_cuda = None
 
 
 class Config(NamedTuple):
@@ -73,10 +79,10 @@ BACKWARD_TUNED: dict[str, Tuned] = {
     "dq": {},
     "dkdv": {},
 }
-#: struct Args of the kernel.
-_ARGS = struct.Struct("=6Q17q6i")
+#: struct Args of the kernel: addresses, and numbers behind them.
+_ADDRESSES, _NUMBERS = struct.Struct("=6Q"), struct.Struct("=17q6i")
 #: struct Args of the backward's kernels.
-_BACKWARD_ARGS = struct.Struct("=13Q32q9i4x")
+_BACKWARD_ADDRESSES, _BACKWARD_NUMBERS = struct.Struct("=13Q"), struct.Struct("=32q9i4x")
 
 
 def _row_config(config: Config) -> Config:
@@ -133,96 +139,25 @@ def document(
         return _compiled(q, k, v, doc, out, config, backward_config)
     if backward_config is not None:
         _check_backward(backward_config)
-    B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 128), q)
-    _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 128), q)
-    if Hkv == 0 or H % Hkv:
-        raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
-    G = H // Hkv
-    _sizes("v", v, torch.bfloat16, (B, N, Hkv, 128), q)
-    _sizes("doc", doc, torch.int32, (B, N), q)
+    layout = _key((q, k, v, doc), out, config)
+    call = _CALLS.get(layout)
+    if call is None:
+        call = _prepare(q, k, v, doc, out, config, backward_config)
+        if layout is not None:
+            _CALLS[layout] = call
     if out is None:
-        o = q.new_empty((B, M, H, 128))
-        lse = q.new_empty((B, H, M), dtype=torch.float32)
+        o = _empty(call.results[0], torch.bfloat16, q)
+        lse = _empty(call.results[1], torch.float32, q)
     else:
-        o, lse = _given(out, "o", "lse")
-        _sizes("out o", o, torch.bfloat16, (B, M, H, 128), q)
-        _sizes("out lse", lse, torch.float32, (B, H, M), q)
-        _apart(o=o, lse=lse)
-    stride_qb, stride_qm, stride_qh, stride_qd = q.stride()
-    stride_kb, stride_kn, stride_kh, stride_kd = k.stride()
-    stride_vb, stride_vn, stride_vh, stride_vd = v.stride()
-    stride_doc_0, stride_doc_1 = doc.stride()
-    stride_ob, stride_om, stride_oh, stride_od = o.stride()
-    stride_lseb, stride_lseh, stride_lsem = lse.stride()
-    if not (stride_qd == stride_kd == stride_vd == stride_od == 1):
-        _refuse_strides(q=q, k=k, v=v, o=o)
-    if B * H * M == 0:
+        o, lse = out
+    if call.forward is None:
         return o, lse
-    gpu = _gpu(q.get_device())
-    config = _choose(config, gpu, N)
-    args = _ARGS.pack(
+    call.forward(
+        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr(),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), doc.data_ptr(), o.data_ptr(),
         lse.data_ptr(),
-        stride_qb, stride_qm, stride_qh,
-        stride_kb, stride_kn, stride_kh,
-        stride_vb, stride_vn, stride_vh,
-        stride_doc_0, stride_doc_1,
-        stride_ob, stride_om, stride_oh,
-        stride_lseb, stride_lseh, stride_lsem,
-        B, H, G, M, N, _heads_per_section(gpu, B * H, N * 512),
     )
-    # Where every row starts at a multiple of 16 bytes, the kernel can copy 16 at a time.
-    unaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr()) % 16 or (
-        stride_qb | stride_qm | stride_qh
-        | stride_kb | stride_kn | stride_kh
-        | stride_vb | stride_vn | stride_vh
-        | stride_ob | stride_om | stride_oh
-    ) % 8
-    _launch(config, not unaligned, gpu, -(-M // config.BLOCK_M) * B * H, args)
     return o, lse
-
-
-def _sizes(
-    name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
-) -> torch.Size:
-    """x.shape, after checking that x is what the spec says; None: any size."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype is not dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.device != like.device:
-        raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
-    shape = x.shape
-    if shape == sizes:
-        return shape
-    fits = len(shape) == len(sizes)
-    for want, got in zip(sizes, shape):
-        if want != got and want is not None:
-            fits = False
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
-    return shape
-
-
-def _given(out: tuple[torch.Tensor, ...], *names: str) -> tuple[torch.Tensor, ...]:
-    """The caller's outputs, one for each name."""
-    if not isinstance(out, (tuple, list)) or len(out) != len(names):
-        came = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
-        raise TypeError(f"out: expected a tuple of {len(names)} tensors ({', '.join(names)}), got {came}")
-    return out
-
-
-def _apart(**outputs: torch.Tensor) -> None:
-    for name, x in outputs.items():
-        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
-            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
-
-
-def _refuse_strides(**tensors: torch.Tensor) -> None:
-    for name, x in tensors.items():
-        if x.stride(-1) != 1:
-            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
 class Gpu(NamedTuple):
@@ -272,6 +207,217 @@ def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
+class _Kernel(NamedTuple):
+    name: str
+    config: Config
+    blocks: int
+
+
+class _Launch:
+    """Kernels that take the same arguments, one after the other; all of these but addresses never change.
+
+    numbers: what follows the addresses in struct Args, packed. Where every row of the matrices starts at a multiple of
+    16 bytes, kernels can copy 16 at a time: rows_aligned says whether they do if the first does.
+    """
+
+    def __init__(
+        self, gpu: Gpu, kernels: list[_Kernel], addresses: struct.Struct, numbers: bytes, rows_aligned: bool,
+    ) -> None:
+        self.gpu, self.kernels, self.addresses, self.numbers = gpu, kernels, addresses, numbers
+        self.rows_aligned = rows_aligned
+        self.starts: dict[bool, Callable[[bytes], None]] = {}
+
+    def __call__(self, bits: int, *addresses: int) -> None:
+        """bits: those of the matrices' addresses, or-ed."""
+        aligned = self.rows_aligned and bits % 16 == 0
+        start = self.starts.get(aligned)
+        if start is None:
+            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned)
+        start(self.addresses.pack(*addresses) + self.numbers)
+
+
+def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes], None]:
+    """What starts the kernels with packed arguments on torch's current stream of the device."""
+    if gpu.index < 0:
+        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
+    from cupy.cuda import driver, runtime
+
+    with torch.cuda.device(gpu.index):
+        launches = [_launcher(kernel, aligned, gpu) for kernel in kernels if kernel.blocks]
+
+    def start(args: bytes) -> None:
+        if torch._C._cuda_getDevice() != gpu.index:
+            with torch.cuda.device(gpu.index):
+                return start(args)
+        if not driver.ctxGetCurrent():
+            runtime.setDevice(gpu.index)  # gives a thread that has none the device's context
+        # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
+        stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+        pointer = ctypes.c_char_p(args)
+        for launch in launches:
+            launch(stream, ctypes.addressof(pointer), 0)  # the driver copies what is pointed to
+        return None
+
+    return start
+
+
+def _launcher(kernel: _Kernel, aligned: bool, gpu: Gpu) -> Callable[[int, int, int], None]:
+    """The driver's cuLaunchKernel, but for the stream and the arguments."""
+    from cupy.cuda import driver
+
+    config = kernel.config
+    function = _function(config, aligned, gpu, kernel.name)
+    return functools.partial(
+        driver.launchKernel, function.ptr, kernel.blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared
+    )
+
+
+#: Shape and strides.
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Call(NamedTuple):
+    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
+
+    results: tuple[_Layout, ...]
+    forward: _Launch | None  # None: there is nothing to compute
+
+
+#: By what `_key` says of the arguments.
+_CALLS: dict[object, _Call] = {}
+#: The same for gradients.
+_GRADIENTS: dict[object, _Launch] = {}
+
+
+def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+    """All that a call's preparation depends on, or None if the arguments are not what they should be.
+
+    Besides, it depends on addresses being multiples of 16, which every launch looks at.
+    """
+    try:
+        hash(config)
+        given = tensors if out is None else (*tensors, *out)
+        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
+        return (type(config), config, out is None, *described)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+        return _empty_strided_cuda(*layout, dtype)
+    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
+
+
+def _layout(x: torch.Tensor) -> _Layout:
+    # a plain tuple: what allocates does not take torch.Size
+    return tuple(x.shape), x.stride()
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    doc: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+    backward_config: dict[str, Config] | None,
+) -> _Call:
+    """Checks the arguments, and decides all that does not depend on their contents."""
+    if len(_CALLS) >= 1024:
+        _CALLS.clear()
+    B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 128), q)
+    _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 128), q)
+    if Hkv == 0 or H % Hkv:
+        raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
+    G = H // Hkv
+    _sizes("v", v, torch.bfloat16, (B, N, Hkv, 128), q)
+    _sizes("doc", doc, torch.int32, (B, N), q)
+    _contiguous_rows(q=q, k=k, v=v)
+    if out is None:
+        o = torch.empty((B, M, H, 128), dtype=torch.bfloat16, device="meta")
+        lse = torch.empty((B, H, M), dtype=torch.float32, device="meta")
+    else:
+        o, lse = _given(out, "o", "lse")
+        _sizes("out o", o, torch.bfloat16, (B, M, H, 128), q)
+        _sizes("out lse", lse, torch.float32, (B, H, M), q)
+        _apart(o=o, lse=lse)
+        _contiguous_rows(o=o)
+    results = (_layout(o), _layout(lse))
+    if B * H * M == 0:
+        return _Call(results, None)
+    stride_qb, stride_qm, stride_qh, _ = q.stride()
+    stride_kb, stride_kn, stride_kh, _ = k.stride()
+    stride_vb, stride_vn, stride_vh, _ = v.stride()
+    stride_doc_0, stride_doc_1 = doc.stride()
+    stride_ob, stride_om, stride_oh, _ = o.stride()
+    stride_lseb, stride_lseh, stride_lsem = lse.stride()
+    gpu = _gpu(q.get_device())
+    config = _choose(config, gpu, N)
+    kernels = [_Kernel(_FORWARD, config, -(-M // config.BLOCK_M) * B * H)]
+    numbers = _NUMBERS.pack(
+        stride_qb, stride_qm, stride_qh,
+        stride_kb, stride_kn, stride_kh,
+        stride_vb, stride_vn, stride_vh,
+        stride_doc_0, stride_doc_1,
+        stride_ob, stride_om, stride_oh,
+        stride_lseb, stride_lseh, stride_lsem,
+        B, H, G, M, N, _heads_per_section(gpu, B * H, N * 512),
+    )
+    rows_aligned = (
+        stride_qb | stride_qm | stride_qh
+        | stride_kb | stride_kn | stride_kh
+        | stride_vb | stride_vn | stride_vh
+        | stride_ob | stride_om | stride_oh
+    ) % 8 == 0
+    forward = _Launch(gpu, kernels, _ADDRESSES, numbers, rows_aligned)
+    return _Call(results, forward)
+
+
+def _sizes(
+    name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
+) -> torch.Size:
+    """x.shape, after checking that x is what the spec says; None: any size."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype is not dtype:
+        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
+    if x.device != like.device:
+        raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
+    shape = x.shape
+    if shape == sizes:
+        return shape
+    fits = len(shape) == len(sizes)
+    for want, got in zip(sizes, shape):
+        if want != got and want is not None:
+            fits = False
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
+        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
+    return shape
+
+
+def _given(out: tuple[torch.Tensor, ...], *names: str) -> tuple[torch.Tensor, ...]:
+    """The caller's outputs, one for each name."""
+    if not isinstance(out, (tuple, list)) or len(out) != len(names):
+        came = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
+        raise TypeError(f"out: expected a tuple of {len(names)} tensors ({', '.join(names)}), got {came}")
+    return out
+
+
+def _apart(**outputs: torch.Tensor) -> None:
+    for name, x in outputs.items():
+        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
+            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
+
+
+def _contiguous_rows(**tensors: torch.Tensor) -> None:
+    for name, x in tensors.items():
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
+
+
 class _Differentiable(torch.autograd.Function):
     """document for autograd: lse is kept, and the probabilities are computed again from it."""
 
@@ -318,32 +464,44 @@ def _gradients(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
-    gpu = _gpu(q.get_device())
-    section, kv_section = _heads_in_cache(gpu, B * H, N * 512), _heads_in_cache(gpu, B * Hkv, M * 512 * G)
-    args = _BACKWARD_ARGS.pack(
+    layout = _key((do, dlse, q, k, v, doc, o, lse), None, (dq_config, dkdv_config))
+    launch = _GRADIENTS.get(layout)
+    if launch is None:
+        if len(_GRADIENTS) >= 1024:
+            _GRADIENTS.clear()
+        gpu = _gpu(q.get_device())
+        section, kv_section = _heads_in_cache(gpu, B * H, N * 512), _heads_in_cache(gpu, B * Hkv, M * 512 * G)
+        kernels = [
+            _Kernel(
+                "document_backward_preprocess", _row_config(dq_config), M_padded // dq_config.BLOCK_M * B * H,
+            ),
+            _Kernel("document_backward_dq", dq_config, M_padded // dq_config.BLOCK_M * B * H),
+            _Kernel("document_backward_dkdv", dkdv_config, -(-N // dkdv_config.BLOCK_N) * B * Hkv),
+        ]
+        numbers = _BACKWARD_NUMBERS.pack(
+            q.stride(0), q.stride(1), q.stride(2),
+            k.stride(0), k.stride(1), k.stride(2),
+            v.stride(0), v.stride(1), v.stride(2),
+            o.stride(0), o.stride(1), o.stride(2),
+            do.stride(0), do.stride(1), do.stride(2),
+            lse.stride(0), lse.stride(1), lse.stride(2),
+            _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
+            dq.stride(0), dq.stride(1), dq.stride(2),
+            dk.stride(0), dk.stride(1), dk.stride(2),
+            dv.stride(0), dv.stride(1), dv.stride(2),
+            doc.stride(0), doc.stride(1),
+            B, H, G, M, N, Hkv, M_padded, section, kv_section,
+        )
+        rows_aligned = _rows_aligned(q, k, v, o, do, dq, dk, dv)
+        launch = _Launch(gpu, kernels, _BACKWARD_ADDRESSES, numbers, rows_aligned)
+        if layout is not None:
+            _GRADIENTS[layout] = launch
+    launch(
+        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr() | do.data_ptr() | dq.data_ptr() | dk.data_ptr() | dv.data_ptr(),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), doc.data_ptr(), o.data_ptr(),
         do.data_ptr(), lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(),
         dv.data_ptr(), lse2.data_ptr(), delta.data_ptr(),
-        q.stride(0), q.stride(1), q.stride(2),
-        k.stride(0), k.stride(1), k.stride(2),
-        v.stride(0), v.stride(1), v.stride(2),
-        o.stride(0), o.stride(1), o.stride(2),
-        do.stride(0), do.stride(1), do.stride(2),
-        lse.stride(0), lse.stride(1), lse.stride(2),
-        _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
-        dq.stride(0), dq.stride(1), dq.stride(2),
-        dk.stride(0), dk.stride(1), dk.stride(2),
-        dv.stride(0), dv.stride(1), dv.stride(2),
-        doc.stride(0), doc.stride(1),
-        B, H, G, M, N, Hkv, M_padded, section, kv_section,
     )
-    aligned = _rows_aligned(q, k, v, o, do, dq, dk, dv)
-    _launch(
-        _row_config(dq_config), aligned, gpu, M_padded // dq_config.BLOCK_M * B * H, args,
-        "document_backward_preprocess",
-    )
-    _launch(dq_config, aligned, gpu, M_padded // dq_config.BLOCK_M * B * H, args, "document_backward_dq")
-    _launch(dkdv_config, aligned, gpu, -(-N // dkdv_config.BLOCK_N) * B * Hkv, args, "document_backward_dkdv")
     return dq, dk, dv
 
 
@@ -381,10 +539,8 @@ def _stride(x: torch.Tensor | None, axis: int) -> int:
 
 
 def _rows_aligned(*tensors: torch.Tensor) -> bool:
-    """Whether every row starts at a multiple of 16 bytes, so that kernels can copy 16 at a time."""
-    return all(
-        x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in x.stride()[:-1]) for x in tensors
-    )
+    """Whether all rows start at multiples of 16 bytes if the first do."""
+    return all(stride % 8 == 0 for x in tensors for stride in x.stride()[:-1])
 
 
 def _heads_in_cache(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
@@ -504,40 +660,15 @@ def _register() -> bool:
 _register._dynamo_marked_constant = _written._dynamo_marked_constant = True
 
 
-def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
-    """Starts the kernel on torch's current stream of the device."""
-    if blocks == 0:
-        return None
-    if gpu.index < 0:
-        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
-    if torch.cuda.current_device() != gpu.index:
-        with torch.cuda.device(gpu.index):
-            return _launch(config, aligned, gpu, blocks, args, name)
-    function, launch, use_device = _kernel(config, aligned, gpu, name)
-    use_device(gpu.index)  # gives a thread that has none the device's context
-    # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = torch._C._cuda_getCurrentRawStream(gpu.index)
-    pointers = _Pointers(args)  # the driver copies what they point to
-    launch(
-        function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared, stream,
-        ctypes.addressof(pointers), 0,
-    )
-    return None
-
-
-_Pointers = ctypes.c_char_p * 1
-
-
 @functools.cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
-    """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
+def _function(config: Config, aligned: bool, gpu: Gpu, name: str) -> Any:
+    """The compiled kernel on the current device, and the module that it is in."""
     import cupy
-    from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch, name)
     kernel = cupy.RawModule(path=str(path)).get_function(name)
     kernel.max_dynamic_shared_size_bytes = config.shared
-    return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
+    return kernel.kernel  # of this device
 
 
 def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:

@@ -27,10 +27,16 @@ import os
 import stat
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda
+except ImportError:
+    _empty_strided_cuda = None
 
 
 class Config(NamedTuple):
@@ -49,8 +55,8 @@ CONFIGS = (
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
-#: struct Args of the kernel.
-_ARGS = struct.Struct("=8Q15q4i")
+#: struct Args of the kernel: addresses, and numbers behind them.
+_ADDRESSES, _NUMBERS = struct.Struct("=8Q"), struct.Struct("=15q4i")
 _FORWARD = "fa1_split_q_forward"
 #: Every kernel: the file beside this one, and what it is compiled with, configuration by configuration.
 _KERNELS: dict[str, tuple[str, tuple[Config, ...]]] = {
@@ -83,34 +89,207 @@ def fa1_split_q(
     """
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, out, config)
+    layout = _key((q, k, v), out, config)
+    call = _CALLS.get(layout)
+    if call is None:
+        call = _prepare(q, k, v, out, config)
+        if layout is not None:
+            _CALLS[layout] = call
+    _refuse_gradients(q, k, v)
+    if out is None:
+        o = _empty(call.results[0], torch.bfloat16, q)
+        lse = _empty(call.results[1], torch.float32, q)
+    else:
+        o, lse = out
+    if call.forward is None:
+        return o, lse
+    acc, l, m = [_empty(layout, torch.float32, q) for layout in call.scratch]
+    call.forward(
+        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr(),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(),
+        acc.data_ptr(), l.data_ptr(), m.data_ptr(),
+    )
+    return o, lse
+
+
+class Gpu(NamedTuple):
+    """A device, as far as launches depend on it; shared: bytes of shared memory that a block can have, l2: of cache."""
+
+    index: int
+    name: str
+    arch: str
+    shared: int
+    multiprocessors: int
+    l2: int
+
+
+@functools.cache
+def _gpu(index: int) -> Gpu:
+    """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
+    if index < 0:
+        return Gpu(index, "cpu", "", max(config.shared for config in CONFIGS), 4, 1 << 25)
+    found = torch.cuda.get_device_properties(index)
+    shared, arch = found.shared_memory_per_block_optin, f"sm_{found.major}{found.minor}"
+    return Gpu(index, found.name, arch, shared, found.multi_processor_count, found.L2_cache_size)
+
+
+def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
+    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
+    if config is not None:
+        if not isinstance(config, Config):
+            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+        return config
+    for limit, index in TUNED.get(gpu.name, ()):
+        if limit is None or longest <= limit:
+            return CONFIGS[index]
+    for config in CONFIGS:
+        if config.shared <= gpu.shared:
+            return config
+    return CONFIGS[0]
+
+
+class _Kernel(NamedTuple):
+    name: str
+    config: Config
+    blocks: int
+
+
+class _Launch:
+    """Kernels that take the same arguments, one after the other; all of these but addresses never change.
+
+    numbers: what follows the addresses in struct Args, packed. Where every row of the matrices starts at a multiple of
+    16 bytes, kernels can copy 16 at a time: rows_aligned says whether they do if the first does.
+    """
+
+    def __init__(
+        self, gpu: Gpu, kernels: list[_Kernel], addresses: struct.Struct, numbers: bytes, rows_aligned: bool,
+    ) -> None:
+        self.gpu, self.kernels, self.addresses, self.numbers = gpu, kernels, addresses, numbers
+        self.rows_aligned = rows_aligned
+        self.starts: dict[bool, Callable[[bytes], None]] = {}
+
+    def __call__(self, bits: int, *addresses: int) -> None:
+        """bits: those of the matrices' addresses, or-ed."""
+        aligned = self.rows_aligned and bits % 16 == 0
+        start = self.starts.get(aligned)
+        if start is None:
+            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned)
+        start(self.addresses.pack(*addresses) + self.numbers)
+
+
+def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes], None]:
+    """What starts the kernels with packed arguments on torch's current stream of the device."""
+    if gpu.index < 0:
+        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
+    from cupy.cuda import driver, runtime
+
+    with torch.cuda.device(gpu.index):
+        launches = [_launcher(kernel, aligned, gpu) for kernel in kernels if kernel.blocks]
+
+    def start(args: bytes) -> None:
+        if torch._C._cuda_getDevice() != gpu.index:
+            with torch.cuda.device(gpu.index):
+                return start(args)
+        if not driver.ctxGetCurrent():
+            runtime.setDevice(gpu.index)  # gives a thread that has none the device's context
+        # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
+        stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+        pointer = ctypes.c_char_p(args)
+        for launch in launches:
+            launch(stream, ctypes.addressof(pointer), 0)  # the driver copies what is pointed to
+        return None
+
+    return start
+
+
+def _launcher(kernel: _Kernel, aligned: bool, gpu: Gpu) -> Callable[[int, int, int], None]:
+    """The driver's cuLaunchKernel, but for the stream and the arguments."""
+    from cupy.cuda import driver
+
+    config = kernel.config
+    function = _function(config, aligned, gpu, kernel.name)
+    return functools.partial(
+        driver.launchKernel, function.ptr, kernel.blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared
+    )
+
+
+#: Shape and strides.
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Call(NamedTuple):
+    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
+
+    results: tuple[_Layout, ...]
+    forward: _Launch | None  # None: there is nothing to compute
+    scratch: tuple[_Layout, ...] = ()  # of f32, for acc, l, m
+
+
+#: By what `_key` says of the arguments.
+_CALLS: dict[object, _Call] = {}
+
+
+def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+    """All that a call's preparation depends on, or None if the arguments are not what they should be.
+
+    Besides, it depends on addresses being multiples of 16, which every launch looks at.
+    """
+    try:
+        hash(config)
+        given = tensors if out is None else (*tensors, *out)
+        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
+        return (type(config), config, out is None, *described)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+        return _empty_strided_cuda(*layout, dtype)
+    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
+
+
+def _layout(x: torch.Tensor) -> _Layout:
+    # a plain tuple: what allocates does not take torch.Size
+    return tuple(x.shape), x.stride()
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> _Call:
+    """Checks the arguments, and decides all that does not depend on their contents."""
+    if len(_CALLS) >= 1024:
+        _CALLS.clear()
     B, H, M, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     _, _, N, _ = _sizes("k", k, torch.bfloat16, (B, H, None, 64), q)
     _sizes("v", v, torch.bfloat16, (B, H, N, 64), q)
+    _contiguous_rows(q=q, k=k, v=v)
     if out is None:
-        o = q.new_empty((B, H, M, 64))
-        lse = q.new_empty((B, H, M), dtype=torch.float32)
+        o = torch.empty((B, H, M, 64), dtype=torch.bfloat16, device="meta")
+        lse = torch.empty((B, H, M), dtype=torch.float32, device="meta")
     else:
         o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.bfloat16, (B, H, M, 64), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
         _apart(o=o, lse=lse)
-    stride_qb, stride_qh, stride_qm, stride_qd = q.stride()
-    stride_kb, stride_kh, stride_kn, stride_kd = k.stride()
-    stride_vb, stride_vh, stride_vn, stride_vd = v.stride()
-    stride_ob, stride_oh, stride_om, stride_od = o.stride()
-    stride_lseb, stride_lseh, stride_lsem = lse.stride()
-    if not (stride_qd == stride_kd == stride_vd == stride_od == 1):
-        _refuse_strides(q=q, k=k, v=v, o=o)
-    _refuse_gradients(q, k, v)
+        _contiguous_rows(o=o)
+    results = (_layout(o), _layout(lse))
     if B * H * M == 0:
-        return o, lse
+        return _Call(results, None)
+    stride_qb, stride_qh, stride_qm, _ = q.stride()
+    stride_kb, stride_kh, stride_kn, _ = k.stride()
+    stride_vb, stride_vh, stride_vn, _ = v.stride()
+    stride_ob, stride_oh, stride_om, _ = o.stride()
+    stride_lseb, stride_lseh, stride_lsem = lse.stride()
     gpu = _gpu(q.get_device())
     config = _choose(config, gpu, N)
-    acc = q.new_empty((B, H, M, 64), dtype=torch.float32)
-    l, m = q.new_empty((2, B, H, M), dtype=torch.float32)
-    args = _ARGS.pack(
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(),
-        acc.data_ptr(), l.data_ptr(), m.data_ptr(),
+    kernels = [_Kernel(_FORWARD, config, B * H)]
+    numbers = _NUMBERS.pack(
         stride_qb, stride_qh, stride_qm,
         stride_kb, stride_kh, stride_kn,
         stride_vb, stride_vh, stride_vn,
@@ -118,15 +297,17 @@ def fa1_split_q(
         stride_lseb, stride_lseh, stride_lsem,
         B, H, M, N,
     )
-    # Where every row starts at a multiple of 16 bytes, the kernel can copy 16 at a time.
-    unaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr()) % 16 or (
+    rows_aligned = (
         stride_qb | stride_qh | stride_qm
         | stride_kb | stride_kh | stride_kn
         | stride_vb | stride_vh | stride_vn
         | stride_ob | stride_oh | stride_om
-    ) % 8
-    _launch(config, not unaligned, gpu, B * H, args)
-    return o, lse
+    ) % 8 == 0
+    forward = _Launch(gpu, kernels, _ADDRESSES, numbers, rows_aligned)
+    return _Call(
+        results, forward,
+        (((B, H, M, 64), (H * M * 64, M * 64, 64, 1)), ((B, H, M), (H * M, M, 1)), ((B, H, M), (H * M, M, 1))),
+    )
 
 
 def _sizes(
@@ -171,46 +352,10 @@ def _refuse_gradients(*tensors: torch.Tensor) -> None:
         raise RuntimeError("fa1_split_q has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
-def _refuse_strides(**tensors: torch.Tensor) -> None:
+def _contiguous_rows(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
-        if x.stride(-1) != 1:
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-class Gpu(NamedTuple):
-    """A device, as far as launches depend on it; shared: bytes of shared memory that a block can have, l2: of cache."""
-
-    index: int
-    name: str
-    arch: str
-    shared: int
-    multiprocessors: int
-    l2: int
-
-
-@functools.cache
-def _gpu(index: int) -> Gpu:
-    """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
-    if index < 0:
-        return Gpu(index, "cpu", "", max(config.shared for config in CONFIGS), 4, 1 << 25)
-    found = torch.cuda.get_device_properties(index)
-    shared, arch = found.shared_memory_per_block_optin, f"sm_{found.major}{found.minor}"
-    return Gpu(index, found.name, arch, shared, found.multi_processor_count, found.L2_cache_size)
-
-
-def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
-    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
-    if config is not None:
-        if not isinstance(config, Config):
-            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
-        return config
-    for limit, index in TUNED.get(gpu.name, ()):
-        if limit is None or longest <= limit:
-            return CONFIGS[index]
-    for config in CONFIGS:
-        if config.shared <= gpu.shared:
-            return config
-    return CONFIGS[0]
 
 
 def _compiled(
@@ -288,40 +433,15 @@ def _register() -> bool:
 _register._dynamo_marked_constant = _written._dynamo_marked_constant = True
 
 
-def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
-    """Starts the kernel on torch's current stream of the device."""
-    if blocks == 0:
-        return None
-    if gpu.index < 0:
-        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
-    if torch.cuda.current_device() != gpu.index:
-        with torch.cuda.device(gpu.index):
-            return _launch(config, aligned, gpu, blocks, args, name)
-    function, launch, use_device = _kernel(config, aligned, gpu, name)
-    use_device(gpu.index)  # gives a thread that has none the device's context
-    # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = torch._C._cuda_getCurrentRawStream(gpu.index)
-    pointers = _Pointers(args)  # the driver copies what they point to
-    launch(
-        function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared, stream,
-        ctypes.addressof(pointers), 0,
-    )
-    return None
-
-
-_Pointers = ctypes.c_char_p * 1
-
-
 @functools.cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
-    """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
+def _function(config: Config, aligned: bool, gpu: Gpu, name: str) -> Any:
+    """The compiled kernel on the current device, and the module that it is in."""
     import cupy
-    from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch, name)
     kernel = cupy.RawModule(path=str(path)).get_function(name)
     kernel.max_dynamic_shared_size_bytes = config.shared
-    return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
+    return kernel.kernel  # of this device
 
 
 def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:

@@ -29,10 +29,16 @@ import os
 import stat
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda
+except ImportError:
+    _empty_strided_cuda = None
 
 
 class Config(NamedTuple):
@@ -54,8 +60,8 @@ CONFIGS = (
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
-#: struct Args of the kernel.
-_ARGS = struct.Struct("=6Q16q6i")
+#: struct Args of the kernel: addresses, and numbers behind them.
+_ADDRESSES, _NUMBERS = struct.Struct("=6Q"), struct.Struct("=16q6i")
 _FORWARD = "head_mask_forward"
 #: Every kernel: the file beside this one, and what it is compiled with, configuration by configuration.
 _KERNELS: dict[str, tuple[str, tuple[Config, ...]]] = {
@@ -90,6 +96,186 @@ def head_mask(
     """
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, reach, out, config)
+    layout = _key((q, k, v, reach), out, config)
+    call = _CALLS.get(layout)
+    if call is None:
+        call = _prepare(q, k, v, reach, out, config)
+        if layout is not None:
+            _CALLS[layout] = call
+    _refuse_gradients(q, k, v)
+    if out is None:
+        o = _empty(call.results[0], torch.bfloat16, q)
+        lse = _empty(call.results[1], torch.float32, q)
+    else:
+        o, lse = out
+    if call.forward is None:
+        return o, lse
+    call.forward(
+        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr(),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), reach.data_ptr(), o.data_ptr(),
+        lse.data_ptr(),
+    )
+    return o, lse
+
+
+class Gpu(NamedTuple):
+    """A device, as far as launches depend on it; shared: bytes of shared memory that a block can have, l2: of cache."""
+
+    index: int
+    name: str
+    arch: str
+    shared: int
+    multiprocessors: int
+    l2: int
+
+
+@functools.cache
+def _gpu(index: int) -> Gpu:
+    """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
+    if index < 0:
+        return Gpu(index, "cpu", "", max(config.shared for config in CONFIGS), 4, 1 << 25)
+    found = torch.cuda.get_device_properties(index)
+    shared, arch = found.shared_memory_per_block_optin, f"sm_{found.major}{found.minor}"
+    return Gpu(index, found.name, arch, shared, found.multi_processor_count, found.L2_cache_size)
+
+
+def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
+    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
+    if config is not None:
+        if not isinstance(config, Config):
+            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+        return config
+    for limit, index in TUNED.get(gpu.name, ()):
+        if limit is None or longest <= limit:
+            return CONFIGS[index]
+    for config in CONFIGS:
+        if config.shared <= gpu.shared:
+            return config
+    return CONFIGS[0]
+
+
+def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
+    """Query heads whose K and V fill about half of the L2 cache: blocks that run together should share them."""
+    return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
+
+
+class _Kernel(NamedTuple):
+    name: str
+    config: Config
+    blocks: int
+
+
+class _Launch:
+    """Kernels that take the same arguments, one after the other; all of these but addresses never change.
+
+    numbers: what follows the addresses in struct Args, packed. Where every row of the matrices starts at a multiple of
+    16 bytes, kernels can copy 16 at a time: rows_aligned says whether they do if the first does.
+    """
+
+    def __init__(
+        self, gpu: Gpu, kernels: list[_Kernel], addresses: struct.Struct, numbers: bytes, rows_aligned: bool,
+    ) -> None:
+        self.gpu, self.kernels, self.addresses, self.numbers = gpu, kernels, addresses, numbers
+        self.rows_aligned = rows_aligned
+        self.starts: dict[bool, Callable[[bytes], None]] = {}
+
+    def __call__(self, bits: int, *addresses: int) -> None:
+        """bits: those of the matrices' addresses, or-ed."""
+        aligned = self.rows_aligned and bits % 16 == 0
+        start = self.starts.get(aligned)
+        if start is None:
+            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned)
+        start(self.addresses.pack(*addresses) + self.numbers)
+
+
+def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes], None]:
+    """What starts the kernels with packed arguments on torch's current stream of the device."""
+    if gpu.index < 0:
+        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
+    from cupy.cuda import driver, runtime
+
+    with torch.cuda.device(gpu.index):
+        launches = [_launcher(kernel, aligned, gpu) for kernel in kernels if kernel.blocks]
+
+    def start(args: bytes) -> None:
+        if torch._C._cuda_getDevice() != gpu.index:
+            with torch.cuda.device(gpu.index):
+                return start(args)
+        if not driver.ctxGetCurrent():
+            runtime.setDevice(gpu.index)  # gives a thread that has none the device's context
+        # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
+        stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+        pointer = ctypes.c_char_p(args)
+        for launch in launches:
+            launch(stream, ctypes.addressof(pointer), 0)  # the driver copies what is pointed to
+        return None
+
+    return start
+
+
+def _launcher(kernel: _Kernel, aligned: bool, gpu: Gpu) -> Callable[[int, int, int], None]:
+    """The driver's cuLaunchKernel, but for the stream and the arguments."""
+    from cupy.cuda import driver
+
+    config = kernel.config
+    function = _function(config, aligned, gpu, kernel.name)
+    return functools.partial(
+        driver.launchKernel, function.ptr, kernel.blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared
+    )
+
+
+#: Shape and strides.
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Call(NamedTuple):
+    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
+
+    results: tuple[_Layout, ...]
+    forward: _Launch | None  # None: there is nothing to compute
+
+
+#: By what `_key` says of the arguments.
+_CALLS: dict[object, _Call] = {}
+
+
+def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+    """All that a call's preparation depends on, or None if the arguments are not what they should be.
+
+    Besides, it depends on addresses being multiples of 16, which every launch looks at.
+    """
+    try:
+        hash(config)
+        given = tensors if out is None else (*tensors, *out)
+        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
+        return (type(config), config, out is None, *described)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+        return _empty_strided_cuda(*layout, dtype)
+    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
+
+
+def _layout(x: torch.Tensor) -> _Layout:
+    # a plain tuple: what allocates does not take torch.Size
+    return tuple(x.shape), x.stride()
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    reach: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> _Call:
+    """Checks the arguments, and decides all that does not depend on their contents."""
+    if len(_CALLS) >= 1024:
+        _CALLS.clear()
     B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 128), q)
     _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 128), q)
     if Hkv == 0 or H % Hkv:
@@ -97,30 +283,29 @@ def head_mask(
     G = H // Hkv
     _sizes("v", v, torch.bfloat16, (B, N, Hkv, 128), q)
     _sizes("reach", reach, torch.int32, (H,), q)
+    _contiguous_rows(q=q, k=k, v=v)
     if out is None:
-        o = q.new_empty((B, M, H, 128))
-        lse = q.new_empty((B, H, M), dtype=torch.float32)
+        o = torch.empty((B, M, H, 128), dtype=torch.bfloat16, device="meta")
+        lse = torch.empty((B, H, M), dtype=torch.float32, device="meta")
     else:
         o, lse = _given(out, "o", "lse")
         _sizes("out o", o, torch.bfloat16, (B, M, H, 128), q)
         _sizes("out lse", lse, torch.float32, (B, H, M), q)
         _apart(o=o, lse=lse)
-    stride_qb, stride_qm, stride_qh, stride_qd = q.stride()
-    stride_kb, stride_kn, stride_kh, stride_kd = k.stride()
-    stride_vb, stride_vn, stride_vh, stride_vd = v.stride()
-    stride_reach_0, = reach.stride()
-    stride_ob, stride_om, stride_oh, stride_od = o.stride()
-    stride_lseb, stride_lseh, stride_lsem = lse.stride()
-    if not (stride_qd == stride_kd == stride_vd == stride_od == 1):
-        _refuse_strides(q=q, k=k, v=v, o=o)
-    _refuse_gradients(q, k, v)
+        _contiguous_rows(o=o)
+    results = (_layout(o), _layout(lse))
     if B * H * M == 0:
-        return o, lse
+        return _Call(results, None)
+    stride_qb, stride_qm, stride_qh, _ = q.stride()
+    stride_kb, stride_kn, stride_kh, _ = k.stride()
+    stride_vb, stride_vn, stride_vh, _ = v.stride()
+    stride_reach_0, = reach.stride()
+    stride_ob, stride_om, stride_oh, _ = o.stride()
+    stride_lseb, stride_lseh, stride_lsem = lse.stride()
     gpu = _gpu(q.get_device())
     config = _choose(config, gpu, N)
-    args = _ARGS.pack(
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), reach.data_ptr(), o.data_ptr(),
-        lse.data_ptr(),
+    kernels = [_Kernel(_FORWARD, config, min(-(-M // config.BLOCK_M) * B * H, gpu.multiprocessors))]
+    numbers = _NUMBERS.pack(
         stride_qb, stride_qm, stride_qh,
         stride_kb, stride_kn, stride_kh,
         stride_vb, stride_vn, stride_vh,
@@ -129,15 +314,14 @@ def head_mask(
         stride_lseb, stride_lseh, stride_lsem,
         B, H, G, M, N, _heads_per_section(gpu, B * H, N * 512),
     )
-    # Where every row starts at a multiple of 16 bytes, the kernel can copy 16 at a time.
-    unaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr()) % 16 or (
+    rows_aligned = (
         stride_qb | stride_qm | stride_qh
         | stride_kb | stride_kn | stride_kh
         | stride_vb | stride_vn | stride_vh
         | stride_ob | stride_om | stride_oh
-    ) % 8
-    _launch(config, not unaligned, gpu, min(-(-M // config.BLOCK_M) * B * H, gpu.multiprocessors), args)
-    return o, lse
+    ) % 8 == 0
+    forward = _Launch(gpu, kernels, _ADDRESSES, numbers, rows_aligned)
+    return _Call(results, forward)
 
 
 def _sizes(
@@ -182,51 +366,10 @@ def _refuse_gradients(*tensors: torch.Tensor) -> None:
         raise RuntimeError("head_mask has no backward: call it under torch.no_grad(), or on detached tensors")
 
 
-def _refuse_strides(**tensors: torch.Tensor) -> None:
+def _contiguous_rows(**tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
-        if x.stride(-1) != 1:
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-class Gpu(NamedTuple):
-    """A device, as far as launches depend on it; shared: bytes of shared memory that a block can have, l2: of cache."""
-
-    index: int
-    name: str
-    arch: str
-    shared: int
-    multiprocessors: int
-    l2: int
-
-
-@functools.cache
-def _gpu(index: int) -> Gpu:
-    """The device of this number; -1 is the CPU, where the kernel can only be simulated."""
-    if index < 0:
-        return Gpu(index, "cpu", "", max(config.shared for config in CONFIGS), 4, 1 << 25)
-    found = torch.cuda.get_device_properties(index)
-    shared, arch = found.shared_memory_per_block_optin, f"sm_{found.major}{found.minor}"
-    return Gpu(index, found.name, arch, shared, found.multi_processor_count, found.L2_cache_size)
-
-
-def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
-    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
-    if config is not None:
-        if not isinstance(config, Config):
-            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
-        return config
-    for limit, index in TUNED.get(gpu.name, ()):
-        if limit is None or longest <= limit:
-            return CONFIGS[index]
-    for config in CONFIGS:
-        if config.shared <= gpu.shared:
-            return config
-    return CONFIGS[0]
-
-
-def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
-    """Query heads whose K and V fill about half of the L2 cache: blocks that run together should share them."""
-    return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
 def _compiled(
@@ -306,40 +449,15 @@ def _register() -> bool:
 _register._dynamo_marked_constant = _written._dynamo_marked_constant = True
 
 
-def _launch(config: Config, aligned: bool, gpu: Gpu, blocks: int, args: bytes, name: str = _FORWARD) -> None:
-    """Starts the kernel on torch's current stream of the device."""
-    if blocks == 0:
-        return None
-    if gpu.index < 0:
-        raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
-    if torch.cuda.current_device() != gpu.index:
-        with torch.cuda.device(gpu.index):
-            return _launch(config, aligned, gpu, blocks, args, name)
-    function, launch, use_device = _kernel(config, aligned, gpu, name)
-    use_device(gpu.index)  # gives a thread that has none the device's context
-    # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-    stream = torch._C._cuda_getCurrentRawStream(gpu.index)
-    pointers = _Pointers(args)  # the driver copies what they point to
-    launch(
-        function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared, stream,
-        ctypes.addressof(pointers), 0,
-    )
-    return None
-
-
-_Pointers = ctypes.c_char_p * 1
-
-
 @functools.cache
-def _kernel(config: Config, aligned: bool, gpu: Gpu, name: str) -> tuple[Any, Any, Any]:
-    """The compiled kernel on the current device, and the driver's cuLaunchKernel and the runtime's cudaSetDevice."""
+def _function(config: Config, aligned: bool, gpu: Gpu, name: str) -> Any:
+    """The compiled kernel on the current device, and the module that it is in."""
     import cupy
-    from cupy.cuda import driver, runtime
 
     path = _cubin(config, aligned, gpu.arch, name)
     kernel = cupy.RawModule(path=str(path)).get_function(name)
     kernel.max_dynamic_shared_size_bytes = config.shared
-    return kernel.kernel, driver.launchKernel, runtime.setDevice  # .kernel: of this device
+    return kernel.kernel  # of this device
 
 
 def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:

@@ -1,0 +1,256 @@
+"""A prepared call of a CUDA module passes the driver what the same call passes when it is the first.
+
+Without a GPU: tensors of the CPU count as those of device 0, and a driver notes what it is given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.runtime.loader import load_file
+from attnc.runtime.trial import problem_for
+from attnc.target.files import render_files
+
+SPECS = Path(__file__).parents[2] / "specs"
+STREAM = 7
+#: An optional output, packed sequences, a second kernel and its scratch, pages, a counter, numbers.
+NAMES = ("causal_gqa", "bias", "varlen", "decode", "paged_decode", "unified_decode", "dropout", "fa1")
+#: One kernel that adds dq up, two of their own, gradients of inputs besides, packed sequences.
+TRAINED = ("causal_gqa", "bias", "local_sink", "varlen")
+#: (kernel, how it was compiled, blocks, threads, shared memory, stream, packed arguments)
+Launch = tuple[object, ...]
+
+
+class Driver:
+    """In place of CuPy and of what torch knows of devices."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches: list[Launch] = []
+        self.contexts: list[int] = []
+        self.context, self.device = 1, 0
+        self._functions: list[object] = []
+        self.size = 0
+        driver = SimpleNamespace(launchKernel=self.launch, ctxGetCurrent=lambda: self.context)
+        cuda = SimpleNamespace(driver=driver, runtime=SimpleNamespace(setDevice=self.contexts.append))
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, RawModule=None))
+        monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+        monkeypatch.setattr(torch.cuda, "device", self.on)
+
+    @contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+    def function(self, config: Any, aligned: bool, gpu: Any, name: str) -> Any:
+        """A handle of what would be compiled."""
+        assert self.device == gpu.index
+        made = (name, config, aligned)
+        if made not in self._functions:
+            self._functions.append(made)
+        return SimpleNamespace(ptr=self._functions.index(made))
+
+    def launch(self, pointer: int, *given: int) -> None:
+        """cuLaunchKernel."""
+        *grid, stream, parameters, extra = given
+        arguments = ctypes.c_void_p.from_address(parameters).value
+        assert arguments is not None
+        assert extra == 0
+        packed = ctypes.string_at(arguments, self.size)
+        self.launches.append((self._functions[pointer], tuple(grid), stream, self.device, packed))
+
+    def take(self) -> list[Launch]:
+        taken, self.launches = self.launches, []
+        return taken
+
+
+class Memory:
+    """The same tensor for the same allocation, call by call; torch in all else."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, torch.Tensor] = {}
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def start(self) -> None:
+        self._count = 0
+
+    def empty(self, shape: Any, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        if str(device) == "meta":
+            return torch.empty(shape, dtype=dtype, device=device)
+        return self._keep(lambda: torch.zeros(shape, dtype=dtype), tuple(shape), dtype)
+
+    zeros = empty
+
+    def empty_strided(self, size: Any, stride: Any, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        return self._keep(lambda: torch.empty_strided(size, stride, dtype=dtype), size, stride, dtype)
+
+    def _keep(self, make: Callable[[], torch.Tensor], *what: object) -> torch.Tensor:
+        self._count += 1
+        key = (self._count, *what)
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+class Case:
+    """A module whose calls, or the gradients of these, are watched."""
+
+    def __init__(self, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, gradients: bool) -> None:
+        modules = plan_program(front(SPECS / f"{name}.attn")).modules
+        self.planned = next(
+            m for m in modules if m.target == "cuda.sm_80" and m.variant.attention.name == name
+        )
+        self.driver, self.memory = Driver(monkeypatch), Memory()
+        files = render_files(self.planned, path=f"{name}.attn", sha256="")
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        self.module: Any = load_file(folder / next(iter(files)))
+        gpu = self.module.Gpu(0, "any", "sm_90", 232448, 132, 50 << 20)
+        monkeypatch.setattr(self.module, "_gpu", lambda index: gpu)
+        monkeypatch.setattr(self.module, "_function", self.driver.function)
+        monkeypatch.setattr(self.module, "torch", self.memory)
+        self.gradients = gradients
+        kind = "_BACKWARD" if gradients else ""
+        parts = [getattr(self.module, f"{kind}_{part}") for part in ("ADDRESSES", "NUMBERS")]
+        self.driver.size = sum(part.size for part in parts)
+        self.function = self.module._gradients if gradients else getattr(self.module, name)
+        self.prepared: dict[Any, Any] = self.module._GRADIENTS if gradients else self.module._CALLS
+
+    def forget(self) -> None:
+        self.prepared.clear()
+
+    def call(self, *tensors: Any, **options: Any) -> list[Launch]:
+        self.memory.start()
+        with torch.no_grad():
+            self.function(*tensors, *((None,) if self.gradients and not options else ()), **options)
+        return self.driver.take()
+
+    def first(self, *tensors: Any, **options: Any) -> list[Launch]:
+        self.forget()
+        return self.call(*tensors, **options)
+
+    def tensors(self, **sizes: int) -> list[Any]:
+        sizes = {"H": 4, "Hkv": 2, "G": 2, "B": 2, "M": 70, "N": 70} | sizes
+        inputs = list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes).tensors)
+        if not self.gradients:
+            return inputs
+        q = inputs[0]
+        shape = q.shape[:2] if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+        dlse = [] if self.planned.kept else [torch.zeros(shape)]
+        return [torch.ones_like(q), *dlse, *inputs, torch.ones_like(q), torch.zeros(shape)]
+
+    def variations(self) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+        """(what changes, arguments, options): all that a preparation depends on, one after the other."""
+        tensors = self.tensors()
+        yield "nothing", tensors, {}
+        yield "addresses", [x.clone() for x in tensors], {}
+        yield "batch", self.tensors(B=3), {}
+        yield "keys", self.tensors(N=90), {}
+        for i, x in enumerate(tensors):
+            if x.dim() > 2 and x.dtype == torch.bfloat16:
+                yield f"strides of {i}", [*tensors[:i], spread(x), *tensors[i + 1 :]], {}
+            if x.dim():
+                yield f"alignment of {i}", [*tensors[:i], shifted(x), *tensors[i + 1 :]], {}
+        yield from self.trained(tensors) if self.gradients else self.called(tensors)
+
+    def trained(self, tensors: list[Any]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+        for kernel, configs in self.module.BACKWARD_CONFIGS.items():
+            yield f"config of {kernel}", tensors, {"configs": {kernel: configs[-1]}}
+        if not self.planned.kept:
+            yield "no dlse", [tensors[0], None, *tensors[2:]], {}
+
+    def called(self, tensors: list[Any]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+        for config in self.module.CONFIGS[1:3]:
+            yield f"config {config}", tensors, {"config": config}
+        with torch.no_grad():
+            made = self.function(*tensors)
+        results = made if isinstance(made, tuple) else (made,)
+        for name, change in (("dense", torch.clone), ("spread", spread), ("shifted", shifted)):
+            given = (change(results[0]), *map(torch.clone, results[1:]))
+            yield f"out {name}", tensors, {"out": given if len(given) > 1 else given[0]}
+        q = tensors[0]
+        for arg in self.planned.kept:
+            lse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+            yield arg.tensor.name, tensors, {arg.tensor.name: lse}
+            yield f"{arg.tensor.name} transposed", tensors, {arg.tensor.name: lse.mT.contiguous().mT}
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """The same elements with larger strides."""
+    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + 8)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """The same elements one further on: no longer aligned to 16 bytes."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+CASES = [(name, False) for name in NAMES] + [(name, True) for name in TRAINED]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}{'-gradients' if case[1] else ''}")
+def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    name, gradients = request.param
+    return Case(name, tmp_path, monkeypatch, gradients=gradients)
+
+
+def test_prepared_calls_pass_what_first_calls_pass(case: Case) -> None:
+    """Byte by byte, whatever has been called in between."""
+    variations = list(case.variations())
+    case.driver.take()
+    expected = [case.first(*given, **options) for _, given, options in variations]
+    assert all(expected)
+    case.forget()
+    for _ in range(2):
+        for (what, given, options), launches in zip(variations, expected, strict=True):
+            assert case.call(*given, **options) == launches, what
+    for number, launches in enumerate(expected[1:], 1):
+        assert launches != expected[0], variations[number][0]
+
+
+def test_a_prepared_call_is_made_once(case: Case) -> None:
+    tensors = case.tensors()
+    for _ in range(3):
+        case.call(*tensors)
+        case.call(*(x.clone() for x in tensors))
+    assert len(case.prepared) == 1
+
+
+def test_all_kernels_of_a_call_take_the_same_arguments(case: Case) -> None:
+    launches = case.first(*case.tensors())
+    assert len({packed for *_, packed in launches}) == 1
+    assert {stream for _, _, stream, _, _ in launches} == {STREAM}
+
+
+def test_launches_go_to_the_device_of_the_tensors(case: Case) -> None:
+    tensors = case.tensors()
+    expected = case.first(*tensors)
+    case.driver.device = 1
+    assert case.call(*tensors) == expected
+    assert case.driver.device == 1
+
+
+def test_a_thread_without_a_context_gets_one(case: Case) -> None:
+    tensors = case.tensors()
+    case.call(*tensors)
+    assert case.driver.contexts == []
+    case.driver.context = 0
+    assert case.call(*tensors)
+    assert case.driver.contexts == [0]
