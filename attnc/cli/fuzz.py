@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from attnc.cli.choose import ATTENTION, TARGET, VARIANT, chosen
 from attnc.cli.compile import JSON, SPEC
-from attnc.cli.console import Mistake, note, one_spec, progress, say
-from attnc.cli.projections import chosen_projections, fuzz_one, place_of, row, title
-from attnc.cli.verify import (
-    ATTENTION,
-    TARGET,
-    VARIANT,
-    as_dict,
-    checked,
-    chosen_modules,
-    parse_case,
-    show_report,
-    show_result,
-)
-
-if TYPE_CHECKING:
-    from attnc.plan import ir
-    from attnc.verify.check import Rules
-
-_FAILURES = Path(".attnc") / "failures"
+from attnc.cli.console import Mistake, note, one_spec, say
+from attnc.cli.judge import FAILURES, Judge, conclude, parse_case
 
 
 def fuzz(
@@ -50,74 +34,27 @@ def fuzz(
 
     Example: attnc fuzz specs/causal_gqa.attn --seconds 30 --seed 7
     """
-    from attnc.verify.check import fuzz as run
-    from attnc.verify.properties import violations
-    from attnc.verify.subjects import subject_of
-
-    path = one_spec(spec)
-    layers = chosen_projections((path,), attention, variant, target)
-    modules = chosen_modules((path,), attention, variant, target)
+    judges = chosen([one_spec(spec)], attention, variant, target)
     if repro is not None:
-        _again(repro, modules)
+        _again(repro, judges)
         return
-    reports: list[dict[str, Any]] = []
-    for module in modules:
-        subject = subject_of(module)
-        rules = _agreement(path, module) if targets_agree else violations
-        name = f"{module.variant.attention.name} {module.variant.name}"
-        with progress(name, examples) as bar:
-            report = run(
-                subject,
-                examples=examples,
-                seconds=seconds,
-                seed=seed,
-                failures=_FAILURES,
-                progress=lambda *_, bar=bar, name=name: bar.advance(name),
-                rules=rules,
-            )
-        reports.append(as_dict(subject, report))
+    results = []
+    for judge in judges:
+        results.append(judge.fuzz(examples, seconds, seed, across=targets_agree))
         if not as_json:
-            show_report(subject, report)
-    for layer in layers:
-        device, report = fuzz_one(layer, examples, seconds, seed)
-        reports.append(row(layer, device, report))
-        if not as_json:
-            show_result(title(layer), place_of(device), report)
-    if as_json:
-        say(json.dumps(reports, indent=2))
-    if not all(report["ok"] for report in reports):
-        raise typer.Exit(1)
+            results[-1].show()
+    conclude(results, as_json=as_json)
 
 
-def _agreement(path: Path, module: ir.Module) -> Rules:
-    """The rule that the variant's modules for other targets compute the same. Mistake when there is none."""
-    from attnc.build import front, plan_program
-    from attnc.verify.agreement import across
-    from attnc.verify.subjects import subject_of
-
-    variant = module.variant
-    peers = {
-        other.target: subject_of(other)
-        for other in plan_program(front(path)).modules
-        if other.target != module.target
-        and (other.variant.attention.name, other.variant.name) == (variant.attention.name, variant.name)
-    }
-    if not peers:
-        raise Mistake(f"'{variant.attention.name}' has schedules for {module.target} alone", "add one more")
-    return across(peers)
-
-
-def _again(path: Path, modules: Any) -> None:
-    from attnc.verify.subjects import subject_of
-
+def _again(path: Path, judges: Iterable[Judge]) -> None:
     if not path.is_file():
-        raise Mistake(f"there is no file '{path}'", f"failures are kept in {_FAILURES.as_posix()}/")
+        raise Mistake(f"there is no file '{path}'", f"failures are kept in {FAILURES.as_posix()}/")
     case = parse_case(path.read_text(encoding="utf-8", errors="replace"))
     failed = False
-    for module in modules:
-        verdict = checked(subject_of(module), case)
+    for judge in judges:
+        verdict = judge.verdict(case)
         failed |= not verdict.ok
-        say(f"{module.variant.name}: {verdict.message}; {100 * verdict.worst:.0f} % of the bound")
+        say(f"{judge.variant}: {verdict.message}; {100 * verdict.worst:.0f} % of the bound")
     if failed:
         note("the case still fails")
         raise typer.Exit(1)

@@ -5,41 +5,38 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import typer
 
 from attnc.cli.console import Mistake, paint, progress, say
-from attnc.cli.verify import committed, path_of, update_records
-
-if TYPE_CHECKING:
-    from attnc.plan import ir
+from attnc.cli.judge import AttentionJudge
+from attnc.cli.records import committed, update_records
 
 
-def sanitize_modules(modules: Sequence[ir.Module], *, is_recorded: bool, as_json: bool) -> None:
+def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_json: bool) -> None:
     """Runs the files of generated/ under every tool, says what was found, and notes those without a finding.
 
     Raises Mistake without CUDA modules, a GPU or compute-sanitizer; Exit(1) if anything was found."""
     from attnc.verify.sanitize import TOOLS, Job, find_sanitizer, sanitize, version
     from attnc.verify.subjects import has_gpu
 
-    if any(module.target == "triton" for module in modules):
+    if any(judge.target == "triton" for judge in judges):
         raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
     if not has_gpu():
         raise Mistake("compute-sanitizer needs a GPU", "'attnc verify' without --sanitize runs anywhere")
-    texts = {path_of(module): committed(path_of(module)) for module in modules}
+    texts = {judge.path: committed(judge.path) for judge in judges}
     sanitizer = find_sanitizer()
     if sanitizer is None:
         raise Mistake("compute-sanitizer was not found", "it is part of the CUDA toolkit; set CUDA_HOME")
     jobs = tuple(
         Job(
-            name=path_of(module),
-            spec=module.variant.source.path,
-            attention=module.variant.attention.name,
-            variant=module.variant.name,
-            target=module.target,
+            name=judge.path,
+            spec=judge.module.variant.source.path,
+            attention=judge.attention,
+            variant=judge.variant,
+            target=judge.target,
         )
-        for module in modules
+        for judge in judges
     )
     with progress("sanitize", len(TOOLS) * len(jobs)) as bar:
         outcome = sanitize(sanitizer, jobs, processes=os.cpu_count() or 2, progress=bar.advance)

@@ -1,0 +1,214 @@
+"""What `attnc verify` and `attnc fuzz` judge: attentions and projections alike."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from attnc.cli.console import Mistake, paint, progress, say
+
+if TYPE_CHECKING:
+    from attnc.plan import ir
+    from attnc.plan.ir_projection import ProjectionModule
+    from attnc.verify.check import Report, Rules
+    from attnc.verify.strategies import Case
+    from attnc.verify.tolerance import Verdict
+
+#: Where failing cases are kept.
+FAILURES = Path(".attnc") / "failures"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A module's report. device: cuda or cpu; place: the same for a reader."""
+
+    judge: Judge
+    device: str
+    place: str
+    report: Report
+
+    def show(self) -> None:
+        """A line about the module, and two about each failure."""
+        report = self.report
+        state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
+        where = f" at {report.where}" if report.where else ""
+        say(
+            f"{state} {self.judge.title}: {report.examples} cases in {report.seconds:.1f} s on {self.place};"
+            f" worst error {100 * report.worst:.0f} % of the bound{where}"
+        )
+        for failure in report.failures:
+            say(f"      {failure.verdict.message}")
+            say(f"      {failure.repro}")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The report for programs."""
+        report = self.report
+        return {
+            "attention": self.judge.attention,
+            "variant": self.judge.variant,
+            "device": self.device,
+            "ok": report.ok,
+            "cases": report.examples,
+            "seconds": round(report.seconds, 3),
+            "worst": report.worst,
+            "where": report.where,
+            "eager_ratio": report.eager_ratio,
+            "failures": [{"message": f.verdict.message, "repro": f.repro} for f in report.failures],
+        }
+
+
+class Judge(ABC):
+    """A planned module. attention: its name in the spec, be it a projection's; path: of its file below
+    generated/.
+    """
+
+    attention: str
+    variant: str
+    target: str
+    path: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.attention} {self.variant}"
+
+    @abstractmethod
+    def verify(self, text: str | None, count: int, seconds: float) -> Judged:
+        """Runs the fixed cases on the module, or on this text of it."""
+
+    @abstractmethod
+    def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
+        """Draws cases until one fails; across: holds some of them to the module's other targets."""
+
+    @abstractmethod
+    def verdict(self, case: Case) -> Verdict:
+        """Runs one case, all rules included."""
+
+
+class AttentionJudge(Judge):
+    """peers: the modules of the same variant for other targets."""
+
+    def __init__(self, module: ir.Module, peers: Iterable[ir.Module]) -> None:
+        from attnc.build import folder_of
+
+        self.module, self.peers = module, tuple(peers)
+        self.attention, self.variant = module.variant.attention.name, module.variant.name
+        self.target, self.path = module.target, f"{folder_of(module)}/{module.variant.name}.py"
+
+    def verify(self, text: str | None, count: int, seconds: float) -> Judged:
+        from attnc.verify.check import verify
+        from attnc.verify.properties import violations
+        from attnc.verify.subjects import place, subject_of
+
+        subject, title = subject_of(self.module, text), self.title
+        with progress(title, count) as bar:
+            report = verify(
+                subject,
+                count=count,
+                seconds=seconds,
+                progress=lambda *_: bar.advance(title),
+                rules=violations,
+            )
+        return Judged(judge=self, device=subject.device, place=place(subject), report=report)
+
+    def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
+        from attnc.verify.check import fuzz
+        from attnc.verify.properties import violations
+        from attnc.verify.subjects import place, subject_of
+
+        subject, title = subject_of(self.module), self.title
+        rules = self._agreement() if across else violations
+        with progress(title, examples) as bar:
+            report = fuzz(
+                subject,
+                examples=examples,
+                seconds=seconds,
+                seed=seed,
+                failures=FAILURES,
+                progress=lambda *_: bar.advance(title),
+                rules=rules,
+            )
+        return Judged(judge=self, device=subject.device, place=place(subject), report=report)
+
+    def _agreement(self) -> Rules:
+        """The rule that the modules for other targets compute the same. Mistake when there is none."""
+        from attnc.verify.agreement import across
+        from attnc.verify.subjects import subject_of
+
+        if not self.peers:
+            raise Mistake(f"'{self.attention}' has schedules for {self.target} alone", "add one more")
+        return across({peer.target: subject_of(peer) for peer in self.peers})
+
+    def verdict(self, case: Case) -> Verdict:
+        from attnc.verify.check import check, keeps
+        from attnc.verify.properties import violations
+        from attnc.verify.subjects import subject_of
+
+        subject = subject_of(self.module)
+        verdict = check(subject, case)
+        return keeps(subject, case, violations, verdict) if verdict.ok else verdict
+
+
+class ProjectionJudge(Judge):
+    """Projections have one target, and no rules besides the bound."""
+
+    def __init__(self, module: ProjectionModule) -> None:
+        from attnc.build import projection_folder
+
+        self.module = module
+        self.attention, self.variant, self.target = module.name, module.variant.name, module.target
+        self.path = f"{projection_folder(module)}/{module.variant.name}.py"
+
+    def verify(self, text: str | None, count: int, seconds: float) -> Judged:
+        from attnc.verify.projection_check import projection_subject, verify_projection
+
+        subject, title = projection_subject(self.module, text), self.title
+        with progress(title, count) as bar:
+            report = verify_projection(
+                subject, count=count, seconds=seconds, progress=lambda *_: bar.advance(title)
+            )
+        return self._judged(subject.device, report)
+
+    def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
+        from attnc.verify.projection_check import fuzz_projection, projection_subject
+
+        subject = projection_subject(self.module)
+        with progress(self.title, None):
+            report = fuzz_projection(subject, examples=examples, seconds=seconds, seed=seed)
+        return self._judged(subject.device, report)
+
+    def _judged(self, device: str, report: Report) -> Judged:
+        from attnc.runtime.trial import device_name
+
+        place = "Triton's interpreter" if device == "cpu" else device_name()
+        return Judged(judge=self, device=device, place=place, report=report)
+
+    def verdict(self, case: Case) -> Verdict:
+        from attnc.verify.projection_check import check_projection, projection_subject
+
+        return check_projection(projection_subject(self.module), case)
+
+
+def parse_case(text: str) -> Case:
+    """A case from the JSON of a failure. Raises Mistake for anything else."""
+    from attnc.verify.strategies import Case
+
+    try:
+        return Case.from_json(text)
+    except (ValueError, TypeError, KeyError) as failure:
+        raise Mistake(f"not a case: {failure}", "a failure prints the whole command") from None
+
+
+def conclude(results: Iterable[Judged], *, as_json: bool) -> None:
+    """Prints the results for programs, if that is wanted. Exit(1) if one is wrong."""
+    results = tuple(results)
+    if as_json:
+        say(json.dumps([judged.data for judged in results], indent=2))
+    if not all(judged.report.ok for judged in results):
+        raise typer.Exit(1)

@@ -1,0 +1,56 @@
+"""The files of generated/ that are judged, and what is noted of them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnc.cli.console import Mistake
+
+if TYPE_CHECKING:
+    from attnc.verify.check import Report
+    from attnc.verify.record import Record, Records
+
+GENERATED = Path("generated")
+
+
+def committed(name: str) -> str:
+    """The text of a file below generated/. Raises Mistake where a record would say nothing."""
+    from attnc.verify.subjects import has_gpu
+
+    if not has_gpu():
+        raise Mistake("a record needs a GPU", "run 'attnc verify' without --record to use the interpreter")
+    path = GENERATED / name
+    if not path.is_file():
+        raise Mistake(f"there is no {path}", "run 'attnc compile' first, in the folder that holds generated/")
+    return path.read_text(encoding="utf-8")
+
+
+def record_of(text: str, target: str, report: Report) -> Record:
+    """What is noted of a file whose cases were all right."""
+    from attnc.runtime.trial import device_name, toolchain
+    from attnc.verify.record import Record, hash_of
+
+    return Record(
+        sha256=hash_of(text),
+        device=device_name(),
+        toolchain=toolchain(target),
+        cases=report.examples,
+        worst=round(report.worst, 4),
+        where=report.where,
+    )
+
+
+def update_records(change: Callable[[Records], Records]) -> Path:
+    """Rewrites the file of records, without what it says of modules that are gone; returns its path."""
+    from attnc.build import write_text
+    from attnc.verify.record import NAME, dump, read
+
+    try:
+        known = read(GENERATED)
+    except ValueError as error:
+        raise Mistake(str(error), "restore it from version control") from None
+    there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
+    write_text(GENERATED / NAME, dump(change(known).only(there)))
+    return GENERATED / NAME
