@@ -39,6 +39,7 @@ from attnc.target.render import (
     triton_environment,
     tuned_table,
 )
+from attnc.target.unread import without_unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,4 +191,4 @@ def _tidy(text: str) -> str:
     text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
     text = re.sub(r"(\{)\n\n", r"\1\n", text)
     text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
-    return text.strip("\n") + "\n"
+    return without_unread(text.strip("\n")) + "\n"

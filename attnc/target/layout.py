@@ -54,7 +54,7 @@ def _chain(statement: str) -> tuple[str, list[str], str] | None:
     if match is None:
         return None
     for operator in (" or ", " and ", " | ", " & ", " + "):
-        parts = list(_split(match[2], operator))
+        parts = list(split_outside_brackets(match[2], operator))
         if len(parts) > 1:
             return match[1], [parts[0], *(f"{operator.strip()} {part}" for part in parts[1:])], match[3]
     return None
@@ -63,7 +63,7 @@ def _chain(statement: str) -> tuple[str, list[str], str] | None:
 def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
     """Arguments, comma by comma, in lines of at most `width` where that can be."""
     current = indent
-    for piece in _split(arguments.rstrip(", "), ", "):
+    for piece in split_outside_brackets(arguments.rstrip(", "), ", "):
         if current != indent and len(current) + len(piece) + 1 > width:
             yield current.rstrip()
             current = indent
@@ -75,7 +75,7 @@ def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
         yield current.rstrip()
 
 
-def _split(text: str, separator: str) -> Iterator[str]:
+def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
     """The parts of a text between separators that stand outside all brackets."""
     depth = start = 0
     for at, char in enumerate(text):

@@ -102,6 +102,7 @@ def test_the_log_is_read() -> None:
     "line",
     [
         "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized",
+        'kernel.cu(3): warning #177-D: variable "x" was declared but never referenced',
         "ptxas warning : Local memory used for function 'f', size of stack frame: 8 bytes",
     ],
 )

@@ -235,14 +235,14 @@ __device__ void copy_pages(element* to, const Pages& rows, const PageNumbers<COU
                 if (takes_part)
                     copy_chunk(to + at(row + i, chunk), from, first + row + i < stop);
         }
-        return;
-    }
-    #pragma unroll
-    for (int i = 0; i < COUNT; i += AT_ONCE) {
-        const int key = first + row + i;
-        const element* const from = rows.at(key, pages.of(row + i));
-        if (takes_part && (COUNT % AT_ONCE == 0 || row + i < COUNT))
-            copy_chunk(to + at(row + i, chunk), from + chunk * 8, key < stop);
+    } else {
+        #pragma unroll
+        for (int i = 0; i < COUNT; i += AT_ONCE) {
+            const int key = first + row + i;
+            const element* const from = rows.at(key, pages.of(row + i));
+            if (takes_part && (COUNT % AT_ONCE == 0 || row + i < COUNT))
+                copy_chunk(to + at(row + i, chunk), from + chunk * 8, key < stop);
+        }
     }
 }
 

@@ -324,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_backward_dkdv(const 
     element* const ds_tile = do_tiles + STAGES * BLOCK_M * DV;  // [BLOCK_N][BLOCK_M]
     element* const p_tile = ds_tile + BLOCK_N * BLOCK_M;  // [BLOCK_N][BLOCK_M]
     float* const row_tiles = (float*)(p_tile + BLOCK_N * BLOCK_M);  // [STAGES][lse2, delta][BLOCK_M]
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
     const int part = warp % PARTS, first_key = warp / PARTS * WARP_N, first_query = part * COLUMNS;
     const int B = args.B, H = args.H, M = args.M, N = args.N;
 

@@ -305,9 +305,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_forward(const __gri
     float* const partial = (float*)(k_tiles);  // [WARPS][BLOCK_M][PITCH]: of each warp
     float* const maxima = partial + WARPS * BLOCK_M * PITCH;  // [WARPS][BLOCK_M]
     float* const sums = maxima + WARPS * BLOCK_M;  // [WARPS][BLOCK_M]
-    float* const factors = sums + WARPS * BLOCK_M;  // [BLOCK_M]: of the rows of acc
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int B = args.B, H = args.H, G = args.G, M = args.M, Hkv = args.Hkv;
+    const int H = args.H, G = args.G, M = args.M, Hkv = args.Hkv;
     int N = args.N;
 
     const int split = blockIdx.x % args.SPLITS, tile = blockIdx.x / args.SPLITS;

@@ -371,7 +371,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_backward_dkdv(const __
     float* const row_tiles = (float*)(p_tile + BLOCK_N * BLOCK_M);  // [STAGES][lse2, delta][BLOCK_M]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int part = warp % PARTS, first_key = warp / PARTS * WARP_N, first_query = part * COLUMNS;
-    const int B = args.B, H = args.H, M = args.M, N = args.N;
+    const int H = args.H, M = args.M, N = args.N;
 
     const int b = blockIdx.x / H, h = blockIdx.x % H;
 

@@ -354,7 +354,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_backward_dkdv(const __
     float* const row_tiles = (float*)(ds_tile + BLOCK_N * BLOCK_M);  // [STAGES][lse2, delta][BLOCK_M]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int first_key = warp * WARP_N;
-    const int B = args.B, H = args.H, M = args.M, N = args.N;
+    const int H = args.H, M = args.M, N = args.N;
 
     const int b = blockIdx.x / H, h = blockIdx.x % H;
 

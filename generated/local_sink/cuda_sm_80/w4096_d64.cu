@@ -356,7 +356,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) local_sink_forward(const _
         for (int j = 0; j < WARP_N / 8; ++j)
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const int kv_idx = kv_lo + 8 * j + 2 * t + c;
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];

@@ -256,14 +256,14 @@ __device__ void copy_k_pages(element* to, const Pages& rows, const PageNumbers<C
                 if (takes_part)
                     copy_chunk(to + at_qk(row + i, chunk), from, first + row + i < stop);
         }
-        return;
-    }
-    #pragma unroll
-    for (int i = 0; i < COUNT; i += AT_ONCE) {
-        const int key = first + row + i;
-        const element* const from = rows.at(key, pages.of(row + i));
-        if (takes_part && (COUNT % AT_ONCE == 0 || row + i < COUNT))
-            copy_chunk(to + at_qk(row + i, chunk), from + chunk * 8, key < stop);
+    } else {
+        #pragma unroll
+        for (int i = 0; i < COUNT; i += AT_ONCE) {
+            const int key = first + row + i;
+            const element* const from = rows.at(key, pages.of(row + i));
+            if (takes_part && (COUNT % AT_ONCE == 0 || row + i < COUNT))
+                copy_chunk(to + at_qk(row + i, chunk), from + chunk * 8, key < stop);
+        }
     }
 }
 
@@ -388,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
     float* const sums = maxima + WARPS * BLOCK_M;  // [WARPS][BLOCK_M]
     float* const factors = sums + WARPS * BLOCK_M;  // [BLOCK_M]: of the rows of acc
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int B = args.B, H = args.H, M = args.M;
+    const int H = args.H, M = args.M;
     int N = args.N;
 
     const int split = blockIdx.x % args.SPLITS, tile = blockIdx.x / args.SPLITS;

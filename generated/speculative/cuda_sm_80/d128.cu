@@ -239,14 +239,14 @@ __device__ void copy_pages(element* to, const Pages& rows, const PageNumbers<COU
                 if (takes_part)
                     copy_chunk(to + at(row + i, chunk), from, first + row + i < stop);
         }
-        return;
-    }
-    #pragma unroll
-    for (int i = 0; i < COUNT; i += AT_ONCE) {
-        const int key = first + row + i;
-        const element* const from = rows.at(key, pages.of(row + i));
-        if (takes_part && (COUNT % AT_ONCE == 0 || row + i < COUNT))
-            copy_chunk(to + at(row + i, chunk), from + chunk * 8, key < stop);
+    } else {
+        #pragma unroll
+        for (int i = 0; i < COUNT; i += AT_ONCE) {
+            const int key = first + row + i;
+            const element* const from = rows.at(key, pages.of(row + i));
+            if (takes_part && (COUNT % AT_ONCE == 0 || row + i < COUNT))
+                copy_chunk(to + at(row + i, chunk), from + chunk * 8, key < stop);
+        }
     }
 }
 
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) speculative_forward(const 
     element* const k_tiles = q_tile + BLOCK_M * D;  // [STAGES][BLOCK_N][D]
     element* const v_tiles = k_tiles + STAGES * BLOCK_N * D;  // [STAGES][BLOCK_N][DV]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int B = args.B, H = args.H, G = args.G, M = args.M, Hkv = args.Hkv;
+    const int H = args.H, G = args.G, M = args.M, Hkv = args.Hkv;
     int N = args.N;
 
     const int split = blockIdx.x % args.SPLITS, tile = blockIdx.x / args.SPLITS;

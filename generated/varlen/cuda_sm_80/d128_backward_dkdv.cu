@@ -355,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_backward_dkdv(const
     float* const row_tiles = (float*)(p_tile + BLOCK_N * BLOCK_M);  // [STAGES][lse2, delta][BLOCK_M]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int part = warp % PARTS, first_key = warp / PARTS * WARP_N, first_query = part * COLUMNS;
-    const int B = args.B, H = args.H, G = args.G, Hkv = args.Hkv, S = args.S;
+    const int G = args.G, Hkv = args.Hkv;
 
     // Tiles are walked in sections of KV heads whose q and do share the L2 cache.
     const int kv_tiles = args.S / BLOCK_N + args.B + 1, tile = blockIdx.x;

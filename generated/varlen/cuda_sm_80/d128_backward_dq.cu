@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_backward_dq(const _
     element* const v_tiles = k_tiles + STAGES * BLOCK_N * D;  // [STAGES][BLOCK_N][DV]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int first_query = warp * WARP_M;
-    const int B = args.B, H = args.H, G = args.G, T = args.T;
+    const int H = args.H, G = args.G;
 
     // Tiles are walked in sections of heads whose K and V share the L2 cache.
     // In a section the last rows, which see most keys, come first.

@@ -187,7 +187,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_backward_preprocess
     const int q_first = args.cu_q_ptr[sequence * args.stride_cu_q_0];
     const int q_end = sequence < args.B ? args.cu_q_ptr[(sequence + 1) * args.stride_cu_q_0] : args.T;
     const int q_lo = (number - q_first / args.ROW_TILE - sequence) * args.ROW_TILE;
-    const int b = min(sequence, args.B - 1);
     int M = sequence < args.B ? q_end - q_first : 0;  // what follows the last sequence has no queries
     const element* const O = args.o_ptr + q_first * args.stride_om + h * args.stride_oh;
     const element* const DO = args.do_ptr + q_first * args.stride_dom + h * args.stride_doh;
