@@ -57,33 +57,30 @@ def bench(
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """
-    if is_decode:
-        _decode(out, cells, peers, rounds, is_list)
-        return
     from attnc.bench.cells import masks, quick, single, standard
 
-    if is_papers:
+    if is_decode:
+        _decode(out, cells, peers, rounds, is_list)
+    elif is_papers:
         _papers(out, cells, rounds, is_list=is_list)
-        return
-    phase: Phase = "backward" if is_backward else "forward"
-    offered = single() if is_f32 else quick() if is_quick else (*standard(), *masks())
-    chosen = _matching(offered, cells)
-    if is_list:
-        for cell in chosen:
-            say(f"{cell.name:26} b{cell.batch:<3} {cell.flops_of(phase) * 1e-9:9.1f} GFLOP")
-        return
-    from attnc.bench.report import machine, markdown, write_report
-    from attnc.bench.run import candidates, measure, warm_up
+    else:
+        offered = single() if is_f32 else quick() if is_quick else (*standard(), *masks())
+        chosen = _matching(offered, cells)
+        phase: Phase = "backward" if is_backward else "forward"
+        if is_list:
+            _list(chosen, phase)
+        else:
+            _kernels(out, chosen, _rivals(peers, target), rounds, phase)
 
-    rivals: tuple[Peer, ...]
-    try:
-        rivals = candidates((name.strip() for name in peers.split(",") if name.strip()), target)
-    except KeyError as unknown:
-        raise Mistake(
-            f"there is no peer {unknown}",
-            "peers are cudnn, fa2, efficient, flex, eager, triton, two_pass",
-        ) from None
+
+def _kernels(
+    out: Path, chosen: tuple[Cell, ...], rivals: tuple[Peer, ...], rounds: int, phase: Phase
+) -> None:
+    """Every cell in one interleaved run: the forward, or the gradients."""
     need_gpu()
+    from attnc.bench.report import machine, markdown, write_report
+    from attnc.bench.run import measure, warm_up
+
     note(f"compiling for {len(chosen)} cells")
     warm_up(chosen, rivals, phase)
     with progress("bench", len(chosen)) as bar:
@@ -93,13 +90,25 @@ def bench(
         note(f"wrote {path}")
 
 
+def _rivals(peers: str, target: str) -> tuple[Peer, ...]:
+    """Those named, and the target's own kernels. Raises Mistake for a name that nobody has."""
+    from attnc.bench.run import candidates
+
+    try:
+        return candidates(_names(peers), target)
+    except KeyError as unknown:
+        raise Mistake(
+            f"there is no peer {unknown}",
+            "peers are cudnn, fa2, efficient, flex, eager, triton, two_pass",
+        ) from None
+
+
 def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> None:
     from attnc.bench.papers import CELLS, measure, write_papers
 
     chosen = _matching(CELLS, patterns)
     if is_list:
-        for cell in chosen:
-            say(f"{cell.name:26} b{cell.batch:<3} {cell.flops * 1e-9:9.1f} GFLOP")
+        _list(chosen, "forward")
         return
     need_gpu()
     with progress("papers", len(chosen)) as bar:
@@ -128,7 +137,7 @@ def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool
 
     chosen = tuple(cell for cell in every if isinstance(cell, DecodeCell))
     further = tuple(cell for cell in every if isinstance(cell, ServingCell))
-    wanted = {name.strip() for name in peers.split(",")}
+    wanted = set(_names(peers))
     decoders = tuple(decoder for decoder in DECODERS if decoder.ours or decoder.name in wanted)
     note(f"compiling for {len(every)} cells")
     warm_up([*decode_jobs(chosen, decoders), *serving_jobs(further)])
@@ -142,11 +151,21 @@ def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool
 
 
 def _matching(cells: tuple[_Named, ...], patterns: str | None) -> tuple[_Named, ...]:
-    wanted = [pattern.strip() for pattern in (patterns or "").split(",") if pattern.strip()]
+    wanted = _names(patterns or "")
     chosen = tuple(cell for cell in cells if not wanted or any(pattern in cell.name for pattern in wanted))
     if not chosen:
         raise Mistake(f"no cell's name holds '{patterns}'", "attnc bench --list shows them")
     return chosen
+
+
+def _names(text: str) -> list[str]:
+    """What stands between the commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _list(cells: tuple[Cell, ...], phase: Phase) -> None:
+    for cell in cells:
+        say(f"{cell.name:26} b{cell.batch:<3} {cell.flops_of(phase) * 1e-9:9.1f} GFLOP")
 
 
 def need_gpu() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -15,6 +15,7 @@ from attnc.diagnostics import did_you_mean
 if TYPE_CHECKING:
     from attnc.plan import ir
 
+Item = TypeVar("Item")
 ATTENTION = Annotated[str | None, typer.Option(help="Only this attention of the specs.")]
 VARIANT = Annotated[str | None, typer.Option(help="Only this variant, e.g. bf16_d128.")]
 TARGET = Annotated[str, typer.Option(help="Only this target.")]
@@ -40,9 +41,9 @@ def chosen(
     ]
     if not found:
         raise without_kernels("these specs", sum(len(program.schedules) for program in programs))
-    for what, wanted in (("target", target), ("attention", attention), ("variant", variant)):
-        found = _only(found, what, wanted)
-    return tuple(found)
+    found = only(found, "target", target, lambda judge: judge.target)
+    found = only(found, "attention", attention, lambda judge: judge.attention)
+    return tuple(only(found, "variant", variant, lambda judge: judge.variant))
 
 
 def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:
@@ -55,13 +56,11 @@ def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:
     ]
 
 
-def _only(found: Sequence[Judge], what: str, wanted: str | None) -> list[Judge]:
-    """Those with this target, attention or variant, all where none is wanted. Raises Mistake when there is
-    none.
-    """
-    kept = [judge for judge in found if wanted is None or getattr(judge, what) == wanted]
+def only(found: Sequence[Item], what: str, wanted: str | None, name_of: Callable[[Item], str]) -> list[Item]:
+    """Those of this name, all where none is wanted. Raises Mistake when there is none."""
+    kept = [item for item in found if wanted is None or name_of(item) == wanted]
     if not kept:
-        known = list(dict.fromkeys(str(getattr(judge, what)) for judge in found))
-        hint = "".join(did_you_mean(wanted or "", known)) or f"there is {', '.join(known)}"
+        known = list(dict.fromkeys(map(name_of, found)))
+        hint = "".join(did_you_mean(wanted or "", known)) or f"{what}s are {', '.join(known)}"
         raise Mistake(f"there is no {what} '{wanted}'", hint)
     return kept

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnc.cli.choose import only
 from attnc.cli.compile import JSON, SPEC
 from attnc.cli.console import Mistake, note, one_spec, say, without_kernels
 from attnc.diagnostics import did_you_mean
@@ -62,7 +62,9 @@ def explain(
         raise Mistake(f"'{spec}' has projections alone, and only attentions are explained", hint)
     if not modules:
         raise without_kernels(f"'{spec}'", len(program.schedules))
-    module = _chosen(modules, variant=variant, attention=attention, target=target)
+    left = only(modules, "target", target, lambda module: module.target)
+    left = only(left, "attention", attention, lambda module: module.variant.attention.name)
+    module = only(left, "variant", variant, lambda module: module.variant.name)[0]
     count = len(module.kernels[0].configs)
     if config >= count:
         raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
@@ -74,25 +76,6 @@ def explain(
         say(json.dumps({**as_dict(explanation), "backward": backward_dict(backward)}, indent=2))
     else:
         say(f"{as_text(explanation)}\n{backward_text(backward)}".rstrip())
-
-
-def _chosen(modules: tuple[ir.Module, ...], **wanted: str | None) -> ir.Module:
-    """The first with these names. Raises Mistake for a name that none of those left has."""
-    names: dict[str, Callable[[ir.Module], str]] = {
-        "target": lambda module: module.target,
-        "attention": lambda module: module.variant.attention.name,
-        "variant": lambda module: module.variant.name,
-    }
-    left = modules
-    for what, name_of in names.items():
-        name = wanted[what]
-        found = tuple(module for module in left if name is None or name_of(module) == name)
-        if not found:
-            known = list(dict.fromkeys(map(name_of, left)))
-            hint = "".join(did_you_mean(name or "", known)) or f"{what}s are {', '.join(known)}"
-            raise Mistake(f"there is no {what} '{name}'", hint)
-        left = found
-    return left[0]
 
 
 def _schedule(program: Program, module: ir.Module) -> Schedule:
