@@ -74,23 +74,13 @@ def unified_attention(
     )
     if not causal:
         raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
-    dtype = dtype_of("q", q)
-    for name, cache, descale in (("k", k, "k_descale"), ("v", v, "v_descale")):
-        if cache.dtype != dtype:
-            raise TypeError(
-                f"{name}: expected dtype {dtype}, like q, got {cache.dtype}: quantised caches and {descale}"
-                " are not supported"
-            )
-    left, right = window_size
-    if right > 0:
-        raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
     decode = max_seqlen_q == 1 and len(q) == len(seqused_k)
     made = _kernel(
-        dtype,
+        _dtype(q, k, v),
         q.shape[-1],
         k.shape[1],
         float(softmax_scale),
-        left,
+        _left(window_size),
         float(softcap or 0.0),
         alibi_slopes is not None,
         sinks is not None,
@@ -101,6 +91,26 @@ def unified_attention(
         made(q.unsqueeze(1), k, v, block_table, seqused_k, *vectors, out=out.unsqueeze(1))
     else:
         made(q, k, v, cu_seqlens_q, block_table, seqused_k, *vectors, out=out)
+
+
+def _dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype:
+    """That of q and the cache. TypeError where the cache has another."""
+    dtype = dtype_of("q", q)
+    for name, cache in (("k", k), ("v", v)):
+        if cache.dtype != dtype:
+            raise TypeError(
+                f"{name}: expected dtype {dtype}, like q, got {cache.dtype}: quantised caches and"
+                f" {name}_descale are not supported"
+            )
+    return dtype
+
+
+def _left(window_size: tuple[int, int]) -> int:
+    """Keys before a query. ValueError where it has some behind it."""
+    left, right = window_size
+    if right > 0:
+        raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
+    return left
 
 
 @lru_cache(maxsize=256)

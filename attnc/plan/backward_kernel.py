@@ -1,0 +1,192 @@
+"""One kernel of a backward: its loops, scores and derivatives, and what its programs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from attnc.expr.derive import derive
+from attnc.expr.nodes import TRUE, Dim, Expr, Load, walk
+from attnc.expr.scale import scale_by
+from attnc.model.attention import Attention, Variant
+from attnc.model.schedule import Config, Schedule
+from attnc.plan.cuda_backward import cuda_choices
+from attnc.plan.cuda_backward_layout import CudaBackward
+from attnc.plan.error_bound import error_bound
+from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
+from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Regions, Softmax
+from attnc.plan.ir_backward import (
+    Accumulate,
+    BackwardKernel,
+    InMemory,
+    KernelName,
+    Made,
+    Preprocess,
+    Prologue,
+    name_of,
+)
+from attnc.plan.loads import LoadNames
+from attnc.plan.regions import regions
+from attnc.plan.resources import shared_memory
+from attnc.plan.scores import LOG2E
+from attnc.plan.sequence import key_lengths, sequences, sizes
+from attnc.plan.sequence import lengths as lengths_of
+from attnc.plan.sequence import program as program_of
+from attnc.plan.sequence import rows as rows_of
+from attnc.plan.signature import kv_heads
+from attnc.plan.steps import (
+    IN_BOUNDS,
+    dims_of,
+    expressions_of,
+    kv_head_of,
+    make_step,
+    named_bounds,
+    other_axis,
+    statement_expressions,
+)
+from attnc.plan.storage import is_plain
+from attnc.plan.triton_configs import triton_configs
+
+#: A load with the way its gradient is summed.
+Pair: TypeAlias = tuple[Wanted, Accumulate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMaker:
+    """Makes the kernels of one backward."""
+
+    variant: Variant
+    attention: Attention
+    schedule: Schedule
+    cuda: CudaBackward | None = None
+
+    def choices(self, name: KernelName) -> tuple[Config, ...]:
+        """The configs of one kernel that run on some device."""
+        if self.cuda is not None:
+            return cuda_choices(self.cuda, self.variant, self.schedule, name)
+        return triton_configs(self.variant, self.schedule, name)
+
+    def kernel(
+        self,
+        inner: Axis,
+        wanted: Iterable[Pair],
+        makes: tuple[Made, ...],
+        in_sink: Iterable[Pair] | None = None,
+        *,
+        stored: bool = False,
+        adds_dq: InMemory | None = None,
+    ) -> BackwardKernel:
+        """The kernel whose inner loop runs over `inner`; with `in_sink` it is the first one of its
+        backward.
+        """
+        attention, choices, wanted = self.attention, self.choices(name_of(makes)), tuple(wanted)
+        names = LoadNames()
+        lengths = lengths_of(attention, names) if inner == "kv" else key_lengths(attention, names)
+        places = rows_of(attention, names)
+        # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
+        # have to know where they end.
+        over_keys = adds_dq is not None or any(entry.along == ("q",) for entry, _ in wanted)
+        loops, inside = self._loops(inner, names, over_keys=over_keys)
+        rule = chain_rule(attention, names, wanted, adds_dq)
+        also = tuple(rule.chain.step_expressions)
+        prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
+        softmax = _softmax(rule, _dropout(attention, names), attention)
+        step = make_step(attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared)
+        outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
+        program = program_of(names, lengths)
+        used = (*expressions_of(program, outer, loops, step, softmax), *also, *self._heads(inner))
+        grid = self._grid(inner, adds_dq, longest_first=choices[0]["order"] == "longest_first")
+        return BackwardKernel(
+            kernel=Kernel(
+                name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
+                structure="backward_dkdv" if inner == "q" else "backward_dq",
+                grid=grid,
+                kv_head=kv_head_of(attention),
+                dims=sizes(attention, dims_of(used), "q" if inner == "kv" else "kv"),
+                program=program,
+                outer=outer,
+                regions=loops,
+                step=step,
+                softmax=softmax,
+                tma=not lengths and is_plain(attention),
+                configs=choices,
+                shared=tuple(self._shared(config, name_of(makes)) for config in choices),
+                bound=error_bound(attention, choices, softmax, on_cuda=self.cuda is not None),
+                rows=places,
+            ),
+            chain=rule.chain,
+            makes=makes,
+            prologue=prologue,
+        )
+
+    def _loops(self, inner: Axis, names: LoadNames, *, over_keys: bool) -> tuple[Regions, Expr]:
+        """The inner loops, and what a partial tile must test besides the mask."""
+        mask, padded = self.attention.mask, inner == "q" and not over_keys
+        loops, tail = regions(mask, inner, mask.span, padded=padded)
+        return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
+
+    def _heads(self, inner: Axis) -> tuple[Expr, ...]:
+        """How a program numbers heads; one that owns keys walks over the heads that share them."""
+        walks = inner == "q" and kv_heads(self.attention) != Dim("H")
+        return (kv_head_of(self.attention), *((Dim("G"), Dim("Hkv")) if walks else ()))
+
+    def _grid(self, inner: Axis, adds_dq: InMemory | None, *, longest_first: bool) -> Grid:
+        outer: Axis = "q" if inner == "kv" else "kv"
+        return Grid(
+            over="head" if inner == "q" and adds_dq == "sequential" else outer,
+            persistent=False,
+            longest_first=inner == "kv" and longest_first,
+            sequences=sequences(self.attention, outer),
+        )
+
+    def _shared(self, config: Config, name: KernelName) -> int:
+        if self.cuda is None:
+            return shared_memory(config, self.variant, name)
+        return sum(self.cuda.shared_memory(config, name).values())
+
+    def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
+        names = LoadNames()
+        prologue = _prologue(self.attention, names, in_sink, stored=True)
+        program = program_of(names, ())
+        used = [expr for item in program for expr in statement_expressions(item)]
+        return Preprocess(
+            name=f"{self.attention.name}_backward_preprocess",
+            dims=sizes(self.attention, dims_of([*used, *(a.value for a in prologue.adjoints)])),
+            program=program,
+            prologue=prologue,
+            sequences=sequences(self.attention),
+        )
+
+
+def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *, stored: bool) -> Prologue:
+    sink = attention.softmax.sink
+    values = {} if sink is None else dict(derive(sink).loads)
+    adjoints = tuple(
+        adjoint_of(entry, names.replace(values[entry.load]), accumulate, names)
+        for entry, accumulate in in_sink
+    )
+    shown = None if sink is None or not adjoints else scale_by(names.replace(sink), LOG2E)
+    return Prologue(stored=stored, sink=shown, adjoints=adjoints)
+
+
+def _dropout(attention: Attention, names: LoadNames) -> Dropout | None:
+    wanted = attention.softmax
+    if wanted.dropout is None or wanted.seed is None:
+        return None
+    return Dropout(p=names.replace(wanted.dropout), seed=names.replace(wanted.seed))
+
+
+def _softmax(rule: ChainRule, dropout: Dropout | None, attention: Attention) -> Softmax:
+    """P is exp(score - lse): there is no running maximum, and the sink is in lse already."""
+    return Softmax(
+        kind="online",
+        rescale="deferred",
+        threshold=0.0,
+        scale=rule.raw_scale,
+        safe_everywhere=any(
+            isinstance(node, Load) and node.type == "float" for node in walk(attention.score)
+        ),
+        sink=None,
+        dropout=dropout,
+    )
