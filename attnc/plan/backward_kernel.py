@@ -112,7 +112,7 @@ class KernelMaker:
                 tma=not lengths and is_plain(attention),
                 configs=choices,
                 shared=tuple(self._shared(config, name_of(makes)) for config in choices),
-                bound=error_bound(attention, choices, softmax, on_cuda=self.cuda is not None),
+                bound=error_bound(attention, choices, softmax),
                 rows=places,
             ),
             chain=rule.chain,

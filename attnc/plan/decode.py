@@ -91,7 +91,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         ),
         cuda=layout,
         bound=_bound(
-            error_bound(attention, choices, softmax, on_cuda=on_cuda),
+            error_bound(attention, choices, softmax),
             _partial_results(choices, layout),
             unified,
         ),

@@ -11,9 +11,12 @@ Sums on tensor cores are not rounded to nearest: the addends of an mma are shift
 largest one, with one bit more than a float has (on newer chips two), and what does not fit is cut off; so
 is the result (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021).
 Four products and the sum before are added at once, five addends that lose u = 2^-24 of the largest each and a
-result that loses 2u: at most 7/4 u for each product, where rounding to nearest has u. The CUDA kernels count
-2u (`addition_error`). They add the sum of each tile to the accumulators by themselves, rounded to nearest, so
-that a long row of keys is not cut off once in every step; `sums` has 2u for every key of a tile."""
+result that loses 2u: at most 7/4 u for each product, where rounding to nearest has u. (Eight products at once
+and two more bits make it 13/16 u; which chip a kernel will run on is not known here.) The bound counts 2u
+(`addition_error`). The sum of each tile starts at 0 and is added to the accumulators by itself, rounded to
+nearest, so that a long row of keys is not cut off once in every step; `sums` has 2u for every key of a tile.
+The CUDA kernels say so, and Triton's compiler makes the same of a dot in "tf32x3": small products first, then
+the large one, then an ordinary addition."""
 
 from __future__ import annotations
 
@@ -32,9 +35,7 @@ _ROUNDED, _CUT_OFF = 2.0**-24, 2.0**-23
 TANH_ERROR = 2.0**-21
 
 
-def error_bound(
-    attention: Attention, configs: tuple[Config, ...], softmax: Softmax, *, on_cuda: bool
-) -> ErrorBound:
+def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Softmax) -> ErrorBound:
     """The bound's parameters for the worst config: the longest partial sums, and the most tiles."""
     tiles = [tile for config in configs if isinstance(tile := config["tile.kv"], int)]
     element = _dtype(attention.q)
@@ -47,7 +48,7 @@ def error_bound(
         tile_kv=max(tiles),
         min_tile_kv=min(tiles),
         product_error=TF32X3_PRODUCT_ERROR if element is DType.F32 else 0.0,
-        addition_error=_CUT_OFF if on_cuda and element is DType.F32 else _ROUNDED,
+        addition_error=_CUT_OFF if element is DType.F32 else _ROUNDED,
         intrinsics=(("tanh", TANH_ERROR),),
         renormalised=softmax.rescale == "every_step",
     )

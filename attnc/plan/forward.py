@@ -76,7 +76,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
             for config in choices
         ),
         cuda=layout,
-        bound=error_bound(attention, choices, softmax, on_cuda=on_cuda),
+        bound=error_bound(attention, choices, softmax),
         rows=places,
         stored=stored(attention),
     )

@@ -126,3 +126,44 @@ def test_bounds_of_64_bits_compile(target: str, tmp_path: Path) -> None:
         for program, more in ((PROGRAM, "sm_90"), (BACKWARD, "0")):
             command = [sys.executable, "-c", program, str(spec), more]
             subprocess.run(command, capture_output=True, check=True, env=environment)
+
+
+SUMS = """
+import re, sys
+from pathlib import Path
+import triton
+from attnc.build import front, plan_program
+from attnc.plan.device import DEVICES
+from attnc.plan.ir_backward import kernels_of
+from attnc.runtime.cubin import backward_usage, usage_of
+
+compiled, compile = [], triton.compile
+triton.compile = lambda *args, **options: compiled.append(compile(*args, **options)) or compiled[-1]
+module = plan_program(front(Path(sys.argv[1]))).modules[0]
+usage_of(module, 0, DEVICES[sys.argv[2]])
+for name in kernels_of(module):
+    backward_usage(module, name, 0, DEVICES[sys.argv[2]])
+dot = re.compile(r"(%\\w+)(?::\\d+)? = (?:tt.dot|ttng.warp_group_dot) [^,]+, [^,]+, (%\\w+)")
+for binary in compiled:
+    text = binary.asm["ttgir"]
+    starts = [start for _, start in dot.findall(text)]
+    assert len(starts) >= 6 and len(starts) % 3 == 0
+    added = re.findall(r"= arith.addf (%\\w+)(?:#0)?, (%\\w+)", text)
+    for first, second, third in zip(*[iter(starts)] * 3):
+        assert first.startswith("%cst") and not second.startswith("%cst"), (first, second, third)
+    ends = [name for name, _ in dot.findall(text)][2::3]
+    waited = dict(re.findall(r"(%\\w+):2 = ttng.warp_group_dot_wait (%\\w+)", text))
+    sums = {waited.get(sum, sum) for sum, _ in added}
+    assert set(ends) <= sums, (ends, added)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_triton_adds_the_sum_of_each_tile_of_f32_by_itself(arch: str) -> None:
+    """The error bound of f32 counts on it: the first of three products starts at 0, the last is added."""
+    if tool("cuobjdump") is None:
+        pytest.skip("no cuobjdump in Triton's wheel")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", SUMS, str(SPECS / "f32.attn"), arch]
+    subprocess.run(command, check=True, env=environment)
