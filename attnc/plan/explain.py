@@ -166,15 +166,31 @@ def _structure(e: Explanation) -> Iterator[str]:
         yield f"  a program for each tile of {tile_q} of {rows} rows, {heads} and batch"
         if e.kernel.split is not None:
             yield "  and for each share of the keys that the tile visits, joined by the combine kernel"
-    elif grid.over == "q":
-        yield f"  a program for each q tile of {tile_q} rows, head and batch: ceil(M / {tile_q}) * B * H"
     else:
-        yield "  a program for each head and batch: B * H"
+        yield f"  {grid_line(e.kernel, tile_q, tile_kv)}"
     if grid.persistent:
         yield f"  persistent: one program per SM ({e.device.sms} here) walks over the tiles"
     if grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
     yield from loop_lines(e.kernel, tile_q, tile_kv)
+
+
+def grid_line(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> str:
+    """Which tiles have a program, and how many are launched. In a backward over keys one serves all query heads
+    of a KV head; tiles of packed sequences are counted from the shapes alone (`Sequences`).
+    """
+    heads = "Hkv" if kernel.structure == "backward_dkdv" and "Hkv" in kernel.dims else "H"
+    head = "KV head" if kernel.structure == "backward_dkdv" else "head"
+    over, sequences = kernel.grid.over, kernel.grid.sequences
+    if over == "head":
+        turn = ", kv tile after kv tile" if kernel.structure == "backward_dkdv" else ""
+        return f"a program for each {head} and batch{turn}: B * {heads}"
+    tile, rows, length = (tile_q, "rows", "M") if over == "q" else (tile_kv, "keys", "N")
+    if sequences is not None:
+        count = f"({show(sequences.rows)} // {tile} + B + 1) * {heads}, of which a few find nothing to do"
+        return f"a program for each {over} tile of {tile} {rows} of a sequence, and {head}: {count}"
+    count = f"ceil({length} / {tile}) * B * {heads}"
+    return f"a program for each {over} tile of {tile} {rows}, {head} and batch: {count}"
 
 
 def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.cuda_backward import cuda_backward_estimate
 from attnc.plan.device import Device
-from attnc.plan.explain import Usage, bounds_of, loop_lines, resource_lines, usage_dict
+from attnc.plan.explain import Usage, bounds_of, grid_line, loop_lines, resource_lines, usage_dict
 from attnc.plan.ir_backward import BackwardKernel, KernelName, kernels_of
 from attnc.plan.picture import picture
 from attnc.plan.resources import Estimate, estimate, features
@@ -125,16 +125,7 @@ def _tiles(e: BackwardExplanation) -> tuple[int, int]:
 
 
 def _grid(e: BackwardExplanation) -> str:
-    tile_q, tile_kv = _tiles(e)
-    heads = "Hkv" if "Hkv" in e.planned.kernel.dims else "H"
-    match e.planned.kernel.grid.over:
-        case "q":
-            return f"a program for each q tile of {tile_q} rows, head and batch: ceil(M / {tile_q}) * B * H"
-        case "kv":
-            share = f"ceil(N / {tile_kv}) * B * {heads}"
-            return f"a program for each kv tile of {tile_kv} keys, KV head and batch: {share}"
-        case "head":
-            return f"a program for each KV head and batch, kv tile after kv tile: B * {heads}"
+    return grid_line(e.planned.kernel, *_tiles(e))
 
 
 def _work(planned: BackwardKernel, attention: Attention) -> int:

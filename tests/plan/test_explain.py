@@ -13,6 +13,7 @@ from attnc.plan.explain_backward import backward_dict, backward_text, explain_ba
 from attnc.plan.ir_backward import kernels_of
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
+GENERATED = SPECS.parent / "generated"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,23 @@ def test_figures_of_a_backward() -> None:
     assert (dq["compiled"], dkdv["compiled"]) == ({"registers": 168, "stack": 0, "shared": 131072}, None)
     assert dq["grid"].endswith("ceil(M / 128) * B * H")
     assert sum(dq["shared_memory"]["buffers"].values()) == dq["shared_memory"]["total"] == 163840
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: str) -> None:
+    modules = plan_program(front(SPECS / "varlen.attn")).modules
+    module = next(module for module in modules if module.target == target)
+    launched = (GENERATED / "varlen" / target.replace(".", "_") / "d128.py").read_text(encoding="utf-8")
+    tile = module.kernels[0].configs[0]["tile.q"]
+    schedule = next(s for s in front(SPECS / "varlen.attn").schedules if s.target == target)
+    text = as_text(explain(module, schedule, DEVICES["sm_90"]))
+    assert f"of a sequence, and head: (T // {tile} + B + 1) * H" in text
+    assert "(T // config.BLOCK_M + B + 1) * H" in launched
+    dq, dkdv = backward_dict(explain_backward(module, DEVICES["sm_90"], {}))
+    tile_q, tile_kv = dq["config"]["tile.q"], dkdv["config"]["tile.kv"]
+    assert f"(T // {tile_q} + B + 1) * H" in dq["grid"]
+    assert f"(S // {tile_kv} + B + 1) * Hkv" in dkdv["grid"]
+    assert "(S // dkdv_config.BLOCK_N + B + 1) * Hkv" in launched
 
 
 def test_a_backward_for_a_smaller_device_takes_a_config_that_fits() -> None:
