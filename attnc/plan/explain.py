@@ -176,8 +176,8 @@ def _structure(e: Explanation) -> Iterator[str]:
 
 
 def grid_line(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> str:
-    """Which tiles have a program, and how many are launched. In a backward over keys one serves all query heads
-    of a KV head; tiles of packed sequences are counted from the shapes alone (`Sequences`).
+    """Which tiles have a program, and how many are launched. In a backward over keys one serves all
+    query heads of a KV head; tiles of packed sequences are counted from the shapes alone (`Sequences`).
     """
     heads = "Hkv" if kernel.structure == "backward_dkdv" and "Hkv" in kernel.dims else "H"
     head = "KV head" if kernel.structure == "backward_dkdv" else "head"
