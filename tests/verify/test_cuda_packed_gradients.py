@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.verify.check import check
 from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
-from attnc.verify.simt import available
 from tests.verify import test_packed_gradients as packed
+from tests.verify.judging import needs_gxx, right
 from tests.verify.test_packed_gradients import KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU"),
+    needs_gxx,
 ]
 
 #: Tiles of the two kernels differ, so that the rows are padded to those of either.
@@ -44,8 +43,7 @@ subject = partial(packed.subject, schedule=SCHEDULE)
 def test_every_storage(storage: tuple[str, str, str]) -> None:
     made = subject(storage)
     for seed in range(4):
-        verdict = check(made, case(made, seed), fills=tuple(FILLS))
-        assert verdict.ok, verdict.message
+        right(made, case(made, seed), fills=tuple(FILLS))
 
 
 @STORAGES
@@ -58,8 +56,7 @@ def test_properties(storage: tuple[str, str, str]) -> None:
 def test_every_feature(spec: dict[str, Any]) -> None:
     made = subject(**spec)
     for seed in (3, 4):
-        verdict = check(made, case(made, seed, R=15), fills=("nan",))
-        assert verdict.ok, verdict.message
+        right(made, case(made, seed, R=15), fills=("nan",))
 
 
 @pytest.mark.parametrize("backward", ["", "accumulate.dq = atomic", "accumulate.dq = sequential"])
@@ -67,21 +64,18 @@ def test_every_feature(spec: dict[str, Any]) -> None:
 def test_lengths_of_ordinary_tensors(spec: dict[str, Any], backward: str) -> None:
     made = subject(PLAIN, **spec, backward=backward)
     for seed in (0, 3):
-        verdict = check(made, case(made, seed), fills=("nan",))
-        assert verdict.ok, verdict.message
+        right(made, case(made, seed), fills=("nan",))
 
 
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()
-    verdict = check(made, case(made, 1, **sizes), fills=tuple(FILLS))
-    assert verdict.ok, verdict.message
+    right(made, case(made, 1, **sizes), fills=tuple(FILLS))
 
 
 def test_many_sequences() -> None:
     made = subject()
-    verdict = check(made, case(made, 3, B=150, M=3, N=5, G=1))
-    assert verdict.ok, verdict.message
+    right(made, case(made, 3, B=150, M=3, N=5, G=1))
 
 
 def test_packed_equals_one_by_one_bitwise() -> None:

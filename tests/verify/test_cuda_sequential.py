@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from attnc.verify.check import check
 from attnc.verify.properties import violations
-from attnc.verify.simt import available
 from tests.verify import test_packed_gradients as packed
+from tests.verify.judging import needs_gxx, right
 from tests.verify.test_packed_gradients import PLAIN, case
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU"),
+    needs_gxx,
 ]
 
 SCHEDULE = """schedule a for cuda.sm_80 {
@@ -61,8 +60,7 @@ subject = partial(packed.subject, PLAIN, schedule=SCHEDULE)
 def test_every_feature(spec: dict[str, Any]) -> None:
     made = subject(**spec)
     for seed in (0, 3):
-        verdict = check(made, case(made, seed), fills=("nan",))
-        assert verdict.ok, verdict.message
+        right(made, case(made, seed), fills=("nan",))
 
 
 def test_properties() -> None:

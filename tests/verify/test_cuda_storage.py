@@ -7,15 +7,15 @@ from functools import partial
 import pytest
 import torch
 
-from attnc.verify.check import Subject, check
+from attnc.verify.check import Subject
 from attnc.verify.problem import FILLS
-from attnc.verify.simt import available
 from attnc.verify.strategies import Case, transposed
+from tests.verify import judging
 from tests.verify import test_storage as storage
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU"),
+    judging.needs_gxx,
 ]
 
 KNOBS = "tile.q = 32, tile.kv = 32, warps = 2, stages = 2"
@@ -28,11 +28,7 @@ def scheduled(knobs: str = "") -> str:
 
 subject = partial(storage.subject, schedule=scheduled())
 paged = partial(storage.paged, schedule=scheduled())
-
-
-def right(made: Subject, case: Case) -> None:
-    verdict = check(made, case, fills=tuple(FILLS))
-    assert verdict.ok, verdict.message
+right = partial(judging.right, fills=tuple(FILLS))
 
 
 @pytest.mark.parametrize("page", [1, 3, 16, 48, 256])

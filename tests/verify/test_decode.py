@@ -5,23 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnc.verify.check import Subject, check
+from attnc.verify.check import Subject
 from attnc.verify.problem import FILLS
-from attnc.verify.simt import available
 from attnc.verify.strategies import Case, transposed
+from tests.verify.judging import for_every_target, right
 from tests.verify.test_storage import paged, subject
 
 MASKS = ("true", "causal", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx", "kv_idx % 3 != 1 and causal")
 DIMS = {"B": 2, "M": 3, "N": 150, "Hkv": 2, "G": 3}
 TARGET = "triton"
-
-
-@pytest.fixture(autouse=True, params=["triton", pytest.param("cuda.sm_80", marks=pytest.mark.slow)])
-def every_target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test of this file, for each target."""
-    if request.param != "triton" and not available():
-        pytest.skip("g++ compiles CUDA kernels for the CPU")
-    monkeypatch.setattr(f"{__name__}.TARGET", request.param)
+every_target = for_every_target(__name__)
 
 
 def schedule(splits: str, *, pack: str = "gqa", kv: int = 16, softmax: str = "online") -> str:
@@ -42,16 +35,14 @@ def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
 def test_every_mask_and_split(mask: str, splits: str) -> None:
     made = decode(splits, mask)
     for dims in ({}, {"M": 1}, {"M": 9, "G": 2}, {"N": 1}):
-        verdict = check(made, Case(dims={**DIMS, **dims}, seed=len(mask)), fills=("nan", "large"))
-        assert verdict.ok, verdict.message
+        right(made, Case(dims={**DIMS, **dims}, seed=len(mask)), fills=("nan", "large"))
 
 
 @pytest.mark.parametrize("page", [1, 5, 8, 24, 64])
 def test_every_page_size(page: int) -> None:
     made = paged(page, schedule=schedule("3"))
     for dims in (DIMS, {**DIMS, "M": 1, "N": 200}):
-        verdict = check(made, Case(dims=dims, seed=page), fills=("nan", "large"))
-        assert verdict.ok, verdict.message
+        right(made, Case(dims=dims, seed=page), fills=("nan", "large"))
 
 
 @pytest.mark.parametrize("page", [1, 7, 16, 48])
@@ -93,22 +84,17 @@ def test_groups(pack: str, dims: dict[str, int]) -> None:
     made = decode("3", pack=pack)
     for layouts in ({}, transposed(made.variant.attention)):
         case = Case(dims={**DIMS, **dims}, seed=7, layouts=layouts)
-        verdict = check(made, case, fills=tuple(FILLS))
-        assert verdict.ok, verdict.message
+        right(made, case, fills=tuple(FILLS))
 
 
 def test_more_shares_than_tiles() -> None:
     """Most shares are empty; the combine kernel reads nothing of them."""
-    verdict = check(decode("100"), Case(dims={**DIMS, "N": 40}, seed=2), fills=tuple(FILLS))
-    assert verdict.ok, verdict.message
+    right(decode("100"), Case(dims={**DIMS, "N": 40}, seed=2), fills=tuple(FILLS))
 
 
 def test_many_more_queries_than_keys() -> None:
     """Shares of no keys at all: the table has no page for them, and none before its first."""
-    verdict = check(
-        decode("4"), Case(dims={"B": 2, "M": 400, "N": 3, "Hkv": 1, "G": 1}, seed=1), fills=("nan",)
-    )
-    assert verdict.ok, verdict.message
+    right(decode("4"), Case(dims={"B": 2, "M": 400, "N": 3, "Hkv": 1, "G": 1}, seed=1), fills=("nan",))
 
 
 @pytest.mark.parametrize("splits", ["1", "4"])
@@ -123,8 +109,7 @@ def test_the_sink_counts_once(splits: str) -> None:
         schedule=schedule(splits),
     )
     for seed in range(2):
-        verdict = check(made, Case(dims=DIMS, seed=seed), fills=("nan", "large"))
-        assert verdict.ok, verdict.message
+        right(made, Case(dims=DIMS, seed=seed), fills=("nan", "large"))
 
 
 @pytest.mark.parametrize("heads", ["H", "1"])
@@ -137,8 +122,7 @@ def test_one_head_for_each_and_one_for_all(heads: str) -> None:
         f"[B, M, {queries}, 16]",
         schedule=schedule("3"),
     )
-    verdict = check(made, Case(dims={"B": 2, "M": 5, "N": 70, queries: 3}, seed=1), fills=("nan", "large"))
-    assert verdict.ok, verdict.message
+    right(made, Case(dims={"B": 2, "M": 5, "N": 70, queries: 3}, seed=1), fills=("nan", "large"))
 
 
 @pytest.mark.parametrize("splits", ["1", "3"])
@@ -151,8 +135,7 @@ def test_values_that_are_part_of_the_keys(splits: str) -> None:
         "[B, M, G, 32]",
         schedule=schedule(splits),
     )
-    verdict = check(made, Case(dims={"B": 2, "M": 2, "N": 50, "G": 11}, seed=3), fills=tuple(FILLS))
-    assert verdict.ok, verdict.message
+    right(made, Case(dims={"B": 2, "M": 2, "N": 50, "G": 11}, seed=3), fills=tuple(FILLS))
 
 
 def test_head_dimensions_that_are_no_power_of_two() -> None:
@@ -163,8 +146,7 @@ def test_head_dimensions_that_are_no_power_of_two() -> None:
         "[B, M, Hkv * G, 24]",
         schedule=schedule("3"),
     )
-    verdict = check(made, Case(dims=DIMS, seed=3), fills=tuple(FILLS))
-    assert verdict.ok, verdict.message
+    right(made, Case(dims=DIMS, seed=3), fills=tuple(FILLS))
 
 
 @pytest.mark.parametrize("splits", ["1", "2"])
@@ -178,8 +160,7 @@ def test_rows_past_a_length_are_empty(splits: str) -> None:
         schedule=schedule(splits),
     )
     for seed in range(3):
-        verdict = check(made, Case(dims={**DIMS, "M": 11}, seed=seed))
-        assert verdict.ok, verdict.message
+        right(made, Case(dims={**DIMS, "M": 11}, seed=seed))
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
@@ -250,8 +231,7 @@ def test_tiles_of_many_pages(splits: str, softmax: str) -> None:
     softmax = softmax if splits == "1" else "online"
     made = paged(16, schedule=schedule(splits, kv=64, softmax=softmax))
     for dims in ({"M": 21, "N": 21}, {"M": 33, "N": 17}, {"M": 7, "N": 150}):
-        verdict = check(made, Case(dims={**DIMS, **dims, "B": 1}, seed=1), fills=("nan", "large"))
-        assert verdict.ok, verdict.message
+        right(made, Case(dims={**DIMS, **dims, "B": 1}, seed=1), fills=("nan", "large"))
 
 
 def test_more_shares_than_a_grid_has_are_refused() -> None:

@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from attnc.build import plan_program
 from attnc.diagnostics import DiagnosticError
-from attnc.model.resolve import resolve
 from attnc.reference_gradients import gradients
-from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
-from attnc.verify.check import Subject, check
+from attnc.verify.check import Subject
 from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
 from attnc.verify.strategies import Case, free_dims
-from attnc.verify.subjects import subject_of
+from tests.verify.judging import right, subject_of_text
 
 PACKED = "[T, Hkv * G, 16] via ragged(cu_q)", "[S, Hkv, 16] via ragged(cu_k)", "cu_q, cu_k: i32[B + 1]"
 SELF = "[T, Hkv * G, 16] via ragged(cu)", "[T, Hkv, 16] via ragged(cu)", "cu: i32[B + 1]"
@@ -69,8 +64,7 @@ def subject(
 }}
 {schedule.replace("WAYS", backward)}
 """
-    (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
-    return subject_of(module)
+    return subject_of_text(text)
 
 
 def case(made: Subject, seed: int, **changes: int) -> Case:
@@ -82,8 +76,7 @@ def case(made: Subject, seed: int, **changes: int) -> Case:
 @pytest.mark.parametrize("seed", range(2))
 def test_every_storage(storage: tuple[str, str, str], seed: int) -> None:
     made = subject(storage)
-    verdict = check(made, case(made, seed), fills=tuple(FILLS))
-    assert verdict.ok, verdict.message
+    right(made, case(made, seed), fills=tuple(FILLS))
 
 
 @pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
@@ -133,8 +126,7 @@ FEATURES = pytest.mark.parametrize(
 @FEATURES
 def test_every_feature(spec: dict[str, Any]) -> None:
     made = subject(**spec)
-    verdict = check(made, case(made, 3, R=15), fills=("nan",))
-    assert verdict.ok, verdict.message
+    right(made, case(made, 3, R=15), fills=("nan",))
 
 
 LENGTHS = (
@@ -152,8 +144,7 @@ LENGTHS = (
 @pytest.mark.parametrize("spec", LENGTHS, ids=["keys", "queries", "column"])
 def test_lengths_of_ordinary_tensors(spec: dict[str, Any]) -> None:
     made = subject(PLAIN, **spec)
-    verdict = check(made, case(made, 3), fills=("nan",))
-    assert verdict.ok, verdict.message
+    right(made, case(made, 3), fills=("nan",))
     assert list(violations(made, case(made, 0))) == []
 
 
@@ -176,16 +167,14 @@ def test_the_reference_takes_sequences_one_by_one() -> None:
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()
-    verdict = check(made, case(made, 1, **sizes), fills=tuple(FILLS))
-    assert verdict.ok, verdict.message
+    right(made, case(made, 1, **sizes), fills=tuple(FILLS))
 
 
 @pytest.mark.slow
 def test_many_sequences() -> None:
     """More than one round of the search looks at."""
     made = subject()
-    verdict = check(made, case(made, 3, B=150, M=3, N=5, G=1))
-    assert verdict.ok, verdict.message
+    right(made, case(made, 3, B=150, M=3, N=5, G=1))
 
 
 def test_sums_in_memory_are_refused() -> None:

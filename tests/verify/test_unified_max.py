@@ -7,31 +7,18 @@ import math
 import pytest
 import torch
 
-from attnc.build import plan_program
 from attnc.expr.nodes import Binary, Call, Const, Dot, Neg
-from attnc.model.resolve import resolve
 from attnc.model.tensors import DType
 from attnc.plan.unified_max import safe_range, score_range
-from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
-from attnc.verify.check import Subject, check
+from attnc.verify.check import Subject
 from attnc.verify.data import LOGITS
 from attnc.verify.problem import FILLS
-from attnc.verify.simt import available
 from attnc.verify.strategies import Case
-from attnc.verify.subjects import subject_of
+from tests.verify.judging import for_every_target, right, subject_of_text
 
 DIMS = {"B": 2, "M": 2, "N": 90, "Hkv": 2, "G": 3}
 TARGET = "triton"
-
-
-@pytest.fixture(autouse=True, params=["triton", pytest.param("cuda.sm_80", marks=pytest.mark.slow)])
-def every_target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test of this file, for each target."""
-    if request.param != "triton" and not available():
-        pytest.skip("g++ compiles CUDA kernels for the CPU")
-    monkeypatch.setattr(f"{__name__}.TARGET", request.param)
+every_target = for_every_target(__name__)
 
 
 def subject(
@@ -58,28 +45,24 @@ schedule a for {TARGET} {{
   softmax = unified_max(phi = {phi}, bounds = {bounds}, fallback = online)
 }}
 """
-    (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
-    return subject_of(module)
+    return subject_of_text(text)
 
 
 @pytest.mark.parametrize("splits", ["1", "3"])
 @pytest.mark.parametrize("logits", sorted(LOGITS))
 def test_any_scores(logits: str, splits: str) -> None:
     """Those far outside the bounds too: the fallback makes the result as good as the online softmax's."""
-    verdict = check(subject(splits=splits), Case(dims=DIMS, seed=1, logits=logits), fills=("nan", "large"))
-    assert verdict.ok, verdict.message
+    right(subject(splits=splits), Case(dims=DIMS, seed=1, logits=logits), fills=("nan", "large"))
 
 
 @pytest.mark.parametrize("special", ["nan_k", "inf_k", "nan_v", "inf_v", "nan_q"])
 def test_special_values(special: str) -> None:
-    verdict = check(subject(), Case(dims=DIMS, seed=2, special=special))
-    assert verdict.ok, verdict.message
+    right(subject(), Case(dims=DIMS, seed=2, special=special))
 
 
 @pytest.mark.parametrize("phi", ["-20", "0", "20"])
 def test_a_sink(phi: str) -> None:
-    verdict = check(subject(sink=True, phi=phi), Case(dims=DIMS, seed=2), fills=tuple(FILLS))
-    assert verdict.ok, verdict.message
+    right(subject(sink=True, phi=phi), Case(dims=DIMS, seed=2), fills=tuple(FILLS))
 
 
 def test_shares_that_are_done_again_are_counted() -> None:
@@ -110,8 +93,7 @@ def test_a_softcap_within_the_bounds_needs_no_fallback() -> None:
     made = subject(score="softcap(dot(q, k) / sqrt(D), 50)")
     assert "fallbacks" not in made.module.a.__kwdefaults__
     for logits in ("huge", "very_negative", "rising"):
-        verdict = check(made, Case(dims=DIMS, seed=1, logits=logits), fills=tuple(FILLS))
-        assert verdict.ok, verdict.message
+        right(made, Case(dims=DIMS, seed=1, logits=logits), fills=tuple(FILLS))
     assert "fallbacks" in subject(score="softcap(dot(q, k) / sqrt(D), 61)").module.a.__kwdefaults__
 
 

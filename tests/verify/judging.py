@@ -1,0 +1,60 @@
+"""From the text of a spec to a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from attnc.build import plan_program
+from attnc.model.resolve import resolve
+from attnc.plan import ir
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from attnc.verify.check import Subject, check
+from attnc.verify.simt import available
+from attnc.verify.strategies import Case
+from attnc.verify.subjects import subject_of
+
+TARGETS = ("triton", "cuda.sm_80")
+WITHOUT_GXX = "g++ compiles CUDA kernels for the CPU"
+needs_gxx = pytest.mark.skipif(not available(), reason=WITHOUT_GXX)
+
+
+def spec(lines: Iterable[str], schedule: str = "loops = [q, kv]", *, target: str = "triton") -> str:
+    """The text of one attention of these statements, with one schedule."""
+    statements = "\n  ".join(lines)
+    return f"attention spec {{\n  {statements}\n}}\nschedule spec for {target} {{\n  {schedule}\n}}\n"
+
+
+def modules_of(text: str) -> tuple[ir.Module, ...]:
+    return plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
+
+
+def subject_of_text(text: str) -> Subject:
+    """The one module of a spec."""
+    (module,) = modules_of(text)
+    return subject_of(module)
+
+
+def right(made: Subject, case: Case, fills: Iterable[str] = ("nan",)) -> None:
+    verdict = check(made, case, fills=fills)
+    assert verdict.ok, verdict.message
+
+
+def for_every_target(module: str) -> Callable[..., None]:
+    """A fixture that runs each test of the module for each target, named by its TARGET."""
+
+    @pytest.fixture(autouse=True, params=["triton", pytest.param("cuda.sm_80", marks=pytest.mark.slow)])
+    def every_target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        skip_without_compiler(request.param)
+        monkeypatch.setattr(f"{module}.TARGET", request.param)
+
+    return every_target
+
+
+def skip_without_compiler(target: str) -> None:
+    """Ends the test where its target's kernels cannot run."""
+    if target != "triton" and not available():
+        pytest.skip(WITHOUT_GXX)

@@ -1,0 +1,209 @@
+"""Specs that are awkward, or were once compiled wrongly, from text to result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnc.verify.check import Subject
+from attnc.verify.strategies import Case, free_dims
+from tests.verify.judging import TARGETS, needs_gxx, right, skip_without_compiler, spec, subject_of_text
+
+SCORE, SOFTMAX = "score = dot(q, k) / 4", "normalize = softmax"
+KV_Q = "loops = [kv, q], softmax = online(rescale = every_step)"
+TILES, TWO_WARPS = "tile.q = 16, tile.kv = 16", "tile.q = 32, tile.kv = 32, warps = 2"
+
+
+def small(
+    *lines: str,
+    dtype: str = "f32",
+    heads: str = "H",
+    kv_heads: str = "H",
+    schedule: str = "",
+    target: str = "triton",
+) -> Subject:
+    """An attention over ordinary tensors, of these statements besides; schedule: settings, tiles if it names
+    none.
+    """
+    tensors = (
+        f"input q: {dtype}[B, M, {heads}, 16]",
+        f"input k, v: {dtype}[B, N, {kv_heads}, 16]",
+        f"output o: {dtype}[B, M, {heads}, 16]",
+    )
+    settings = schedule if "tile" in schedule else f"{schedule}\n  {TILES}"
+    return subject_of_text(spec((*tensors, *lines, SOFTMAX), settings, target=target))
+
+
+AWKWARD = {
+    "fixed heads": ((SCORE,), ("4", "2"), ""),
+    "twice the KV heads": ((SCORE,), ("2 * Hkv", "Hkv"), ""),
+    "two KV heads": ((SCORE,), ("2 * G", "2"), ""),
+    "a head count like another number": (("mask = kv_idx % 2 == 0", SCORE), ("2", "1"), ""),
+    "as many heads as features": ((SCORE,), ("16", "16"), ""),
+    "heads spelled backwards": (
+        ("input x: f32[G * Hkv]", "score = dot(q, k) + x[h]"), ("Hkv * G", "Hkv"), ""
+    ),
+    "a table of the groups": (
+        ("input x: f32[Hkv, G]", "score = dot(q, k) + x[h // G, h % G]"), ("Hkv * G", "Hkv"), ""
+    ),
+    "lengths outside in": (
+        ("input n_len, m_len: i32[B]", "length N = n_len[b]", "length M = m_len[b]", "mask = causal", SCORE),
+        ("H", "H"), KV_Q,
+    ),
+    "a sink outside in": (
+        ("input x: f32[H]", "input m_len: i32[B]", "length M = m_len[b]", SCORE), ("H", "H"), KV_Q
+    ),
+    "functions of integers": (("score = dot(q, k) * log(q_idx + 1) + sqrt(N)",), ("H", "H"), ""),
+    "functions of constants": (("score = dot(q, k) + exp(-1000) - tanh(2)",), ("H", "H"), ""),
+    "divisors of any sign": (
+        ("input by: i32[B]", "mask = kv_idx // by[b] <= q_idx % -3 + 5 and kv_idx % by[b] >= kv_idx // 2 - 9",
+         "score = dot(q, k) + q_pos % by[b] - min(kv_idx, h) // -3"), ("H", "H"), ""
+    ),
+    "integers of 64 bits": (
+        ("input n_len, w: i64[B]", "length N = n_len[b]",
+         "mask = window(w[b], 9999999999) or kv_idx % 9999999999 == abs(q_pos - 9999999999) // w[b]",
+         "score = dot(q, k) + min(w[b], kv_idx) * 10000000000 / 1e12"), ("H", "H"), ""
+    ),
+    "bounds far outside": (
+        ("mask = kv_idx >= q_pos * 100000000 and kv_idx * 7 <= 10000000000 - q_pos", SCORE), ("H", "H"), ""
+    ),
+    "a score without a product": (("score = 0.5 * q_pos",), ("H", "H"), ""),
+    "a constant score": (("mask = causal", "score = 1"), ("H", "H"), ""),
+    "a condition of the sequence alone": (
+        ("input flag: bool[B]", "mask = not flag[b] and kv_idx < 20", SCORE), ("H", "H"), ""
+    ),
+    "names of the kernel": (
+        (
+            "input head, tile, page, h_kv, q_rows: i32[B]", "input shift, Q, TMA, m_new: f32[H]",
+            "length M = q_rows[b]", "mask = kv_idx + tile[b] >= page[b] - head[b] * h_kv[b]",
+            "score = dot(q, k) + shift[h] * Q[h] - TMA[h] * m_new[h]",
+        ),
+        ("Hkv * G", "Hkv"), "softmax = two_pass",
+    ),
+    "a name and its pointer": (
+        ("input x, x_ptr: f32[H]", "score = dot(q, k) + x[h] - x_ptr[h]"), ("H", "H"), ""
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_specs(name: str) -> None:
+    lines, (heads, kv_heads), schedule = AWKWARD[name]
+    if not any(line.startswith("score") for line in lines):
+        lines = (*lines, SCORE)
+    made = small(*lines, f"output lse: f32[B, {heads}, M]", heads=heads, kv_heads=kv_heads, schedule=schedule)
+    sizes = {"B": 2, "M": 21, "N": 37, "H": 2, "Hkv": 2, "G": 2}
+    case = Case(dims={dim: sizes[dim] for dim in free_dims(made.variant.attention)}, seed=5)
+    for special in ("none", "nan_q"):
+        right(made, replace(case, special=special))
+
+
+_PLAIN = "input q: f32[B, M, H, 16]", "input k, v: f32[B, N, H, 16]"
+_PACKED = "input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[B, N, H, 16]", "input ends: i32[B + 1]"
+#: Inputs and the rest, the schedule, and sizes at which it once went wrong.
+MENDED = {
+    "persistent programs for packed rows": (
+        (*_PACKED, SCORE, SOFTMAX, "output o: f32[T, H, 16]"), "persistent = true", {"M": 29, "N": 5}
+    ),
+    "gradients where no row is": (
+        (*_PACKED, SCORE, SOFTMAX, "output o: f32[T, H, 16]", "grad q"), "", {"M": 0, "N": 0}
+    ),
+    "gradients after FlashAttention-1's order": (
+        (*_PLAIN, SCORE, SOFTMAX, "output o: f32[B, M, H, 16]", "grad q"), KV_Q, {"M": 21, "N": 21}
+    ),
+    "gradients of a score without a product": (
+        (*_PLAIN, "input x: f32[M]", "score = x[q_idx]", SOFTMAX, "output o: f32[B, M, H, 16]",
+         "grad q, x, v"), "", {"M": 21, "N": 21},
+    ),
+    "rows that a length cuts off, of an input": (
+        (*_PLAIN, "input x: f32[B, M]", "input m_len: i32[B]", "length M = m_len[b]", SOFTMAX,
+         "score = dot(q, k) + x[b, q_idx]", "output o: f32[B, M, H, 16]", "grad x"),
+        "", {"M": 37, "N": 21},
+    ),
+    "an input that only a condition reads": (
+        (*_PLAIN, "input x: bf16[]", "score = where(x > 0, dot(q, k), q_idx / 8)", SOFTMAX,
+         "output o: f32[B, M, H, 16]", "grad q, x"),
+        "", {"M": 21, "N": 21},
+    ),
+    "decoding of shortened rows": (
+        (*_PLAIN, "input m_len: i32[B]", SCORE, "length M = m_len[b]", SOFTMAX, "output o: f32[B, M, H, 16]"),
+        "loops = [kv], split.kv = 1", {"M": 21, "N": 37},
+    ),
+    "inputs as long as pages, and as packed queries": (
+        ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[B, N, H, 16] via paged(slots, page = 3)",
+         "input ends: i32[B + 1]", "input slots: i32[B, P]", "input x: f32[M, N]", "input y: f32[B, M]",
+         "score = dot(q, k) + y[b, q_idx] + x[q_idx, kv_idx]", "length N = N - M", SOFTMAX,
+         "output o: f32[T, H, 16]"),
+        "", {"M": 21, "N": 37},
+    ),
+    "sizes of packed keys in a gradient": (
+        ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[S, H, 16] via ragged(k_ends)",
+         "input ends, k_ends: i32[B + 1]", "input x: f32[B, N]", "score = x[b, kv_idx]", SOFTMAX,
+         "output o: f32[T, H, 16]", "grad q, k, x"),
+        "", {"M": 21, "N": 37},
+    ),
+}  # fmt: skip
+
+
+@needs_gxx
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "q, k", "k, v"])
+def test_some_gradients_on_cuda(wanted: str) -> None:
+    """A schedule that names no tiles of the backward gets those that suit what it makes."""
+    made = small(SCORE, f"grad {wanted}", dtype="f16", schedule=TWO_WARPS, target="cuda.sm_80")
+    right(made, Case(dims={"B": 1, "M": 21, "N": 37, "H": 1}, seed=5))
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_specs_that_were_once_wrong(name: str) -> None:
+    lines, schedule, lengths = MENDED[name]
+    made = subject_of_text(spec(lines, f"{schedule}\n  {TILES}"))
+    sizes = {"B": 2, "H": 2, **lengths}
+    right(made, Case(dims={dim: sizes[dim] for dim in free_dims(made.variant.attention)}, seed=5))
+
+
+#: Integers of 64 bits far outside of the keys, and products of smaller ones.
+_FAR = {"loaded": ("i64", "x[b] < kv_idx", 1 << 32), "multiplied": ("i32", "x[b] * 1000 < kv_idx", 4294967)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", _FAR)
+def test_bounds_beyond_32_bits(name: str, target: str) -> None:
+    """Bounds are kept in 32 bits, and so have to come back among the keys first."""
+    skip_without_compiler(target)
+    dtype, mask, far = _FAR[name]
+    lines = (f"input x: {dtype}[B]", SCORE, f"mask = {mask}")
+    made = small(*lines, dtype="f16", schedule=TWO_WARPS, target=target)
+    x = torch.tensor([-far, far, 2 * far])
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, n, 1, 16, dtype=torch.float16) for n in (33, 70, 70))
+    o = torch.empty_like(q)
+    made.run({"q": q, "k": k, "v": v, "x": x.to(torch.int64 if dtype == "i64" else torch.int32)}, {"o": o})
+    whole = torch.softmax(torch.einsum("mhd,nhd->hmn", q[0].float(), k[0].float()) / 4, -1)
+    torch.testing.assert_close(
+        o[0].float(), torch.einsum("hmn,nhd->mhd", whole, v[0].float()), atol=2e-3, rtol=0
+    )
+    assert not o[1:].any()  # no key is that far
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("score", ["sqrt(abs(dot(q, k)))", "dot(q, k) / (4 * x[q_idx])"])
+def test_scores_that_are_no_numbers_past_the_end(score: str, target: str) -> None:
+    """Rows past the end are zeros, where these scores or their slopes are infinite or NaN."""
+    skip_without_compiler(target)
+    lines = ("input x: f32[M]", f"score = {score}", "grad q, k, v")
+    made = small(*lines, dtype="f16", schedule=TWO_WARPS, target=target)
+    right(made, Case(dims={"B": 1, "M": 27, "N": 37, "H": 2}, seed=5))
+
+
+def test_a_unified_maximum_keeps_nan() -> None:
+    """In rows of a shortened sequence, which are cleared where there is no query."""
+    schedule = "loops = [kv], softmax = unified_max(phi = 0, bounds = [-6, 6], fallback = online)"
+    made = small("length M = M", SCORE, schedule=schedule)
+    right(made, Case(dims={"B": 1, "M": 3, "N": 5, "H": 1}, special="nan_q"))
+
+
+def test_minima_keep_nan() -> None:
+    made = small("score = max(dot(q, k), 0.5)")
+    right(made, Case(dims={"B": 1, "M": 17, "N": 5, "H": 1}, special="nan_q"))
