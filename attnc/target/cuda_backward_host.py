@@ -55,8 +55,9 @@ class CudaBackwardHost(BackwardHostText):
             yield f"M_padded = ({self._queries} // ROW_TILE + B + 1) * ROW_TILE"
         for line in super().allocations:
             if line.startswith("lse2, delta"):
-                sizes = f"2, {'' if self.packs_queries else 'B, '}H, M_padded"
-                yield f"lse2, delta = torch.empty(({sizes}), dtype=torch.float32, device=q.device)"
+                sizes = f"{'' if self.packs_queries else 'B, '}H, M_padded"
+                yield f"lse2 = torch.empty(({sizes}), dtype=torch.float32, device=q.device)"
+                yield "delta = torch.empty_like(lse2)"
             elif line.startswith("dq = torch.zeros(q.shape, dtype=torch.float32"):
                 yield "dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)"
                 shape = f"B, H, {self._q_tiles}, _dq_size({self.configs[-1]})"

@@ -454,7 +454,8 @@ def _gradients(
     dq_sum = torch.zeros(
         (B, H, -(-M // dkdv_config.BLOCK_M), _dq_size(dkdv_config)), dtype=torch.float32, device=q.device,
     )
-    lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
+    lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device=q.device)
+    delta = torch.empty_like(lse2)
     layout = _key((do, dlse, q, k, v, o, lse), None, (dkdv_config,))
     launch = _GRADIENTS.get(layout)
     if launch is None:

@@ -451,7 +451,8 @@ def _gradients(
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
+    lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device=q.device)
+    delta = torch.empty_like(lse2)
     layout = _key((do, dlse, q, k, v, o, lse), None, (dq_config, dkdv_config))
     launch = _GRADIENTS.get(layout)
     if launch is None:
