@@ -50,7 +50,6 @@ class CudaDecodeHost(CudaHostText):
             yield f"splits = config.splits or fixed or {auto}"
         else:
             yield f"splits = config.splits or {auto}"
-        yield "rows = B * H * M * splits if splits > 1 else 0"
 
     @property
     def scratch(self) -> list[str]:
@@ -59,7 +58,9 @@ class CudaDecodeHost(CudaHostText):
     @property
     def scratch_lines(self) -> Iterator[str]:
         if self.is_split:
-            yield "parts = _empty(call.scratch[0], torch.float32, q)  # of o, and behind them of lse"
+            yield "parts = None"
+            yield "if call.scratch:"
+            yield "    parts = _empty(call.scratch[0], torch.float32, q)  # of o, and behind them of lse"
 
     @property
     def _pointer_lines(self) -> list[Sequence[str]]:
@@ -69,9 +70,9 @@ class CudaDecodeHost(CudaHostText):
     def _pointer(self, name: str) -> str:
         match name:
             case "o_parts":
-                return "parts.data_ptr()"
+                return "0 if parts is None else parts.data_ptr()"
             case "lse_parts":
-                return "parts.data_ptr() + call.lse_parts"
+                return "0 if parts is None else parts.data_ptr() + call.lse_parts"
             case "fallbacks":
                 return "0 if fallbacks is None else fallbacks.data_ptr()"
             case _:

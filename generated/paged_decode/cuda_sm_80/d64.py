@@ -126,12 +126,14 @@ def paged_decode(
         o, lse = out
     if call.forward is None:
         return o, lse
-    parts = _empty(call.scratch[0], torch.float32, q)  # of o, and behind them of lse
+    parts = None
+    if call.scratch:
+        parts = _empty(call.scratch[0], torch.float32, q)  # of o, and behind them of lse
     call.forward(
         q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr(),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), block_table.data_ptr(), kv_len.data_ptr(),
         o.data_ptr(), lse.data_ptr(),
-        parts.data_ptr(), parts.data_ptr() + call.lse_parts,
+        0 if parts is None else parts.data_ptr(), 0 if parts is None else parts.data_ptr() + call.lse_parts,
     )
     return o, lse
 
@@ -358,7 +360,6 @@ def _prepare(
         config.splits
         or _splits(tiles, key_tiles, config.BLOCK_N * 256, B * H * M * 260, config.shared, q.device)
     )
-    rows = B * H * M * splits if splits > 1 else 0
     kernels = [_Kernel(_FORWARD, config, tiles * splits)]
     if splits > 1:
         # With its own shared memory, not a tile's, which few blocks fit.
@@ -381,6 +382,9 @@ def _prepare(
         | stride_ob | stride_om | stride_oh
     ) % 8 == 0
     forward = _Launch(gpu, kernels, _ADDRESSES, numbers, rows_aligned)
+    if splits == 1:
+        return _Call(results, forward)
+    rows = B * H * M * splits
     return _Call(results, forward, 256 * rows, (((rows * 65,), (1,)),))
 
 
