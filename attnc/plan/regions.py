@@ -74,6 +74,22 @@ def regions(mask: Expr, axis: Axis, span: Span | None, *, padded: bool = False) 
     return made(Loop(start=lo, stop=full_hi, masked=False), _partial(full_hi, hi, ranges))
 
 
+def partial_test(loops: Regions) -> Expr:
+    """Whether the tile at hand is partial, for a text that walks over the tiles of all loops in one: they
+    follow one upon the other.
+    """
+    first, last = loops.loops[0], loops.loops[-1]
+    if len(loops.loops) == 1:
+        return Const(last.masked) if isinstance(last.masked, bool) else last.masked
+    return compare("<" if first.masked is True else ">=", START[loops.axis], last.start)
+
+
+def guard_of(loops: Regions) -> Expr | None:
+    """Whether a tile is visited at all, in such a text; None if every one is."""
+    guards = [loop.guard for loop in loops.loops if loop.guard is not None]
+    return disj(*guards) if guards else None
+
+
 def _partial(start: Expr, stop: Expr, ranges: Ranges) -> Loop:
     return Loop(
         start=start, stop=stop, masked=True, guard=None if ranges.tile_may == TRUE else ranges.tile_may

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Const, Expr, Index, Ref, walk
-from attnc.expr.show import show
-from attnc.expr.simplify import compare, disj
+from attnc.expr.nodes import Expr, Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import of_a_head, starts_with
+from attnc.plan.steps import of_a_head
 from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_tiles import CudaTileText
+from attnc.target.cuda_loops import CudaLoopText
 
 
-class CudaBackwardText(CudaTileText):
+class CudaBackwardText(CudaLoopText, CudaTileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
 
     def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
@@ -71,10 +70,6 @@ class CudaBackwardText(CudaTileText):
     @property
     def score_name(self) -> str:
         return "s" if self.kernel.step.score is None else "score"
-
-    @property
-    def times_scale(self) -> str:
-        return "" if self.kernel.softmax.scale is None else " * SCALE"
 
     @property
     def keep_text(self) -> str:
@@ -255,44 +250,6 @@ class CudaBackwardText(CudaTileText):
             return "never"
         known = {"true": "always", "false": "never"}.get(self.masked)
         return known or ("each" if self.chain.adjoints else "after")
-
-    @property
-    def lo(self) -> str:
-        return scalar(self.kernel.regions.loops[0].start)
-
-    @property
-    def hi(self) -> str:
-        return scalar(self.kernel.regions.loops[-1].stop)
-
-    @property
-    def masked(self) -> str:
-        """Whether the tile at hand is partial: the regions follow one upon the other."""
-        loops = self.kernel.regions.loops
-        start = Index("kv_lo" if self.over_q else "q_lo")
-        last = loops[-1]
-        if len(loops) == 1:
-            return scalar(Const(last.masked) if isinstance(last.masked, bool) else last.masked)
-        if loops[0].masked is True:  # the partial tiles come first
-            return scalar(compare("<", start, last.start))
-        return scalar(compare(">=", start, last.start))
-
-    @property
-    def guard(self) -> str:
-        guards = [loop.guard for loop in self.kernel.regions.loops if loop.guard is not None]
-        return scalar(disj(*guards)) if guards else ""
-
-    @property
-    def bounds_comment(self) -> str:
-        mask = self.module.variant.attention.mask
-        axis = self.kernel.regions.axis
-        if isinstance(mask, Const):
-            return "" if axis == "q" else "no mask: whole kv tiles, then the keys that are left"
-        text = mask.span.text if mask.span else show(mask)
-        return f"{text}: which {axis} tiles are partial, and which are full"
-
-    def reads(self, index: str) -> bool:
-        """Whether what comes before the step uses the index."""
-        return starts_with(self.kernel, index)
 
 
 def _needed(expr: Expr, fetches: tuple[Fetch, ...]) -> set[str]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.model.tensors import DType
 from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
@@ -55,12 +54,6 @@ class CudaFileText(ElementText):
         self.places = BackwardPlaces(arguments)
         self.numbers: list[tuple[str, str, str]] = []
         self.body = ""
-
-    @property
-    def storage_types(self) -> list[str]:
-        """16-bit floats among the arguments."""
-        found = {STORED[dtype] for dtype in self.dtypes.values() if dtype in (DType.F16, DType.BF16)}
-        return sorted(found)
 
     @property
     def loaded_types(self) -> frozenset[str]:

@@ -7,17 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, walk
-from attnc.expr.show import show
-from attnc.expr.simplify import compare, disj
-from attnc.model.tensors import DType, Role
+from attnc.model.tensors import Role
 from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement
-from attnc.plan.steps import starts_with, statement_expressions
+from attnc.plan.steps import statement_expressions
 from attnc.target.cuda import STORED, at_row, load, scalar, statement, value_type
+from attnc.target.cuda_loops import CudaLoopText
 from attnc.target.cuda_tiles import TileText
 
 
-class CudaText(TileText):
+class CudaText(CudaLoopText, TileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
@@ -34,12 +33,6 @@ class CudaText(TileText):
         self._score_text = _Uses(self)
 
     # -- types and arguments -------------------------------------------------------------------------------
-
-    @property
-    def storage_types(self) -> list[str]:
-        """16-bit floats among the arguments."""
-        found = {STORED[dtype] for dtype in self.dtypes.values() if dtype in (DType.F16, DType.BF16)}
-        return sorted(found)
 
     @property
     def loaded_types(self) -> frozenset[str]:
@@ -211,10 +204,6 @@ class CudaText(TileText):
         return keep is not None and len(at_row(keep)) > 40
 
     @property
-    def times_scale(self) -> str:
-        return "" if self.kernel.softmax.scale is None else " * SCALE"
-
-    @property
     def guarded(self) -> bool:
         return self.kernel.softmax.safe_everywhere or self.kernel.step.keep is not None
 
@@ -238,14 +227,6 @@ class CudaText(TileText):
     # -- loops ---------------------------------------------------------------------------------------------
 
     @property
-    def lo(self) -> str:
-        return scalar(self.kernel.regions.loops[0].start)
-
-    @property
-    def hi(self) -> str:
-        return scalar(self.kernel.regions.loops[-1].stop)
-
-    @property
     def end(self) -> str:
         """The variable where the loop ends."""
         return "hi"
@@ -254,34 +235,6 @@ class CudaText(TileText):
     def share(self) -> list[str]:
         """Statements that cut a share from the keys."""
         return []
-
-    @property
-    def masked(self) -> str:
-        """Whether the tile at hand is partial: the regions follow one upon the other."""
-        loops = self.kernel.regions.loops
-        start = Index("kv_lo" if self.kernel.regions.axis == "kv" else "q_lo")
-        last = loops[-1]
-        if len(loops) == 1:
-            return scalar(Const(last.masked) if isinstance(last.masked, bool) else last.masked)
-        return scalar(compare(">=", start, last.start))
-
-    @property
-    def guard(self) -> str:
-        guards = [loop.guard for loop in self.kernel.regions.loops if loop.guard is not None]
-        return scalar(disj(*guards)) if guards else ""
-
-    @property
-    def bounds_comment(self) -> str:
-        mask = self.module.variant.attention.mask
-        what = "q" if self.kernel.grid.over == "head" else "kv"
-        if isinstance(mask, Const):
-            return f"no mask: whole {what} tiles, then the keys that are left" if what == "kv" else ""
-        text = mask.span.text if mask.span else show(mask)
-        return f"{text}: which {what} tiles are partial, and which are full"
-
-    def reads(self, index: str) -> bool:
-        """Whether what comes before the step uses the index."""
-        return starts_with(self.kernel, index)
 
     def uses(self, name: str) -> bool:
         """Whether an expression of the kernel prints this function's name."""

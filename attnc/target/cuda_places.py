@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Const, Dim
+from attnc.expr.nodes import Const
 from attnc.model.tensors import DType
 from attnc.plan.access import Rows
 from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir import Kernel, Let, Module
 from attnc.target.cuda import STORED, scalar, statement
+from attnc.target.kernel_text import KernelText
 
 #: Matrices whose rows are copied or stored in tiles, and what their places are called in a kernel.
 PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
@@ -18,7 +19,7 @@ PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
 _LENGTHS = ("M", "N")
 
 
-class PlaceText:
+class PlaceText(KernelText):
     """Attribute by attribute what `templates/cuda/*.jinja` print about storage."""
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
@@ -188,11 +189,6 @@ class PlaceText:
     def stored(self) -> str:
         """The number of rows of o to write."""
         return scalar(self.kernel.stored)
-
-    @property
-    def clears(self) -> bool:
-        """Whether rows that do not exist are written."""
-        return self.kernel.stored != Dim("M")
 
     def if_exists(self, value: str, otherwise: str) -> str:
         """What is written to `row`."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attnc.expr.nodes import Const, Dot, Expr, Index, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Dot, Expr, Index, walk
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
@@ -327,9 +326,5 @@ class BackwardText(ProgramText):
         return ", and what its scores add to dq" if self.chain.adds_dq is not None else ""
 
     @property
-    def bounds_comment(self) -> str:
-        mask = self.module.variant.attention.mask
-        if isinstance(mask, Const):
-            return "no mask: whole tiles, then those that are cut short"
-        text = mask.span.text if mask.span else show(mask)
-        return f"{text}: which {self.kernel.regions.axis} tiles are partial, and which are full"
+    def without_mask(self) -> str:
+        return "no mask: whole tiles, then those that are cut short"

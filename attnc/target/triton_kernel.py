@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Const, Dim, Index, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Const, Index, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.access import Rows
 from attnc.plan.error_bound import feature
@@ -293,20 +292,6 @@ class KernelText(ProgramText):
     def stored(self) -> str:
         """The number of rows of o to write."""
         return scalar(self.kernel.stored)
-
-    @property
-    def clears(self) -> bool:
-        """Whether rows that do not exist are written."""
-        return self.kernel.stored != Dim("M")
-
-    @property
-    def bounds_comment(self) -> str:
-        mask = self.module.variant.attention.mask
-        what = "q" if self.kernel.grid.over == "head" else "kv"
-        if isinstance(mask, Const):
-            return f"no mask: whole {what} tiles, then the keys that are left" if what == "kv" else ""
-        text = mask.span.text if mask.span else show(mask)
-        return f"{text}: which {what} tiles are partial, and which are full"
 
 
 def typed(names: Iterable[str]) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from attnc.plan.ir import Kernel
-from attnc.plan.steps import starts_with
+from attnc.target.kernel_text import KernelText
 from attnc.target.triton import scalar
 
 
-class ProgramText:
+class ProgramText(KernelText):
     """What texts of forward and backward kernels have in common."""
 
-    kernel: Kernel
     #: q tiles of a head where the grid counts sequences, and the name for the number of heads of k and v.
     own_q_tiles = "tl.cdiv(M, BLOCK_M)"
     kv_heads = "H"
@@ -56,10 +54,6 @@ class ProgramText:
         assert self.kernel.softmax.dropout is not None
         p = scalar(self.kernel.softmax.dropout.p)
         return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
-
-    def reads(self, index: str) -> bool:
-        """Whether what comes before the step uses the index."""
-        return starts_with(self.kernel, index)
 
     @property
     def _in_grid(self) -> bool:
