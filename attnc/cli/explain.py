@@ -47,9 +47,10 @@ def explain(
     """
     from attnc.build import front, plan_program
     from attnc.plan.device import DEVICES
-    from attnc.plan.explain import as_dict, as_text
+    from attnc.plan.explain import as_dict
     from attnc.plan.explain import explain as explain_plan
     from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
+    from attnc.plan.explain_text import as_text
 
     if arch not in DEVICES:
         raise Mistake(

@@ -13,7 +13,15 @@ from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.cuda_backward import cuda_backward_estimate
 from attnc.plan.device import Device
-from attnc.plan.explain import Usage, bounds_of, grid_line, loop_lines, resource_lines, usage_dict
+from attnc.plan.explain import tiles_of
+from attnc.plan.explain_kernel import (
+    Usage,
+    bounds_dict,
+    grid_line,
+    loop_lines,
+    resource_dict,
+    resource_lines,
+)
 from attnc.plan.ir_backward import BackwardKernel, KernelName, kernels_of
 from attnc.plan.picture import picture
 from attnc.plan.resources import Estimate, estimate, features
@@ -43,8 +51,7 @@ def explain_backward(
     for name, planned in kernels_of(module).items():
         position = default_position(planned, device)
         config = planned.kernel.configs[position]
-        tiles = config.number("tile.q"), config.number("tile.kv")
-        shape = picture(planned.kernel, length, length, *tiles)
+        shape = picture(planned.kernel, length, length, *tiles_of(config))
         attention = module.variant.attention
         columns, moved = _work(planned, attention), _moved(planned, attention, length)
         d, dtype = features(attention.q), DType(attention.q.dtype)
@@ -86,18 +93,12 @@ def backward_dict(explanations: tuple[BackwardExplanation, ...]) -> list[dict[st
             "kernel": e.planned.name,
             "config": _knobs(e),
             "grid": _grid(e),
-            "bounds": [{"name": name, "value": value} for name, value in bounds_of(e.planned.kernel)],
+            "bounds": bounds_dict(e.planned.kernel),
             "loops": [
                 {"start": show(loop.start), "stop": show(loop.stop)}
                 for loop in e.planned.kernel.regions.loops
             ],
-            "shared_memory": {
-                "total": e.needs.shared,
-                "limit": e.device.shared_per_block,
-                "buffers": {buffer.name: buffer.bytes for buffer in e.needs.buffers},
-            },
-            "registers": {"estimate": dict(e.needs.registers), "limit": e.device.registers_per_thread},
-            "compiled": usage_dict(e.usage),
+            **resource_dict(e.needs, e.device, e.usage),
             "roofline": roofline_dict(e.roofline),
         }
         for e in explanations
@@ -120,8 +121,7 @@ def _knobs(e: BackwardExplanation) -> dict[str, str]:
 
 
 def _tiles(e: BackwardExplanation) -> tuple[int, int]:
-    config = e.planned.kernel.configs[e.position]
-    return config.number("tile.q"), config.number("tile.kv")
+    return tiles_of(e.planned.kernel.configs[e.position])
 
 
 def _grid(e: BackwardExplanation) -> str:

@@ -12,7 +12,8 @@ from attnc.model.resolve import resolve
 from attnc.model.schedule import PHASES
 from attnc.model.variants import variants
 from attnc.plan.device import DEVICES
-from attnc.plan.explain import as_text, explain
+from attnc.plan.explain import explain
+from attnc.plan.explain_text import as_text
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse

@@ -8,8 +8,9 @@ import pytest
 
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.explain import Explanation, as_dict, as_text, explain
+from attnc.plan.explain import Explanation, as_dict, explain
 from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
+from attnc.plan.explain_text import as_text
 from attnc.plan.ir_backward import kernels_of
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
