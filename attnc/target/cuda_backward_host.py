@@ -54,16 +54,16 @@ class CudaBackwardHost(BackwardHostText):
             yield f"ROW_TILE = max({most})" if len(rows) > 1 else f"ROW_TILE = {most}"
             yield f"M_padded = ({self._queries} // ROW_TILE + B + 1) * ROW_TILE"
         for line in super().allocations:
-            if line.startswith("lse2, delta"):
-                sizes = f"{'' if self.packs_queries else 'B, '}H, M_padded"
-                yield f"lse2 = torch.empty(({sizes}), dtype=torch.float32, device=q.device)"
-                yield "delta = torch.empty_like(lse2)"
-            elif line.startswith("dq = torch.zeros(q.shape, dtype=torch.float32"):
-                yield "dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)"
+            if line.startswith("dq = torch.zeros(q.shape, dtype=torch.float32"):
+                yield "dq = torch.empty_like(q, memory_format=torch.contiguous_format)"
                 shape = f"B, H, {self._q_tiles}, _dq_size({self.configs[-1]})"
                 yield f"dq_sum = torch.zeros(({shape}), dtype=torch.float32, device=q.device)"
             else:
                 yield line
+
+    @property
+    def _row_sizes(self) -> str:
+        return "H, M_padded" if self.packs_queries else super()._row_sizes
 
     @property
     def sums(self) -> Iterator[str]:

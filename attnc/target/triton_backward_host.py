@@ -119,14 +119,19 @@ class BackwardHostText:
         matrices = dict.fromkeys(name for text in self._texts for name in text.makes)
         for name in matrices:
             x = name.removeprefix("d")
-            yield f"{name} = torch.{made}({x}.shape, dtype={x}.dtype, device={x}.device)"
+            yield f"{name} = torch.{made}_like({x}, memory_format=torch.contiguous_format)"
         if self._adds_dq:
             yield "dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)"
         if self.stores_rows:
-            sizes = f"2, H, {self._queries}" if self.packs_queries else "2, B, H, M_padded"
-            yield f"lse2, delta = torch.empty(({sizes}), dtype=torch.float32, device=q.device)"
+            yield f"lse2 = torch.empty(({self._row_sizes}), dtype=torch.float32, device=q.device)"
+            yield "delta = torch.empty_like(lse2)"
         for adjoint, tiles in self._adjoints():
             yield f"{adjoint.name} = {self._workspace(adjoint, tiles)}"
+
+    @property
+    def _row_sizes(self) -> str:
+        """The shape of what is kept of each row."""
+        return f"H, {self._queries}" if self.packs_queries else "B, H, M_padded"
 
     @property
     def stores_rows(self) -> bool:

@@ -191,6 +191,11 @@ class Memory:
 
     zeros = empty
 
+    def empty_like(self, x: torch.Tensor, *, memory_format: object = None) -> torch.Tensor:
+        return self.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    zeros_like = empty_like
+
 
 class Gradients(Case):
     """The backward of a module: what comes in are do, dlse (if lse is a result), the inputs, o and lse."""

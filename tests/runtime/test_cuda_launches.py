@@ -96,8 +96,10 @@ class Memory:
 
     zeros = empty
 
-    def empty_like(self, x: torch.Tensor) -> torch.Tensor:
+    def empty_like(self, x: torch.Tensor, *, memory_format: object = None) -> torch.Tensor:
         return self.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    zeros_like = empty_like
 
     def empty_strided(self, size: Any, stride: Any, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return self._keep(lambda: torch.empty_strided(size, stride, dtype=dtype), size, stride, dtype)

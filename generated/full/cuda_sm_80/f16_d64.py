@@ -442,9 +442,9 @@ def _gradients(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dkdv_config, = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dkdv_config)
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dk = torch.empty_like(k, memory_format=torch.contiguous_format)
+    dv = torch.empty_like(v, memory_format=torch.contiguous_format)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dq_sum = torch.zeros(
         (B, H, -(-M // dkdv_config.BLOCK_M), _dq_size(dkdv_config)), dtype=torch.float32, device=q.device,
     )
@@ -516,7 +516,11 @@ def _whole_tiles(M: int, *configs: Config) -> int:
 
 
 def _wants_gradient(*inputs: object) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:

@@ -458,9 +458,9 @@ def _gradients(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(sink)
     dq_config, dkdv_config = _choose_backward(configs or {}, _gpu(q.get_device()), N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dk = torch.empty_like(k, memory_format=torch.contiguous_format)
+    dv = torch.empty_like(v, memory_format=torch.contiguous_format)
     lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device=q.device)
     delta = torch.empty_like(lse2)
     dsink = torch.empty((B, H, M_padded // dq_config.BLOCK_M), dtype=torch.float32, device=q.device)
@@ -533,7 +533,11 @@ def _whole_tiles(M: int, *configs: Config) -> int:
 
 
 def _wants_gradient(*inputs: object) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:

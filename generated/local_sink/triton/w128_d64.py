@@ -813,10 +813,11 @@ def _gradients(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(sink)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    lse2, delta = torch.empty((2, B, H, M_padded), dtype=torch.float32, device=q.device)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dk = torch.empty_like(k, memory_format=torch.contiguous_format)
+    dv = torch.empty_like(v, memory_format=torch.contiguous_format)
+    lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device=q.device)
+    delta = torch.empty_like(lse2)
     dsink = torch.empty((B, H, M_padded // dq_config.BLOCK_M), dtype=torch.float32, device=q.device)
     layout = _key((do, dlse, q, k, v, sink, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
@@ -915,7 +916,11 @@ def _whole_tiles(M: int, *configs: Config) -> int:
 
 
 def _wants_gradient(*inputs: object) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:

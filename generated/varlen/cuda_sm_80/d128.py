@@ -481,9 +481,9 @@ def _gradients(
     dq_config, dkdv_config = _choose_backward(configs or {}, _gpu(q.get_device()), S)
     ROW_TILE = max(dq_config.BLOCK_M, dkdv_config.BLOCK_M)
     M_padded = (T // ROW_TILE + B + 1) * ROW_TILE
-    dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    dk = torch.zeros(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+    dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    dk = torch.zeros_like(k, memory_format=torch.contiguous_format)
+    dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
     lse2 = torch.empty((H, M_padded), dtype=torch.float32, device=q.device)
     delta = torch.empty_like(lse2)
     layout = _key((do, dlse, q, k, v, cu_q, cu_k, o, lse), None, (dq_config, dkdv_config))
@@ -548,7 +548,11 @@ def _choose_backward(given: dict[str, Config], device: Gpu, longest: int) -> lis
 
 
 def _wants_gradient(*inputs: object) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:

@@ -738,10 +738,11 @@ def _gradients(
     if B * H * T == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq_config, dkdv_config = _choose_backward(configs or {}, q.device, S)
-    dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    dk = torch.zeros(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    lse2, delta = torch.empty((2, H, T), dtype=torch.float32, device=q.device)
+    dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    dk = torch.zeros_like(k, memory_format=torch.contiguous_format)
+    dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
+    lse2 = torch.empty((H, T), dtype=torch.float32, device=q.device)
+    delta = torch.empty_like(lse2)
     layout = _key((do, dlse, q, k, v, cu_q, cu_k, o, lse), None, (dq_config, dkdv_config))
     launches = _GRADIENTS.get(layout)
     if launches is None:
@@ -816,7 +817,11 @@ def _choose_backward(given: dict[str, Config], device: torch.device, longest: in
 
 
 def _wants_gradient(*inputs: object) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def _stride(x: torch.Tensor | None, axis: int) -> int:
