@@ -1,5 +1,4 @@
-"""Spec files to files in generated/: the whole compiler as one function, and what is on disk compared with
-it.
+"""Spec files to files in generated/: the whole compiler as one function.
 
     path --front--> Program --plan_program--> ir.Module... --compile_program--> Output... --write--> files
 
@@ -9,13 +8,10 @@ the folder that the command was run in.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
 from attnc.model.attention import Program
@@ -23,6 +19,7 @@ from attnc.model.projection import projection_variants
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
 from attnc.model.variants import labelled, variants
+from attnc.output import Output
 from attnc.plan import ir
 from attnc.plan.cuda import PORTABLE
 from attnc.plan.dispatch import Table, load_tables, projection_rows, schedule_rows
@@ -41,17 +38,6 @@ from attnc.target.projection import render_projection
 
 #: What there are templates for.
 TARGETS = frozenset({"triton", *(f"cuda.{arch}" for arch in PORTABLE)})
-#: A file below the output folder is ours to replace or remove if this stands in its first lines.
-MARK = "attnc compile"
-_HEAD = 4000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """A file to write: `path` is relative to the output folder, with forward slashes."""
-
-    path: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +55,6 @@ class Compiled:
 
     outputs: tuple[Output, ...]
     warnings: tuple[Diagnostic, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """A file that is not what the specs say. `diff`: unified, from the file on disk to the right text; empty
-    if that says nothing.
-    """
-
-    path: str
-    kind: Literal["stale", "missing", "orphan"]
-    diff: str = ""
 
 
 def front(path: Path) -> Program:
@@ -234,61 +209,6 @@ def _text_of(path: Path) -> Source | None:
     return Source(str(path), path.read_text(encoding="utf-8", errors="replace"))
 
 
-def compare(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
-    """How the output folder differs from the outputs, sorted by path.
-
-    Orphans are generated files that no spec makes any more: looked for in the folders of the outputs'
-    attentions, with `complete` (the outputs are those of all specs) in all of `out`.
-    """
-    expected = {output.path: output.text for output in outputs}
-    drifts = []
-    for path, text in expected.items():
-        try:
-            found = out.joinpath(path).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            drifts.append(Drift(path=path, kind="missing"))
-            continue
-        if found != text:
-            drifts.append(Drift(path=path, kind="stale", diff=_diff(found, text, path)))
-    folders = (
-        [out] if complete else [out / name for name in sorted({path.split("/")[0] for path in expected})]
-    )
-    for file in (file for folder in folders for file in folder.glob("**/*")):
-        path = file.relative_to(out).as_posix()
-        if path not in expected and _is_generated(file):
-            drifts.append(Drift(path=path, kind="orphan"))
-    return tuple(sorted(drifts, key=lambda drift: drift.path))
-
-
-def write(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
-    """Makes the output folder agree with the outputs; returns what was not so before. Raises OSError.
-
-    Each file is replaced in one step, so that a reader sees the old text or the new one; right files are not
-    touched.
-    """
-    outputs = tuple(outputs)
-    drifts = compare(outputs, out, complete=complete)
-    texts = {output.path: output.text for output in outputs}
-    for drift in drifts:
-        path = out / drift.path
-        if drift.kind == "orphan":
-            path.unlink()
-        else:
-            write_text(path, texts[drift.path])
-    return drifts
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file in one step: it is never seen half written. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _declares_nothing(source: Source) -> Diagnostic:
     return warning(
         "W0804",
@@ -308,17 +228,3 @@ def _not_compiled(schedule: Schedule, span: Span) -> Diagnostic:
         "checked, but makes no file",
         hints=("a schedule for 'cuda.sm_80' runs on this architecture too",),
     )
-
-
-def _is_generated(file: Path) -> bool:
-    if file.suffix not in (".py", ".cu") or not file.is_file():
-        return False
-    with file.open(encoding="utf-8", errors="replace") as text:
-        return MARK in text.read(_HEAD)
-
-
-def _diff(found: str, right: str, path: str) -> str:
-    lines = difflib.unified_diff(
-        found.splitlines(keepends=True), right.splitlines(keepends=True), f"a/{path}", f"b/{path}", n=2
-    )
-    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)

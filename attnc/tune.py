@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from attnc.build import front, plan_program, tuned_path, write_text
+from attnc.build import front, plan_program, tuned_path
+from attnc.output import write_text
 from attnc.plan import ir
 from attnc.plan.ir_backward import KernelName, kernels_of
 from attnc.plan.tuned import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned

@@ -14,8 +14,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnc.build import digest, dispatch_path, front, plan_program, write_text
+from attnc.build import digest, dispatch_path, front, plan_program
 from attnc.model.dataflow import Impl
+from attnc.output import write_text
 from attnc.plan.crossover import Crossovers, crossovers
 from attnc.plan.dispatch import PROJECTION_SIZES, Row, Table, dump_tables, load_tables
 from attnc.plan.ir_projection import ProjectionModule

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnc.build import dispatch_path, front, plan_program, tuned_source, write_text
+from attnc.build import dispatch_path, front, plan_program, tuned_source
+from attnc.output import write_text
 from attnc.plan import ir
 from attnc.plan.dispatch import (
     ATTENTION_SIZES,

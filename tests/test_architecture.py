@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
     "source", "diagnostics", "resources", "expr", "syntax", "model", "reference",
-    "reference_gradients", "plan", "target", "build",
+    "reference_gradients", "output", "plan", "target", "build",
     "paging", "runtime", "verify", "tune", "tune_projection", "tune_schedules", "calibrate",
     "bench", "adapters", "cli", "__main__", "__init__",
 )  # fmt: skip

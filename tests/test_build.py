@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import Output, compare, compile_spec, diagnose, display_name, write
+from attnc.build import compile_spec, diagnose, display_name
+from attnc.output import Output, compare, write
 from attnc.resources import resource
 
 ROOT = Path(__file__).parent.parent

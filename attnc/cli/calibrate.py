@@ -32,8 +32,8 @@ def calibrate(
 
     Example: attnc calibrate specs/unified_decode.attn --samples activations.pt --write
     """
-    from attnc.build import write_text
     from attnc.calibrate import calibrate as measure
+    from attnc.output import write_text
 
     try:
         found = measure(one_spec(spec), None if samples == "random" else Path(samples), keys)

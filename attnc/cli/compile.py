@@ -13,7 +13,7 @@ from attnc.cli.console import Mistake, find_specs, note, paint, progress, say, s
 from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
 
 if TYPE_CHECKING:
-    from attnc.build import Drift, Output
+    from attnc.output import Drift, Output
 
 SPECS = Annotated[
     list[Path] | None,
@@ -44,7 +44,7 @@ def compile_(
 
     Example: attnc compile specs/causal_gqa.attn
     """
-    from attnc.build import compare, write
+    from attnc.output import compare, write
 
     if is_check and aot:
         raise Mistake("--check writes nothing, --aot does", "run one after the other")

@@ -27,7 +27,8 @@ def demo(
 
     Example: attnc demo specs/local_sink.attn
     """
-    from attnc.build import compile_spec, folder_of, front, plan_program, write
+    from attnc.build import compile_spec, folder_of, front, plan_program
+    from attnc.output import write
 
     begin = time.perf_counter()
     compiled = compile_spec(one_spec(spec), out.parent)

@@ -44,7 +44,7 @@ def fmt(
         elif is_check:
             say(f"would format {path}")
         else:
-            from attnc.build import write_text
+            from attnc.output import write_text
 
             write_text(path, new)
             say(f"formatted {path}")

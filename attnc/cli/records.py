@@ -44,7 +44,7 @@ def record_of(text: str, target: str, report: Report) -> Record:
 
 def update_records(change: Callable[[Records], Records]) -> Path:
     """Rewrites the file of records, without what it says of modules that are gone; returns its path."""
-    from attnc.build import write_text
+    from attnc.output import write_text
     from attnc.verify.record import NAME, dump, read
 
     try:

@@ -92,7 +92,7 @@ def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
     """Tunes the schedules of the one attention that has several, and writes all times to a file. Raises
     Mistake when it is not one.
     """
-    from attnc.build import write_text
+    from attnc.output import write_text
     from attnc.tune_schedules import dump_points, families
 
     several = [path for path in paths for _ in families(path)]

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from attnc.model.variants import variant_name
 from attnc.plan import ir
 from attnc.plan.ir_projection import ProjectionModule
-from attnc.plan.tuned import read_measured, version_of
+from attnc.plan.measured import read_measured, version_of
 from attnc.source import Source
 
 FORMAT = 1

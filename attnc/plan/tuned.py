@@ -9,19 +9,18 @@ knobs; it is dropped when the spec no longer offers them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-from attnc.diagnostics import DiagnosticError, error
 from attnc.model.schedule import Config, Value
 from attnc.plan import ir
 from attnc.plan.ir_backward import kernels_of
+from attnc.plan.measured import read_measured, version_of
 from attnc.source import Source
 
 FORMAT = 1
-Parsed = TypeVar("Parsed")
 #: Key lengths up to which a choice holds; None: any.
 BUCKETS: tuple[int | None, ...] = (1024, 4096, None)
 
@@ -80,26 +79,6 @@ def load_tuned(source: Source) -> tuple[Choice, ...]:
     return read_measured(source, FORMAT, lambda data: tuple(_choice(entry) for entry in data["choices"]))
 
 
-def read_measured(source: Source, form: int, parse: Callable[[Any], Parsed]) -> Parsed:
-    """What `parse` makes of a JSON file that a measurement wrote in this format.
-
-    Raises DiagnosticError (E0603) when it is not such a file.
-    """
-    try:
-        data = json.loads(source.text)
-        if data["format"] != form:
-            raise ValueError(f"format {data['format']} is not {form}")
-        return parse(data)
-    except (ValueError, KeyError, TypeError, RecursionError) as failure:
-        line = failure.lineno if isinstance(failure, json.JSONDecodeError) else 1
-        start = source.line_start(line)
-        span = source.span(start, start + len(source.line_text(line)))
-        detail = f"no {failure}" if isinstance(failure, KeyError) else str(failure)
-        hint = "delete it, or write it again with 'attnc tune'"
-        message = "file of tuned choices that cannot be read"
-        raise DiagnosticError([error("E0603", message, span, detail, hints=(hint,))]) from None
-
-
 def dump_tuned(choices: Iterable[Choice]) -> str:
     """The text of a file with these choices, in a fixed order; of two with the same key, the later one
     stays.
@@ -151,11 +130,6 @@ def _buckets(measured: Mapping[int | None, int]) -> Buckets:
     """Ascending, the last one open: lengths beyond what was measured take the longest bucket's choice."""
     ascending = sorted(measured.items(), key=lambda item: float("inf") if item[0] is None else item[0])
     return (*ascending[:-1], (None, ascending[-1][1]))
-
-
-def version_of(toolchain: str) -> tuple[int, ...]:
-    """The numbers in the name of a toolchain, to compare two of them by."""
-    return tuple(int(part) for part in toolchain.replace(".", " ").split() if part.isdecimal())
 
 
 def _choice(entry: Mapping[str, Any]) -> Choice:

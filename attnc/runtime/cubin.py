@@ -109,21 +109,12 @@ def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
     kernel, config = module.kernels[0], module.kernels[0].configs[position]
     if module.target != "triton":
         return _cuda_usage(module, kernel, position, device)
-    function = getattr(load_module(module), kernel.name)
-    constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"]}
-    constants["TMA"] = kernel.tma and device.has_tma
-    constants["SPLIT"] = kernel.split is not None
-    constants["PDL"] = device.has_tma
-    constants["SHARE"] = 0 if kernel.split is None else share_of(config)
-    signature = {name: _type_of(name, module, constants) for name in function.arg_names}
-    return compile_offline(
-        function,
-        signature,
-        {name: value for name, value in constants.items() if name in signature},
-        device.capability,
-        config.number("warps"),
-        config.number("stages"),
-    )
+    constants = {
+        "SPLIT": kernel.split is not None,
+        "PDL": device.has_tma,
+        "SHARE": 0 if kernel.split is None else share_of(config),
+    }
+    return _triton_usage(module, kernel, position, device, constants)
 
 
 def backward_usage(module: ir.Module, name: KernelName, position: int, device: Device) -> Usage | None:
@@ -132,12 +123,23 @@ def backward_usage(module: ir.Module, name: KernelName, position: int, device: D
     kernel, config = planned.kernel, planned.kernel.configs[position]
     if module.target != "triton":
         return _cuda_usage(module, kernel, position, device)
+    constants = {"dlse_ptr": None, "EARLY_DP": config.values.get("dp") != "late"}
+    return _triton_usage(module, kernel, position, device, constants)
+
+
+def _triton_usage(
+    module: ir.Module, kernel: ir.Kernel, position: int, device: Device, more: Mapping[str, Any]
+) -> Usage | None:
+    """Of a kernel by Triton; more: constants besides its tiles, those that it takes."""
+    config, limit = kernel.configs[position], kernel.configs[position].values.get("maxnreg")
     function = getattr(load_module(module), kernel.name)
-    constants = {"BLOCK_M": config["tile.q"], "BLOCK_N": config["tile.kv"], "dlse_ptr": None}
-    constants["TMA"] = kernel.tma and device.has_tma
-    constants["EARLY_DP"] = config.values.get("dp") != "late"
+    constants = {
+        "BLOCK_M": config["tile.q"],
+        "BLOCK_N": config["tile.kv"],
+        "TMA": kernel.tma and device.has_tma,
+        **more,
+    }
     signature = {name: _type_of(name, module, constants) for name in function.arg_names}
-    limit = config["maxnreg"]
     return compile_offline(
         function,
         signature,

@@ -240,7 +240,8 @@ def test_dispatchers_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     import sys
 
     ensure_interpreter()
-    from attnc.build import compile_spec, write
+    from attnc.build import compile_spec
+    from attnc.output import write
 
     write(compile_spec(SPECS / "decode.attn").outputs, tmp_path / "traced_package")
     monkeypatch.syspath_prepend(str(tmp_path))

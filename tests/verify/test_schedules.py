@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from attnc.build import compile_spec, write
+from attnc.build import compile_spec
+from attnc.output import write
 from attnc.verify.interpreter import ensure_interpreter
 
 SPEC = Path(__file__).parents[2] / "specs" / "extend.attn"

@@ -1,0 +1,102 @@
+"""The output folder: what is there, compared with what should be, and made so."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+#: A file below the output folder is ours to replace or remove if this stands in its first lines.
+MARK = "attnc compile"
+_HEAD = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A file to write: `path` is relative to the output folder, with forward slashes."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """A file that is not what the specs say. `diff`: unified, from the file on disk to the right text; empty
+    if that says nothing.
+    """
+
+    path: str
+    kind: Literal["stale", "missing", "orphan"]
+    diff: str = ""
+
+
+def compare(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
+    """How the output folder differs from the outputs, sorted by path.
+
+    Orphans are generated files that no spec makes any more: looked for in the folders of the outputs'
+    attentions, with `complete` (the outputs are those of all specs) in all of `out`.
+    """
+    expected = {output.path: output.text for output in outputs}
+    drifts = []
+    for path, text in expected.items():
+        try:
+            found = out.joinpath(path).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            drifts.append(Drift(path=path, kind="missing"))
+            continue
+        if found != text:
+            drifts.append(Drift(path=path, kind="stale", diff=_diff(found, text, path)))
+    folders = (
+        [out] if complete else [out / name for name in sorted({path.split("/")[0] for path in expected})]
+    )
+    for file in (file for folder in folders for file in folder.glob("**/*")):
+        path = file.relative_to(out).as_posix()
+        if path not in expected and _is_generated(file):
+            drifts.append(Drift(path=path, kind="orphan"))
+    return tuple(sorted(drifts, key=lambda drift: drift.path))
+
+
+def write(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
+    """Makes the output folder agree with the outputs; returns what was not so before. Raises OSError.
+
+    Each file is replaced in one step, so that a reader sees the old text or the new one; right files are not
+    touched.
+    """
+    outputs = tuple(outputs)
+    drifts = compare(outputs, out, complete=complete)
+    texts = {output.path: output.text for output in outputs}
+    for drift in drifts:
+        path = out / drift.path
+        if drift.kind == "orphan":
+            path.unlink()
+        else:
+            write_text(path, texts[drift.path])
+    return drifts
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file in one step: it is never seen half written. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_generated(file: Path) -> bool:
+    if file.suffix not in (".py", ".cu") or not file.is_file():
+        return False
+    with file.open(encoding="utf-8", errors="replace") as text:
+        return MARK in text.read(_HEAD)
+
+
+def _diff(found: str, right: str, path: str) -> str:
+    lines = difflib.unified_diff(
+        found.splitlines(keepends=True), right.splitlines(keepends=True), f"a/{path}", f"b/{path}", n=2
+    )
+    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
