@@ -24,7 +24,7 @@ from attnc.model.tensors import DType
 from attnc.plan.ir_projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.target.projection import render_projection
-from attnc.verify.check import Failure, Report, same_bits
+from attnc.verify.check import Failure, Report, TimeIsUp, same_bits
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import FILLS, Guarded, place_tensor
@@ -235,7 +235,7 @@ def fuzz_projection(
     def passes(case: Case) -> None:
         spent = time.monotonic() - started
         if spent > seconds and not reports[-1].failures:
-            return
+            raise TimeIsUp("enough")
         verdict = check_projection(subject, case)
         counted = _with(replace(reports[-1], failures=()), subject, case, verdict, spent)
         reports.append(counted)
@@ -243,7 +243,7 @@ def fuzz_projection(
         if not verdict.ok:
             raise _Caught(verdict.message)
 
-    with suppress(_Caught):
+    with suppress(_Caught, TimeIsUp):
         passes()
     return reports[-1]
 

@@ -47,6 +47,15 @@ def test_drawn_cases_pass(name: str) -> None:
     assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
 
 
+@pytest.mark.parametrize("shrink", [True, False])
+def test_a_search_ends_with_its_time(shrink: bool) -> None:
+    """Not when as many cases have been drawn as were asked for, which takes minutes."""
+    report = fuzz(subject("paged_decode"), examples=100_000, seconds=0.5, shrink=shrink)
+    assert report.ok
+    assert 0 < report.examples < 1000
+    assert report.seconds < 20
+
+
 def test_surroundings_have_no_influence() -> None:
     case = Case(
         dims={"B": 1, "M": 70, "H": 1, "N": 67}, layouts={"k": Layout(order=(0, 1, 2, 3), gaps=(0, 1, 0, 0))}
