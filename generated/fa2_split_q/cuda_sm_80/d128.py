@@ -152,6 +152,8 @@ def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
 
 
 class _Kernel(NamedTuple):
+    """One of the kernels of a call, with so many blocks."""
+
     name: str
     config: Config
     blocks: int
@@ -192,7 +194,8 @@ def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes
     def start(args: bytes) -> None:
         if torch._C._cuda_getDevice() != gpu.index:
             with torch.cuda.device(gpu.index):
-                return start(args)
+                start(args)
+            return
         if not driver.ctxGetCurrent():
             runtime.setDevice(gpu.index)  # gives a thread that has none the device's context
         # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
@@ -200,7 +203,6 @@ def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes
         pointer = ctypes.c_char_p(args)
         for launch in launches:
             launch(stream, ctypes.addressof(pointer), 0)  # the driver copies what is pointed to
-        return None
 
     return start
 
@@ -434,7 +436,7 @@ _register._dynamo_marked_constant = _written._dynamo_marked_constant = True
 
 @functools.cache
 def _function(config: Config, aligned: bool, gpu: Gpu, name: str) -> Any:
-    """The compiled kernel on the current device, and the module that it is in."""
+    """The compiled kernel on the current device."""
     import cupy
 
     path = _cubin(config, aligned, gpu.arch, name)

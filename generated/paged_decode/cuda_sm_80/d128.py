@@ -204,6 +204,8 @@ def _splits(
 
 
 class _Kernel(NamedTuple):
+    """One of the kernels of a call, with so many blocks."""
+
     name: str
     config: Config
     blocks: int
@@ -244,7 +246,8 @@ def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes
     def start(args: bytes) -> None:
         if torch._C._cuda_getDevice() != gpu.index:
             with torch.cuda.device(gpu.index):
-                return start(args)
+                start(args)
+            return
         if not driver.ctxGetCurrent():
             runtime.setDevice(gpu.index)  # gives a thread that has none the device's context
         # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
@@ -252,7 +255,6 @@ def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes
         pointer = ctypes.c_char_p(args)
         for launch in launches:
             launch(stream, ctypes.addressof(pointer), 0)  # the driver copies what is pointed to
-        return None
 
     return start
 
@@ -519,7 +521,7 @@ _register._dynamo_marked_constant = _written._dynamo_marked_constant = True
 
 @functools.cache
 def _function(config: Config, aligned: bool, gpu: Gpu, name: str) -> Any:
-    """The compiled kernel on the current device, and the module that it is in."""
+    """The compiled kernel on the current device."""
     import cupy
 
     path = _cubin(config, aligned, gpu.arch, name)
