@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from attnc.plan.regions import guard_of, partial_test
 from attnc.target.cuda import scalar
-from attnc.target.kernel_text import KernelText
+from attnc.target.loop_text import LoopText
 
 
-class CudaLoopText(KernelText):
+class CudaLoopText(LoopText):
     """Attribute by attribute what `templates/cuda/*.jinja` print of loops and scores."""
 
     @property

@@ -11,7 +11,7 @@ from attnc.plan.access import Rows
 from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir import Kernel, Let, Module
 from attnc.target.cuda import STORED, scalar, statement
-from attnc.target.kernel_text import KernelText
+from attnc.target.loop_text import LoopText
 
 #: Matrices whose rows are copied or stored in tiles, and what their places are called in a kernel.
 PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
@@ -19,7 +19,7 @@ PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
 _LENGTHS = ("M", "N")
 
 
-class PlaceText(KernelText):
+class PlaceText(LoopText):
     """Attribute by attribute what `templates/cuda/*.jinja` print about storage."""
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:

@@ -12,11 +12,8 @@ from functools import cache
 
 import jinja2
 
-from attnc import __version__
-from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import Module
 from attnc.plan.tuned import NOT_TUNED, Tuned
-from attnc.target.call import signature
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward import CudaBackwardText
 from attnc.target.cuda_backward_file import CudaFileText
@@ -26,19 +23,12 @@ from attnc.target.cuda_decode import CudaDecodeText
 from attnc.target.cuda_decode_host import CudaDecodeHost
 from attnc.target.cuda_host import CudaHostText
 from attnc.target.cuda_kernel import CudaText
-from attnc.target.environment import template_environment
+from attnc.target.environment import python_environment, template_environment
+from attnc.target.header import GLOSSARY, header, quote
 from attnc.target.layout import tidy
+from attnc.target.numbers import numbers_in
 from attnc.target.operator import OperatorText
-from attnc.target.render import (
-    GLOSSARY,
-    backward_config_text,
-    config_text,
-    constants,
-    mathematics,
-    quote,
-    triton_environment,
-    tuned_table,
-)
+from attnc.target.tuning import tuning
 from attnc.target.unread import without_unread
 
 
@@ -71,7 +61,7 @@ def render_cuda(
     environment = _environment()
     body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
     source = environment.get_template("cuda/module.cu.jinja").render(
-        common, numbers=_numbers(kernel, text, body), body=body
+        common, numbers=numbers_in(body, kernel, tanh=text.uses("tanh_")), body=body
     )
     source = _tidy(source)
     page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
@@ -84,7 +74,7 @@ def render_cuda(
     if back is not None:
         page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
     host = (
-        triton_environment()
+        python_environment()
         .get_template("cuda/host.py.jinja")
         .render(
             common,
@@ -92,15 +82,7 @@ def render_cuda(
             call=call.call,
             back=back,
             operator=OperatorText(module, call.call, "".join((source, *files.values()))),
-            tuning={
-                "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
-                "backward": {
-                    name: [backward_config_text(planned, at) for at in range(len(planned.kernel.configs))]
-                    for name, planned in kernels_of(module).items()
-                },
-                "table": tuned_table(tuned.get("forward", {})),
-                "backward_tables": {name: tuned_table(tuned.get(name, {})) for name in kernels_of(module)},
-            },
+            tuning=tuning(module, tuned),
         )
     )
     return CudaFiles(source=source, host=tidy(host), backward=files)
@@ -131,8 +113,7 @@ def _backward_source(template: str, text: CudaFileText, page: Mapping[str, objec
     chain = text.chain if isinstance(text, CudaBackwardText) else None
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
     text.body = environment.get_template(f"cuda/{template}.cu.jinja").render(common)
-    used = text.body + ("TWO_LOG2E" if text.uses("tanh_") else "")
-    text.numbers = [number for number in constants(kernel) if re.search(rf"\b{number[0]}\b", used)]
+    text.numbers = numbers_in(text.body, kernel, tanh=text.uses("tanh_"))
     title = str(page["title"]).split(": forward,")[0]
     header = {**page, "title": f"{title}: backward, {_TASKS[template]}."}
     module = environment.get_template("cuda/backward_module.cu.jinja")
@@ -155,33 +136,14 @@ def _environment() -> jinja2.Environment:
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
-    attention, kernel = module.variant.attention, module.kernels[0]
-    point = ", ".join(f"{name} = {value}" for name, value in module.variant.params.items())
+    kernel = module.kernels[0]
     split = "split-K" if kernel.cuda is not None and kernel.cuda.warp_split == "kv" else "split-Q"
     return {
-        "title": f"{attention.name}{f' ({point})' if point else ''} for {module.target} and newer: "
-        f"{_ORDERS[kernel.structure]}, {split} between warps.",
-        "signature": [f"{t.name}: {signature(t)}" for t in (*attention.inputs, *attention.outputs)],
-        "mathematics": list(mathematics(attention)),
-        "version": __version__,
-        "path": path,
-        "sha256": sha256,
+        **header(module, f"{module.target} and newer", f", {split} between warps", path, sha256),
         "glossary": GLOSSARY.splitlines(),
         "module": f"{module.variant.name}.py",
         "source": f"{module.variant.name}.cu",
     }
-
-
-_ORDERS = {
-    "forward_q_kv": "forward, FlashAttention-2 loop order",
-    "forward_kv_q": "forward, FlashAttention-1 loop order",
-    "decode": "decode, Flash-Decoding",
-}
-
-
-def _numbers(kernel: Kernel, text: CudaText, body: str) -> list[tuple[str, str, str]]:
-    used = body + ("TWO_LOG2E" if text.uses("tanh_") else "")
-    return [number for number in constants(kernel) if re.search(rf"\b{number[0]}\b", used)]
 
 
 def _tidy(text: str) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
+
 import jinja2
 
+from attnc.plan.ir import Kernel
 from attnc.resources import resource
+from attnc.target.header import quote
+from attnc.target.triton import load, scalar, score, statement, tiled
 
 
 def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environment:
@@ -22,3 +28,28 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
         variable_end_string=end,
         autoescape=False,
     )
+
+
+@cache
+def python_environment() -> jinja2.Environment:
+    """Of templates of Python text."""
+    environment = template_environment()
+    environment.filters.update(
+        load=load,
+        scalar=scalar,
+        tiled=tiled,
+        score=score,
+        statement=statement,
+        times_scale=_times_scale,
+        quote=quote,
+        quoted=_quoted,
+    )
+    return environment
+
+
+def _times_scale(kernel: Kernel) -> str:
+    return "" if kernel.softmax.scale is None else " * SCALE"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from attnc.target.kernel_text import KernelText
+from attnc.target.loop_text import LoopText
 from attnc.target.triton import scalar
 
 
-class ProgramText(KernelText):
+class ProgramText(LoopText):
     """What texts of forward and backward kernels have in common."""
 
     #: q tiles of a head where the grid counts sequences, and the name for the number of heads of k and v.

@@ -8,8 +8,8 @@ from attnc.plan.ir import Kernel, Module
 from attnc.plan.steps import starts_with
 
 
-class KernelText:
-    """Attribute by attribute what templates print of a kernel's rows and loops."""
+class LoopText:
+    """Attribute by attribute what templates print of a kernel's loops, and of rows that they never reach."""
 
     module: Module
     kernel: Kernel

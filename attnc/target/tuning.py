@@ -1,0 +1,51 @@
+"""The configs of a module's kernels and the measured choices among them, as its text embeds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attnc.plan.decode import share_of
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir_backward import BackwardKernel, kernels_of
+from attnc.plan.tuned import Buckets, Tuned
+from attnc.target.triton_decode import has_fixed_shares
+from attnc.target.triton_parameters import dp_order
+
+
+def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
+    """What the templates of every target print; tuned: of each kernel."""
+    (kernel,), backward = module.kernels, kernels_of(module)
+    return {
+        "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
+        "backward": {
+            name: [backward_config_text(planned, at) for at in range(len(planned.kernel.configs))]
+            for name, planned in backward.items()
+        },
+        "table": tuned_table(tuned.get("forward", {})),
+        "backward_tables": {name: tuned_table(tuned.get(name, {})) for name in backward},
+    }
+
+
+def config_text(kernel: Kernel, position: int) -> str:
+    config, shared = kernel.configs[position], kernel.shared[position]
+    names = ("tile.q", "tile.kv", "warps", "stages")
+    values = [*(str(config[name]) for name in names), str(shared)]
+    if kernel.split is not None:
+        count = config["split.kv"]
+        values.append(str(count if isinstance(count, int) else 0))
+        if has_fixed_shares(kernel):
+            values.append(str(share_of(config)))
+    return ", ".join(values)
+
+
+def backward_config_text(planned: BackwardKernel, position: int) -> str:
+    """`config_text`, with what only kernels of a backward choose."""
+    config, text = planned.kernel.configs[position], config_text(planned.kernel, position)
+    if config["maxnreg"] != "none":
+        text += f", maxnreg={config['maxnreg']}"
+    return f"{text}, early_dp=False" if dp_order(planned) == "both" and config["dp"] == "late" else text
+
+
+def tuned_table(tuned: Mapping[str, Buckets]) -> str:
+    rows = ", ".join(f'"{device}": {tuned[device]!r}' for device in sorted(tuned))
+    return f"{{{rows}}}"
