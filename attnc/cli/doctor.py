@@ -6,9 +6,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ import typer
 
 import attnc
 from attnc.cli.compile import JSON
-from attnc.cli.console import paint, say
+from attnc.cli.console import paint, progress, say
 
 _NEEDED = ("jinja2", "lark", "numpy", "platformdirs", "rich", "typer", "torch", "triton", "hypothesis")
 _INTERPRETED = """
@@ -48,7 +49,11 @@ def doctor(as_json: JSON = False) -> None:
 
     Example: attnc doctor
     """
-    findings = [finding for examine in _EXAMINATIONS for finding in examine()]
+    findings: list[Finding] = []
+    with progress("doctor", len(_EXAMINATIONS)) as bar:
+        for what, examine in _EXAMINATIONS.items():
+            bar.advance(what)
+            findings += examine()
     if as_json:
         say(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -133,6 +138,29 @@ def _assembler() -> Iterator[Finding]:
             yield Finding(name=name, state="ok", detail=str(path))
 
 
+def _cuda() -> Iterator[Finding]:
+    """What CUDA kernels need: to run on a GPU, to be compiled where there is none, to run on the CPU."""
+    from attnc.runtime.nvrtc import nvrtc_version
+
+    package = next(iter(importlib.metadata.packages_distributions().get("cupy", ())), None)
+    if package is None:
+        detail, fix = "not installed: CUDA modules need it to run on a GPU", "pip install 'attnc[cuda]'"
+        yield Finding(name="cupy", state="note", detail=detail, fix=f"{fix}, or attnc[cuda12] for CUDA 12")
+    else:
+        yield Finding(name="cupy", state="ok", detail=f"{importlib.metadata.version(package)} ({package})")
+    try:
+        yield Finding(name="nvrtc", state="ok", detail=nvrtc_version())
+    except FileNotFoundError:
+        detail = "not found: CUDA kernels cannot be compiled ahead of time, nor their registers counted"
+        yield Finding(name="nvrtc", state="note", detail=detail, fix="pip install 'attnc[nvrtc]'")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        detail = "not found: CUDA kernels cannot be run on the CPU"
+        yield Finding(name="g++", state="note", detail=detail, fix="install g++, of the gcc packages")
+    else:
+        yield Finding(name="g++", state="ok", detail=compiler)
+
+
 def _caches() -> Iterator[Finding]:
     from attnc.runtime.cache import cache_folder
 
@@ -143,10 +171,11 @@ def _caches() -> Iterator[Finding]:
         yield Finding(name="cache", state="missing", detail=str(failure), fix=fix)
 
 
-_EXAMINATIONS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _versions,
-    _devices,
-    _caches,
-    _interpreter,
-    _assembler,
-)
+_EXAMINATIONS: Mapping[str, Callable[[], Iterator[Finding]]] = {
+    "versions": _versions,
+    "GPUs": _devices,
+    "caches": _caches,
+    "interpreter": _interpreter,
+    "tools": _assembler,
+    "CUDA": _cuda,
+}

@@ -80,6 +80,7 @@ def test_doctor(spawn: Run) -> None:
     done = spawn("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(done.out)}
     assert {"attnc", "python", "torch", "triton", "cache", "interpreter"} <= set(findings)
+    assert {"cupy", "nvrtc", "g++"} <= set(findings)
     assert all(finding["fix"] for finding in findings.values() if finding["state"] == "missing")
     assert done.code == any(finding["state"] == "missing" for finding in findings.values())
 

@@ -540,7 +540,8 @@ def _splits(
 def _on(device: torch.device) -> torch.cuda.device:
     """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
     if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
-        raise ValueError(f"expected tensors on a CUDA device, got {device}: on a CPU, set TRITON_INTERPRET=1")
+        how = "on a CPU, call attnc.verify.interpreter.ensure_interpreter() first, in a new process"
+        raise ValueError(f"expected tensors on a CUDA device, got {device}: {how}")
     return torch.cuda.device(device if device.type == "cuda" else -1)
 
 
