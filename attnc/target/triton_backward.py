@@ -1,4 +1,4 @@
-"""The pieces of a Triton backward kernel's text that its template places: parameters, offsets, sums."""
+"""The pieces of a Triton backward kernel's text that its template places: expressions, steps, the frame."""
 
 from __future__ import annotations
 
@@ -6,56 +6,46 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attnc.expr.nodes import Dot, Expr, Index, walk
-from attnc.model.tensors import DType, Ragged
+from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import of_a_head
 from attnc.target.printer import Printer
-from attnc.target.triton import SYNTAX, TL_DTYPES, load, scalar, score, tiled
+from attnc.target.triton import SYNTAX, load, scalar, score, tiled
 from attnc.target.triton_adjoints import Sums
+from attnc.target.triton_backward_tiles import BackwardTileText
 from attnc.target.triton_kernel import block, typed, unique
 from attnc.target.triton_parameters import Parameters
-from attnc.target.triton_program import ProgramText
 from attnc.target.triton_prologue import PrologueText
-from attnc.target.triton_tensors import BY_QUERY, Tensors
+from attnc.target.triton_tensors import BY_QUERY
 
 #: Tiles whose rows are keys and whose columns are queries.
 transposed = Printer(replace(SYNTAX, broadcast={"q": "[None, :]", "kv": "[:, None]"}), tile=True)
 
 
-class BackwardText(ProgramText):
+class BackwardText(BackwardTileText):
     """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
 
-    own_q_tiles = "M_padded // BLOCK_M"
-
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
-        self.module, self.planned, self.kernel = module, planned, planned.kernel
-        self.chain, self.makes, self.prologue = planned.chain, planned.makes, planned.prologue
-        self.tensors = Tensors(module)
+        super().__init__(module, planned)
         attention = module.variant.attention
-        self.over_q, self.groups = planned.over_q, planned.sums_heads
-        self.block_d, self.block_dv = block(self.tensors.d), block(self.tensors.dv)
         self.step_function = f"_backward_{''.join(self.makes) or 'rows'}_step"
         self.by_row = "[:, None]" if self.over_q else "[None, :]"
         self.show = tiled if self.over_q else transposed
         self._shortened = frozenset(attention.lengths)
-        self.packs_queries = isinstance(attention.q.storage, Ragged)
-        self.is_packed = self.packs_queries or isinstance(attention.k.storage, Ragged)
         self.sums = Sums(
             adjoints=self.chain.adjoints,
             over_q=self.over_q,
             show=self.show,
             all_n=self.length("N"),
         )
-        self.kv_heads = "Hkv" if self.groups else "H"
-        self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
         self.uses_q_pos = planned.uses("q_pos")
+        self.prologue = planned.prologue
         self.first = (
             None
             if self.prologue is None
             else PrologueText(module=module, prologue=self.prologue, tensors=self.tensors)
         )
-        self.needs_dp = self.makes != ("dv",)
         self.parameters = Parameters(module, planned, self.tensors, self.first)
         self.dp_order = self.parameters.dp_order
         self.is_sequential = self.kernel.grid.over == "head"
@@ -84,106 +74,6 @@ class BackwardText(ProgramText):
 
     def block(self, name: str) -> int:
         return block(self.tensors.size(name))
-
-    # -- matrices ------------------------------------------------------------------------------------------
-
-    def offset(self, name: str) -> str:
-        in_head = name in ("q", "do", "dq", "o")
-        return self.tensors.offset(name, "h" if in_head else self.kv_name)
-
-    def _tile(self, text: str, name: str) -> str:
-        """The load of a tile of q, k, v or do; `text` names the matrix."""
-        start, stop, rows, head = (
-            ("q_lo", "M", "BLOCK_M", "h") if name in BY_QUERY else ("kv_lo", "N", "BLOCK_N", self.kv_name)
-        )
-        letter = "m" if name in BY_QUERY else "n"
-        width = self.tensors.width(name)
-        where = f"b, {head}, " if self.kernel.tma else ""
-        tma = ", TMA" if self.kernel.tma else ""
-        return f"_load_rows({text}, {where}{start}, {stop}, stride_{name}{letter}, {rows}, {width}{tma})"
-
-    @property
-    def load_q(self) -> str:
-        return self._tile("Q" if self.over_q else "q_head", "q")
-
-    @property
-    def load_k(self) -> str:
-        return self._tile("K", "k")
-
-    @property
-    def load_v(self) -> str:
-        return self._tile("V", "v")
-
-    @property
-    def load_do(self) -> str:
-        tensors = self.tensors.by_name
-        same = tensors["o"].dtype == tensors["v"].dtype
-        convert = "" if same else f".to({TL_DTYPES[DType(tensors['v'].dtype)]})"
-        return self._tile("DO" if self.over_q else "do_head", "do") + convert
-
-    @property
-    def load_o(self) -> str:
-        return self._tile("O", "o")
-
-    def load_vector(self, name: str) -> str:
-        """lse2 or delta of the q tile at hand."""
-        if self.packs_queries:
-            beyond = 'float("inf")' if name == "lse2" else "0.0"
-            return f"tl.load({name}_head + q_idx, mask=q_idx < M, other={beyond})"
-        tma = self.kernel.tma
-        return f"_load_vector({name}_head, {'row, ' if tma else ''}q_lo, BLOCK_M{', TMA' if tma else ''})"
-
-    @property
-    def heads(self) -> Iterator[str]:
-        """Pointers to what belongs to one query head, where there are no descriptors."""
-        yield f"q_head = Q + {self.offset('q')}"
-        yield f"do_head = DO + {self.offset('do')}"
-        for name in ("lse2", *(("delta",) if self.needs_dp else ())):
-            at = "first_row" if self.packs_queries else "row.to(tl.int64) * M_padded"
-            yield f"{name}_head = {name.upper()} + {at}"
-
-    @property
-    def reads_first_row(self) -> bool:
-        lines = (*self.sums.starts, *self.sums.ends, *self.heads)
-        return any("first_row" in line for line in lines)
-
-    @property
-    def first_row(self) -> str:
-        """Where the head's rows begin in lse2 and delta."""
-        if self.packs_queries:
-            return f"h.to(tl.int64) * {self.tensors.packed_queries} + q_first"
-        return f"{'(b * H + h)' if self.over_q else 'row'}.to(tl.int64) * M_padded"
-
-    def store(self, name: str) -> str:
-        """The store of dq, dk or dv, scaled as the chain rule says."""
-        start, stop, rows, head, letter = (
-            ("q_lo", "M", "BLOCK_M", "h", "m")
-            if name in BY_QUERY
-            else ("kv_lo", "N", "BLOCK_N", self.kv_name, "n")
-        )
-        scale = "" if name == "dv" or self.chain.scale == 1.0 else f" * {self.chain.scale!r}"
-        tile = f"({name}{scale})" if scale else name
-        dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
-        where = f"b, {head}, " if self.kernel.tma else ""
-        tma = ", TMA" if self.kernel.tma else ""
-        return (
-            f"_store_rows({name.upper()}, {where}{start}, {stop}, stride_{name}{letter}, "
-            f"{tile}.to({dtype}), {rows}, {self.tensors.width(name)}{tma})"
-        )
-
-    @property
-    def dq_mask(self) -> str:
-        inside = "" if self.tensors.d == self.block_d else f" & (d[None, :] < {self.tensors.d})"
-        return f"(q_idx < M)[:, None]{inside}"
-
-    @property
-    def advance(self) -> Iterator[str]:
-        """Statements that move the pointers to row 0 of the head at hand; those of q heads move in the
-        loop.
-        """
-        for name in self.parameters.matrices:
-            if self.over_q or name not in BY_QUERY:
-                yield f"{name.upper()} += {self.offset(name)}"
 
     # -- the step ------------------------------------------------------------------------------------------
 
@@ -294,6 +184,20 @@ class BackwardText(ProgramText):
     def full_lengths(self) -> Iterator[str]:
         if not self.is_packed:  # then no sum has a place for each key
             yield from (f"{name}_all = {name}" for name in ("M", "N") if name in self._shortened)
+
+    @property
+    def reads_first_row(self) -> bool:
+        lines = (*self.sums.starts, *self.sums.ends, *self.heads)
+        return any("first_row" in line for line in lines)
+
+    @property
+    def advance(self) -> Iterator[str]:
+        """Statements that move the pointers to row 0 of the head at hand; those of q heads move in the
+        loop.
+        """
+        for name in self.parameters.matrices:
+            if self.over_q or name not in BY_QUERY:
+                yield f"{name.upper()} += {self.offset(name)}"
 
     @property
     def program(self) -> tuple[Statement, ...]:
