@@ -28,7 +28,7 @@ from attnc.plan.ir_backward import (
 )
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import shared_memory
+from attnc.plan.resources import room
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import key_lengths, sequences, sizes
 from attnc.plan.sequence import lengths as lengths_of
@@ -142,7 +142,7 @@ class KernelMaker:
 
     def _shared(self, config: Config, name: KernelName) -> int:
         if self.cuda is None:
-            return shared_memory(config, self.variant, name)
+            return room(config, self.variant, name)
         return sum(self.cuda.shared_memory(config, name).values())
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:

@@ -20,7 +20,8 @@ class Device:
 
     shared_per_block, shared_per_sm, l2 (cache): bytes; registers: 32-bit registers; tensor_tflops: dense
     bf16, TFLOP/s; bandwidth_gbs: GB/s of device memory; clock_ghz: boost clock; exp2_per_clock: exponentials
-    of one SM per clock.
+    of one SM per clock; has_mma_from_shared: tensor cores read operands where they lie (wgmma, tcgen05.mma);
+    has_tensor_memory: they write to memory of their own (tcgen05.mma).
     """
 
     arch: str
@@ -36,7 +37,8 @@ class Device:
     clock_ghz: float
     exp2_per_clock: int = 16
     has_tma: bool = False
-    has_wgmma: bool = False
+    has_mma_from_shared: bool = False
+    has_tensor_memory: bool = False
 
     @property
     def capability(self) -> int:
@@ -107,7 +109,7 @@ _DEVICES = (
         bandwidth_gbs=3350.0,
         clock_ghz=1.83,
         has_tma=True,
-        has_wgmma=True,
+        has_mma_from_shared=True,
     ),
     # NVIDIA DGX B200 data sheet, an eighth of the machine.
     Device(
@@ -123,6 +125,8 @@ _DEVICES = (
         bandwidth_gbs=8000.0,
         clock_ghz=1.85,
         has_tma=True,
+        has_mma_from_shared=True,
+        has_tensor_memory=True,
     ),
     # NVIDIA RTX Blackwell GPU architecture white paper, table of the GeForce RTX 5090.
     Device(

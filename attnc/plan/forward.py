@@ -17,7 +17,7 @@ from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import shared_memory
+from attnc.plan.resources import room
 from attnc.plan.scores import LOG2E, split_scale
 from attnc.plan.sequence import lengths, rows, sequences, sizes, stored
 from attnc.plan.sequence import program as program_of
@@ -72,7 +72,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         tma=not lines and is_plain(attention),
         configs=choices,
         shared=tuple(
-            sum(layout.shared_memory(config).values()) if layout else shared_memory(config, variant)
+            sum(layout.shared_memory(config).values()) if layout else room(config, variant)
             for config in choices
         ),
         cuda=layout,

@@ -1,24 +1,26 @@
 """What a config of a Triton kernel takes from a multiprocessor, estimated without a compiler.
 
-Shared memory: the pipeliner gives K and V one buffer for each stage, and one more tile each where a load is
-in flight while wgmma still reads the last one; operands of the tensor cores that do not come from registers
-lie there too. Registers: the accumulator, the scores and the probabilities live through every step. Both are
-lower bounds that ptxas may exceed (spills show in `attnc explain`), so a config is rejected only when it
-cannot work. Non-goal: ranking the configs that fit; that is measured (`attnc tune`).
+Shared memory: at least what Triton's compiler asks for, since a launch fails where there is less, and little
+more; which buffers it makes was found by compiling kernels of all kinds, and tests/runtime/test_cubin.py
+compiles some again. Registers: the accumulator, the scores and the probabilities live through every step, a
+lower bound that ptxas may exceed (spills show in `attnc explain`). Non-goal: ranking the configs that fit;
+that is measured (`attnc tune`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Const
-from attnc.model.attention import Variant
+from attnc.expr.nodes import Const, Load, walk
+from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.ir import Axis
 from attnc.plan.ir_backward import KernelName
+from attnc.plan.loads import axes_of
 from attnc.plan.storage import parts
 
 #: The kernel that an estimate is of.
@@ -76,72 +78,12 @@ class Rejection:
 
 def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Estimate:
     """The needs of the forward kernel of this variant on the device, or of one of the backward."""
+    attention = variant.attention
     tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
-    stages, warps = config.number("stages"), config.number("warps")
-    columns = parts(variant.attention)
-    d, dv = sum(tile_width(part.width) for part in columns), tile_width(features(variant.attention.v))
-    dtype = DType(variant.attention.q.dtype)
-    size, threads = dtype.bytes, warps * _THREADS_PER_WARP
-    if kernel != "forward":
-        tiles = (tile_q, tile_kv)
-        return _estimate_backward(kernel, *tiles, max(1, stages), threads, d, dv, dtype)
-    depth = _depth(stages, tile_q, config, variant)
-    loaded_v = dv if len(columns) == 1 else 0  # else v is the first part of k
-    q = _held("q", tile_q, d, dtype)
-    buffers = [
-        # A single stage still passes through shared memory, since the operands change layout on the way.
-        Buffer(name="k", shape=f"{depth} x {tile_kv}x{d}", bytes=depth * tile_kv * d * size),
-        Buffer(name="v", shape=f"{depth} x {tile_kv}x{loaded_v}", bytes=depth * tile_kv * loaded_v * size),
-    ]
-    registers = {
-        "acc": tile_q * dv // threads,
-        "s": tile_q * tile_kv // threads,
-        "p": tile_q * tile_kv * size // 4 // threads,
-        "other": _BASE_REGISTERS,
-    }
-    if device.has_wgmma:
-        buffers.insert(0, q)  # wgmma reads its operands from shared memory
-    else:
-        registers["q"] = tile_q * d * size // 4 // threads
-    return Estimate(buffers=tuple(buffers), registers=registers)
-
-
-def _depth(stages: int, tile_q: int, config: Config, variant: Variant) -> int:
-    """Tiles of k, and of v, that lie in shared memory at a time.
-
-    A tile whose address comes from a block table waits for two loads, one after the other, and so takes two
-    stages; the decode kernel looks pages up itself, a tile ahead. Tiles of fewer than 64 rows are not
-    wgmma's: their operands leave shared memory at once.
-    """
-    knobs = config.values
-    decodes = knobs.get("loops") == ("kv",) or knobs.get("pack") == "gqa" or knobs.get("split.kv", 1) != 1
-    waits = isinstance(variant.attention.k.storage, Paged) and not decodes
-    turns = (stages + 1) // 2 if waits else stages
-    return max(1, turns if tile_q >= 64 else turns - 1)
-
-
-def are_wide(d: int, dv: int) -> bool:
-    """Whether the accumulators of dk and dv cannot share a kernel: then each gets its own, at the price of
-    one more dot (on an H200 1.3 to 1.5 times faster at 256 columns than small tiles).
-    """
-    return d + dv > 256
-
-
-def _estimate_backward(
-    kernel: KernelName, tile_q: int, tile_kv: int, stages: int, threads: int, d: int, dv: int, dtype: DType
-) -> Estimate:
-    """Over q tiles: q and do stay, k and v are streamed; over kv tiles the other way round."""
-    size = dtype.bytes
-    widths = {"q": (tile_q, d), "do": (tile_q, dv), "k": (tile_kv, d), "v": (tile_kv, dv)}
-    over_q = kernel in ("dq", "rows")
-    staying = ("q", "do") if over_q else ("k",) if kernel == "dv" else ("k", "v")
-    streamed = ("k", "v") if over_q else ("q", "do")
-    buffers = [_held(name, *widths[name], dtype) for name in staying]
-    buffers += [
-        Buffer(name=name, shape=f"{stages} x {rows}x{width}", bytes=stages * rows * width * size)
-        for name, (rows, width) in ((name, widths[name]) for name in streamed)
-    ]
+    d, dv = _width(attention), tile_width(features(attention.v))
+    size, threads = DType(attention.q.dtype).bytes, config.number("warps") * _THREADS_PER_WARP
     accumulated = {
+        "forward": tile_q * dv,
         "dq": tile_q * d,
         "rows": 0,
         "dkdv": tile_kv * (d + dv),
@@ -150,19 +92,173 @@ def _estimate_backward(
     }
     scores = tile_q * tile_kv // threads
     registers = {"acc": accumulated[kernel] // threads, "s": scores}
-    if kernel != "dv":
+    if kernel not in ("forward", "dv"):
         registers["dp"] = scores
     registers |= {"p": tile_q * tile_kv * size // 4 // threads, "other": _BASE_REGISTERS}
-    return Estimate(buffers=tuple(buffers), registers=registers)
+    if kernel == "forward" and not device.has_mma_from_shared:
+        registers["q"] = tile_q * d * size // 4 // threads
+    buffers = _Shared.of(config, variant, device, kernel).buffers
+    return Estimate(buffers=tuple(buffer for buffer in buffers if buffer.bytes), registers=registers)
 
 
-def _held(name: str, rows: int, width: int, dtype: DType) -> Buffer:
-    """A tile that stays for the whole loop. One of f32 is split, once, into two numbers of 11 bits for each
-    element, which the tensor cores multiply one after the other (3xTF32).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """What lies in shared memory at a time. One operand of the loop stays, another is streamed.
+
+    by_mma: tensor cores read their operands there, and so the last tile stays until they are done with it;
+    elsewhere operands go on to registers at once. copies: tiles of what is streamed that are under way or
+    waiting.
     """
-    numbers = 2 if dtype is DType.F32 else 1
-    shape = f"{numbers} x {rows}x{width}" if numbers > 1 else f"{rows}x{width}"
-    return Buffer(name=name, shape=shape, bytes=numbers * rows * width * dtype.bytes)
+
+    config: Config
+    attention: Attention
+    device: Device
+    kernel: Which
+
+    @classmethod
+    def of(cls, config: Config, variant: Variant, device: Device, kernel: Which) -> _Shared:
+        return cls(config=config, attention=variant.attention, device=device, kernel=kernel)
+
+    @property
+    def buffers(self) -> Iterator[Buffer]:
+        tiles = {name: (rows, width) for name, rows, width in self._matrices}
+        size, is_f32 = self._dtype.bytes, self._dtype is DType.F32
+        for name in self._staying:
+            yield _buffer(name, tiles[name], size, 2 if is_f32 else 1)
+        copies = self._stages - 1 if is_f32 else self._stages if self._by_mma else self._copies
+        for name in self._streamed:
+            yield _buffer(name, tiles[name], size, copies)
+        if is_f32:  # the tile at hand, in two numbers of 11 bits
+            largest = max(self._streamed, key=lambda name: tiles[name][0] * tiles[name][1])
+            yield _buffer(f"{largest} now", tiles[largest], size, 2)
+        yield from self._loads
+        yield from self._passing
+        if self.device.has_tma:
+            yield Buffer(name="barriers", shape="and alignment", bytes=1024)
+
+    @property
+    def _tile(self) -> tuple[int, int]:
+        return self.config.number("tile.q"), self.config.number("tile.kv")
+
+    @property
+    def _dtype(self) -> DType:
+        return DType(self.attention.q.dtype)
+
+    @property
+    def _inner(self) -> Axis:
+        if self.kernel == "forward":
+            return "q" if self.config.values.get("loops") == ("kv", "q") else "kv"
+        return "kv" if self.kernel in ("dq", "rows") else "q"
+
+    @property
+    def _matrices(self) -> Iterator[tuple[str, int, int]]:
+        """Name, rows and columns of a tile of each matrix; a v that is the first part of k has no memory."""
+        tile_q, tile_kv = self._tile
+        d, dv = _width(self.attention), tile_width(features(self.attention.v))
+        yield from (("q", tile_q, d), ("do", tile_q, dv), ("k", tile_kv, d))
+        yield "v", tile_kv, dv if len(parts(self.attention)) == 1 else 0
+
+    @property
+    def _staying(self) -> tuple[str, ...]:
+        if self._inner == "kv":
+            return ("q",) if self.kernel == "forward" else ("q", "do")
+        return ("k",) if self.kernel == "dv" else ("k", "v")
+
+    @property
+    def _streamed(self) -> tuple[str, ...]:
+        if self._inner == "kv":
+            return ("k", "v")
+        return ("q",) if self.kernel == "forward" else ("q", "do")
+
+    @property
+    def _stages(self) -> int:
+        """A tile whose address comes from a block table waits for two loads, one after the other, and so
+        takes two stages; the decode kernel looks pages up itself, a tile ahead.
+        """
+        stages, knobs = max(1, self.config.number("stages")), self.config.values
+        decodes = knobs.get("loops") == ("kv",) or knobs.get("pack") == "gqa" or knobs.get("split.kv", 1) != 1
+        if isinstance(self.attention.k.storage, Paged) and not decodes:
+            return max(min(stages, 2), (stages + 1) // 2)
+        return stages
+
+    @property
+    def _copies(self) -> int:
+        """Of what is not read by tensor cores from where it lies."""
+        return max(1, self._stages - 1)
+
+    @property
+    def _by_mma(self) -> bool:
+        """Tiles of fewer than 64 rows are for the older instruction."""
+        rows = self._tile[1] if self._inner == "q" and self.kernel != "forward" else self._tile[0]
+        return self.device.has_mma_from_shared and rows >= 64
+
+    @property
+    def _loads(self) -> Iterator[Buffer]:
+        """Streamed besides: what score and mask read at each key, or row, of the inner loop."""
+        rows = dict(zip(("q", "kv"), self._tile, strict=True))
+        nodes = dict.fromkeys(node for e in (self.attention.score, self.attention.mask) for node in walk(e))
+        for load in nodes:
+            if isinstance(load, Load) and self._inner in (axes := axes_of(load)):
+                size = DType(self.attention.tensor(load.tensor).dtype).bytes
+                columns = rows["kv"] if len(axes) == 2 else 1
+                yield _buffer(
+                    load.tensor, (rows["q" if len(axes) == 2 else self._inner], columns), size, self._copies
+                )
+        if isinstance(self.attention.k.storage, Paged) and self._inner == "kv":
+            yield _buffer("page", (rows["kv"], 1), 4, self._copies)
+        if self._inner == "q":
+            for name in ("m", "l") if self.kernel == "forward" else ("lse", "delta"):
+                yield _buffer(name, (rows["q"], 1), 4, self._copies)
+
+    @property
+    def _passing(self) -> Iterator[Buffer]:
+        """What passes through shared memory on its way to other threads, or to global memory."""
+        (tile_q, tile_kv), size = self._tile, self._dtype.bytes
+        d, dv = _width(self.attention), tile_width(features(self.attention.v))
+        is_f32, outside_in = self._dtype is DType.F32, self.kernel == "forward" and self._inner == "q"
+        if outside_in or not self._by_mma:
+            yield _buffer("p", (tile_q, tile_kv), size, 1)
+        if outside_in:
+            yield _buffer("acc", (tile_q, dv), 4, 1)
+        if self.device.has_tensor_memory:  # what two products read, once by rows and once by columns
+            for name in {"dq": ("k",), "dk": ("q",), "dkdv": ("q", "do")}.get(self.kernel, ()):
+                rows, columns = (tile_kv, d) if name == "k" else (tile_q, d if name == "q" else dv)
+                yield _buffer(f"{name} turned", (rows, columns), size, 1)
+        if self.kernel != "forward" and self._stores_scores:
+            yield _buffer("ds", (tile_q, tile_kv), 4, 1)
+        added = self.config.values.get("accumulate.dq") if self.kernel == "dkdv" else None
+        if added in ("atomic", "sequential"):
+            yield _buffer("dq", (tile_q, d), 4, 1 if added == "atomic" else self._copies + 1)
+            yield _buffer("ds", (tile_q, tile_kv), size, 1)
+            if is_f32:
+                yield _buffer("ds now", (tile_q, tile_kv), size, 2)
+                yield _buffer("k now", (tile_kv, d), size, 2)
+
+    @property
+    def _stores_scores(self) -> bool:
+        """Whether a gradient has an element for each score."""
+        return any(
+            isinstance(node, Load) and node.tensor in self.attention.grads and len(axes_of(node)) == 2
+            for node in walk(self.attention.score)
+        )
+
+
+def _buffer(name: str, tile: tuple[int, int], size: int, count: int) -> Buffer:
+    rows, columns = tile
+    shape = f"{rows}x{columns}" if count == 1 else f"{count} x {rows}x{columns}"
+    return Buffer(name=name, shape=shape, bytes=count * rows * columns * size)
+
+
+def _width(attention: Attention) -> int:
+    """Columns of a tile of q or k."""
+    return sum(tile_width(part.width) for part in parts(attention))
+
+
+def are_wide(d: int, dv: int) -> bool:
+    """Whether the accumulators of dk and dv cannot share a kernel: then each gets its own, at the price of
+    one more dot (on an H200 1.3 to 1.5 times faster at 256 columns than small tiles).
+    """
+    return d + dv > 256
 
 
 def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Rejection | None:
@@ -184,10 +280,20 @@ def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "fo
     return None
 
 
-def shared_memory(config: Config, variant: Variant, kernel: Which = "forward") -> int:
-    """Bytes of shared memory of one block, the largest over the supported devices: what a launcher compares
-    with its device's limit.
+def room(config: Config, variant: Variant, kernel: Which = "forward") -> int:
+    """Bytes of shared memory that a block must be allowed for a launcher to take the config: the fewest such
+    that every supported device that allows as many has what the config needs there.
     """
+    needs = {device: estimate(config, variant, device, kernel).shared for device in DEVICES.values()}
+    enough = [size for device, size in needs.items() if size <= device.shared_per_block]
+    too_few = [
+        device.shared_per_block + 1 for device, size in needs.items() if size > device.shared_per_block
+    ]
+    return max(min(enough, default=0), *too_few, 0)
+
+
+def shared_memory(config: Config, variant: Variant, kernel: Which = "forward") -> int:
+    """Bytes of shared memory of one block, the most over the supported devices."""
     return max(estimate(config, variant, device, kernel).shared for device in DEVICES.values())
 
 

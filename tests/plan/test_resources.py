@@ -12,7 +12,7 @@ from attnc.model.attention import Attention, Softmax, Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES
-from attnc.plan.resources import estimate, misfit, shared_memory
+from attnc.plan.resources import estimate, misfit, room, shared_memory
 from attnc.plan.triton_configs import portable
 from attnc.source import Source
 
@@ -64,21 +64,38 @@ def test_hopper_keeps_q_beside_the_stages_of_k_and_v() -> None:
         ("q", "128x128", 32768),
         ("k", "2 x 64x128", 32768),
         ("v", "2 x 64x128", 32768),
+        ("barriers", "and alignment", 1024),
     ]
-    assert needs.shared == 98304
+    assert needs.shared == 99328
     assert needs.registers["acc"] == 128
     assert needs.registers["s"] == 64
 
 
-def test_ampere_keeps_q_in_registers() -> None:
+def test_ampere_takes_operands_to_registers_at_once() -> None:
     needs = estimate(config(128, 64, 2), variant(128), DEVICES["sm_80"])
-    assert needs.shared == 65536
+    assert {b.name: b.bytes for b in needs.buffers} == {"q": 32768, "k": 16384, "v": 16384, "p": 16384}
     assert needs.registers["q"] == 64
+
+
+def test_a_tile_of_f32_is_split_while_it_is_at_hand() -> None:
+    needs = estimate(config(64, 64, 2), variant(64, 128, DType.F32), DEVICES["sm_90"])
+    assert {b.name: b.shape for b in needs.buffers} == {
+        "q": "2 x 64x64",
+        "k": "64x64",
+        "v": "64x128",
+        "v now": "2 x 64x128",
+        "barriers": "and alignment",
+    }
 
 
 def test_k_and_v_may_differ_in_width_and_are_padded_to_powers_of_two() -> None:
     needs = estimate(config(64, 32, 2), variant(192, 80), DEVICES["sm_90"])
-    assert {b.name: b.bytes for b in needs.buffers} == {"q": 32768, "k": 32768, "v": 16384}
+    assert {b.name: b.bytes for b in needs.buffers} == {
+        "q": 32768,
+        "k": 32768,
+        "v": 16384,
+        "barriers": 1024,
+    }
 
 
 def test_a_config_is_rejected_with_numbers() -> None:
@@ -94,7 +111,7 @@ def test_too_large_an_accumulator_is_rejected() -> None:
 
 
 def test_portable_keeps_what_runs_on_some_device() -> None:
-    only_large = config(64, 128, 2)
+    only_large = config(64, 128, 3)
     configs = [only_large, config(64, 32, 2), config(128, 256, 4)]
     assert portable(configs, variant(128), schedule()) == tuple(configs[:2])
     assert misfit(only_large, variant(128), DEVICES["sm_86"]) is not None
@@ -108,14 +125,25 @@ def test_nothing_fits() -> None:
         "  --> specs/huge.attn:2:3\n"
         " 2 |   tile.q = 128, tile.kv = 256, stages = 4\n"
         "   |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"
-        " needs 557056 B of shared memory; the limit is 232448 B\n"
-        "   = note: q 128x128 + k 4 x 256x128 + v 4 x 256x128, bf16, default\n"
-        "   = help: 'tile.kv = 64' needs 163840 B and about 264 registers\n"
+        " needs 558080 B of shared memory; the limit is 232448 B\n"
+        "   = note: q 128x128 + k 4 x 256x128 + v 4 x 256x128 + barriers and alignment, bf16, default\n"
+        "   = help: 'tile.kv = 64' needs 164864 B and about 264 registers\n"
     )
 
 
 def test_shared_memory_is_that_of_the_neediest_device() -> None:
-    assert shared_memory(config(128, 64, 2), variant(128)) == 98304
+    assert shared_memory(config(128, 64, 2), variant(128)) == 99328
+
+
+def test_a_launcher_takes_what_fits_and_nothing_else() -> None:
+    """One number for devices that need different amounts: none that lacks shared memory may have as much."""
+    for tile in ((64, 64, 2), (128, 64, 2), (128, 64, 3), (128, 128, 2), (64, 128, 3), (128, 32, 4)):
+        wanted = config(*tile)
+        needed = room(wanted, variant(128))
+        for device in DEVICES.values():
+            fits = estimate(wanted, variant(128), device).shared <= device.shared_per_block
+            assert fits or needed > device.shared_per_block
+    assert room(config(128, 64, 2), variant(128)) == 81920  # of 99 KiB, though an H200 takes 99328
 
 
 TILES = st.sampled_from([16, 32, 64, 128])

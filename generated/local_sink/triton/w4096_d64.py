@@ -45,7 +45,7 @@ TWO_LOG2E = tl.constexpr(2.8853900817779268)  # exp(2 x) = exp2(2 log2(e) x)
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch parameters; shared: bytes of shared memory that one block needs, as estimated."""
+    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -58,8 +58,8 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 64, 4, 3, 57344),
-    Config(64, 64, 4, 2, 40960),
+    Config(64, 64, 4, 3, 49152),
+    Config(64, 64, 4, 2, 32768),
     Config(128, 64, 4, 3, 65536),
     Config(128, 64, 4, 2, 49152),
     Config(128, 64, 8, 3, 65536),
@@ -68,16 +68,16 @@ CONFIGS = (
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dq": (
-        Config(64, 32, 4, 3, 40960),
-        Config(64, 32, 4, 2, 32768),
-        Config(64, 64, 4, 3, 65536),
-        Config(64, 64, 4, 2, 49152),
+        Config(64, 32, 4, 3, 36864),
+        Config(64, 32, 4, 2, 28672),
+        Config(64, 64, 4, 3, 57344),
+        Config(64, 64, 4, 2, 40960),
     ),
     "dkdv": (
-        Config(64, 64, 4, 2, 49152, early_dp=False),
-        Config(64, 64, 4, 2, 49152),
-        Config(64, 64, 4, 2, 49152, maxnreg=168, early_dp=False),
-        Config(64, 64, 4, 2, 49152, maxnreg=168),
+        Config(64, 64, 4, 2, 41472, early_dp=False),
+        Config(64, 64, 4, 2, 41472),
+        Config(64, 64, 4, 2, 41472, maxnreg=168, early_dp=False),
+        Config(64, 64, 4, 2, 41472, maxnreg=168),
     ),
 }
 
