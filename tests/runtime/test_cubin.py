@@ -117,8 +117,14 @@ PLAIN: dict[str, object] = {
     "forward": "tile.q = 64, tile.kv = 64, stages = 2",
 }  # fmt: skip
 LENGTHS = "input n: i32[B]\n  length N = n[b]"
-PAGES: dict[str, object] = {"k_via": " via paged(table, page = 16)", "inputs": f"input table: i32[B, P]\n  {LENGTHS}"}
-BIAS: dict[str, object] = {"inputs": "input bias: f32[M, N]", "score": "dot(q, k) / sqrt(D) + bias[q_idx, kv_idx]"}
+PAGES: dict[str, object] = {
+    "k_via": " via paged(table, page = 16)",
+    "inputs": f"input table: i32[B, P]\n  {LENGTHS}",
+}
+BIAS: dict[str, object] = {
+    "inputs": "input bias: f32[M, N]",
+    "score": "dot(q, k) / sqrt(D) + bias[q_idx, kv_idx]",
+}
 IN_MEMORY = """backward {{
     accumulate.dq = {}
     dkdv {{ tile.q = {}, tile.kv = {}, stages = 2, warps = {} }}
