@@ -66,11 +66,13 @@ def _show_mask(module: ir.Module) -> None:
     from attnc.expr.show import show
     from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 
-    found = picture(module.kernels[0], 512, 512, 64, 64)
+    decodes = module.kernels[0].structure == "decode"
+    sizes = "M = 1, N = 512" if decodes else "M = N = 512"
+    found = picture(module.kernels[0], 1 if decodes else 512, 512, 64, 64)
     say(f"{paint('mask', '1')}      {show(module.variant.attention.mask)}")
     say(
         f"          {found.count(SKIP)} of {found.tiles} tiles are skipped, {found.count(FULL)} need no mask,"
-        f" {found.count(PARTIAL)} evaluate it (M = N = 512, tiles of 64)"
+        f" {found.count(PARTIAL)} evaluate it ({sizes}, tiles of 64)"
     )
     for row in found.rows:
         say(f"            {' '.join(row)}")

@@ -68,6 +68,13 @@ def test_demo_of_a_spec_for_cuda_alone(spawn: Run, folder: Path) -> None:
     assert "verified" in done.out
 
 
+def test_demo_of_a_decode_kernel_shows_a_decode_step(spawn: Run, folder: Path) -> None:
+    (folder / "specs" / "tiny.attn").write_text(TINY.replace("loops = [q, kv]", "loops = [kv]"))
+    done = spawn("demo", "specs/tiny.attn")
+    assert done.code == 0, done.err
+    assert "(M = 1, N = 512, tiles of 64)" in done.out
+
+
 def test_demo_of_a_spec_that_is_wrong(spawn: Run, folder: Path) -> None:
     (folder / "specs" / "tiny.attn").write_text(TINY.replace("window(W, 0)", "window(W)"))
     done = spawn("demo", "specs/tiny.attn")
