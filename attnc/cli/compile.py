@@ -148,7 +148,13 @@ def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[Output, ...], 
 def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
     from attnc.build import diagnose
 
-    return tuple(diagnostic for path in paths for diagnostic in diagnose(path))
+    paths = tuple(paths)
+    diagnostics: list[Diagnostic] = []
+    with progress("check", len(paths)) as bar:
+        for path in paths:
+            bar.advance(path.name)
+            diagnostics += diagnose(path)
+    return tuple(diagnostics)
 
 
 def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -> None:

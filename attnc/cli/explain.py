@@ -9,7 +9,7 @@ import typer
 
 from attnc.cli.choose import only
 from attnc.cli.compile import JSON, SPEC
-from attnc.cli.console import Mistake, note, one_spec, say, without_kernels
+from attnc.cli.console import Mistake, note, one_spec, progress, say, without_kernels
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
@@ -70,9 +70,12 @@ def explain(
     if config >= count:
         raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
     device = DEVICES[arch]
-    usage = _compiled(module, config, device) if is_compiled else None
+    usage, backward_usages = None, {}
+    if is_compiled:
+        with progress(f"compiling for {arch}", None):
+            usage, backward_usages = _compiled(module, config, device), _backward_usages(module, device)
     explanation = explain_plan(module, _schedule(program, module), device, config, usage=usage)
-    backward = explain_backward(module, device, _backward_usages(module, device) if is_compiled else {})
+    backward = explain_backward(module, device, backward_usages)
     if as_json:
         say(json.dumps({**as_dict(explanation), "backward": backward_dict(backward)}, indent=2))
     else:
