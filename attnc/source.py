@@ -24,10 +24,6 @@ class Source:
     def _line_starts(self) -> tuple[int, ...]:
         return (0, *(i + 1 for i, char in enumerate(self.text) if char == "\n"))
 
-    @property
-    def line_count(self) -> int:
-        return len(self._line_starts)
-
     def position(self, offset: int) -> tuple[int, int]:
         """The (line, column) of an offset, both from 1; `len(text)` is a valid offset."""
         line = bisect_right(self._line_starts, offset)

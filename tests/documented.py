@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from typer.main import get_command
 
 from attnc.build import plan_program
-from attnc.cli.app import app
 from attnc.diagnostics import CODES, DiagnosticError
 from attnc.model.attention import Program
 from attnc.model.configs import MAX_CONFIGS
@@ -250,7 +245,7 @@ def diagnostics_page() -> str:
         if code[:3] != group:
             group = code[:3]
             parts.append(f"\n## {_GROUPS[group]}\n")
-        parts.append(f"\n### {code}\n\n**{info.title}.** {_escaped(info.explanation)}\n")
+        parts.append(f"\n### {code}\n\n**{info.title}.** {escaped(info.explanation)}\n")
         example = _example(code)
         if example:
             parts.append(f"\n```text\n{example}```\n")
@@ -269,53 +264,6 @@ def _example(code: str) -> str:
     return ""
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text without Markdown's own marks."""
     return re.sub(r"([*_<>])", r"\\\1", text)
-
-
-# --- commands -----------------------------------------------------------------------------------------------
-
-
-def group() -> Any:
-    """The command with its subcommands, as click (inside of typer) sees them."""
-    return get_command(app)
-
-
-def commands() -> str:
-    """A section for each subcommand, in the order of `attnc --help`."""
-    return "\n".join(_command(name, command) for name, command in group().commands.items())
-
-
-def _command(name: str, command: Any) -> str:
-    text, _, example = command.help.partition("\n\nExample: ")
-    paragraphs = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
-    arguments = [p for p in command.params if not p.opts[0].startswith("-")]
-    options = [p for p in command.params if p.opts[0].startswith("-")]
-    usage = " ".join([f"attnc {name}", *(["[OPTIONS]"] if options else []), *map(_argument, arguments)])
-    rows = [("argument or option", "default", "meaning"), ("---", "---", "---")]
-    rows += [(f"`{_argument(p)}`", _value(p), _escaped(p.help)) for p in arguments]
-    rows += [(f"`{_option(p)}`", _value(p), _escaped(p.help)) for p in options]
-    head = f"### attnc {name}\n\n    {usage}\n\n{_escaped(paragraphs)}\n\n"
-    return f"{head}{table(rows)}\n```sh\n{example.strip()}\n```\n"
-
-
-def _argument(param: Any) -> str:
-    shown = param.metavar or param.name.upper()
-    return shown if param.required else f"[{shown}]{'...' * (param.nargs == -1)}"
-
-
-def _option(param: Any) -> str:
-    names = "/".join((*param.opts, *param.secondary_opts))
-    return names if param.is_flag else f"{names} {param.name.upper()}"
-
-
-def _value(param: Any) -> str:
-    if param.required:
-        return "required"
-    if param.default is None or param.default is False:
-        return ""
-    return f"`{param.opts[0]}`" if param.default is True else f"`{_text(param.default)}`"
-
-
-def _text(value: Any) -> str:
-    return value.as_posix() if isinstance(value, Path) else str(value)

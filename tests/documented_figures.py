@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from math import ceil, floor
 
-from attnc.bench.papers import markdown, read_papers
+from attnc.bench.papers_report import markdown, read_papers
 from attnc.plan.dispatch import admits, load_tables
 from attnc.source import Source
 from tests.documentation import ROOT, table

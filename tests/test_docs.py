@@ -31,7 +31,7 @@ from attnc.model.variants import variants
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse
-from tests import documented, documented_figures
+from tests import documented, documented_commands, documented_figures
 from tests.documentation import (
     PAGES,
     ROOT,
@@ -53,7 +53,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/language.md", "keys"): documented.keys,
     ("docs/language.md", "status"): lambda page: documented.status(),
     ("docs/language.md", "limits"): lambda page: documented.limits(),
-    ("docs/cli.md", "commands"): lambda page: documented.commands(),
+    ("docs/cli.md", "commands"): lambda page: documented_commands.commands(),
     ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),
     ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),
@@ -65,7 +65,6 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
 }
 SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]
 PROGRAMS = [block for page in PAGES for block in blocks(page) if block.language == "python"]
-UPDATE = "run: pytest tests/test_docs.py --update-golden"
 
 
 # --- parts that are computed --------------------------------------------------------------------------------
@@ -211,7 +210,7 @@ def test_commands_exist(page: Path) -> None:
 def refusal(line: str) -> str:
     """What the command says against a command line; empty if it takes it. Nothing is run."""
     words = [word for word in shlex.split(line)[1:] if word not in ("...", "|")]
-    group: Any = documented.group()
+    group: Any = documented_commands.group()
     if not words:
         return ""
     if words[0].startswith("-"):

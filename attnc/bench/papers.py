@@ -10,13 +10,12 @@ predicts them and as Nsight Compute counts them.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -125,42 +124,6 @@ def predict(cell: Cell, candidate: str) -> Bytes | None:
     return Bytes(asked=moved.moved, device=memory.read + memory.written, shared=moved.shared)
 
 
-def write_papers(rows: Sequence[Row], folder: Path) -> tuple[Path, ...]:
-    """Writes papers.md, papers.json and, where matplotlib is installed, papers.png; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, data, plot = (folder / f"papers.{suffix}" for suffix in ("md", "json", "png"))
-    table.write_text(markdown(rows), encoding="utf-8")
-    device = torch.cuda.get_device_name()
-    content = {"format": 1, "device": device, "rows": [asdict(row) for row in rows]}
-    data.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return (table, data, plot) if _plot(rows, device, plot) else (table, data)
-
-
-def read_papers(text: str) -> tuple[Row, ...]:
-    """The rows of a papers.json."""
-
-    def bytes_of(entry: Mapping[str, int | None] | None) -> Bytes | None:
-        return None if entry is None else Bytes(**entry)
-
-    return tuple(
-        Row(**{**row, "predicted": bytes_of(row["predicted"]), "counted": bytes_of(row["counted"])})
-        for row in json.loads(text)["rows"]
-    )
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """A table; bytes in GB, predicted / counted."""
-    head = ["cell", "kernel", "ms", "TFLOP/s", "global", "device memory", "shared"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for row in rows:
-        memories = (
-            f"{_gb(row.predicted, name)} / {_gb(row.counted, name)}" for name in ("asked", "device", "shared")
-        )
-        cells = [row.cell, ORDERS[row.candidate], f"{row.ms:.3f}", f"{row.tflops:.0f}", *memories]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def read_counts(text: str, cells: Sequence[tuple[str, Sequence[str]]]) -> dict[tuple[str, str], Bytes]:
     """Bytes by cell and candidate from ncu's CSV. `cells`: the candidates that were launched, in order; one
     launch of theirs is one kernel, of standard attention several.
@@ -257,53 +220,7 @@ def _size(value: object) -> int:
     return value
 
 
-def _gb(found: Bytes | None, name: str) -> str:
-    value = None if found is None else getattr(found, name)
-    return "n/a" if value is None else f"{value * 1e-9:.2f}"
-
-
 _UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9, "": 1}
-
-
-def _plot(rows: Sequence[Row], device: str, path: Path) -> bool:
-    """Time, device memory and shared memory of each candidate, a group of bars for each cell."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-    except ImportError:
-        return False
-    cells = list(dict.fromkeys(row.cell for row in rows))
-    figure, panels = plt.subplots(1, 3, figsize=(13, 1.5 + 1.1 * len(cells)), sharey=True)
-    panes = tuple(_panes())
-    height = 0.8 / len(ORDERS)
-    for axes, (title, value) in zip(panels, panes, strict=True):
-        for i, name in enumerate(ORDERS):
-            mine = {row.cell: value(row) for row in rows if row.candidate == name}
-            places = [n + i * height for n in range(len(cells))]
-            axes.barh(places, [mine.get(cell, 0.0) for cell in cells], height, label=ORDERS[name])
-        axes.set_xlabel(title)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticks([n + 0.4 - height / 2 for n in range(len(cells))], cells)
-    panels[0].invert_yaxis()
-    figure.suptitle(f"One attention, five ways to compute it: bf16, {device}")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=len(ORDERS))
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return True
-
-
-def _panes() -> Iterator[tuple[str, Callable[[Row], float]]]:
-    yield "milliseconds", lambda row: row.ms
-    for name, title in (("device", "device memory"), ("shared", "shared memory")):
-
-        def value(row: Row, name: str = name) -> float:
-            found = row.counted or row.predicted
-            return 1e-9 * ((getattr(found, name) if found else None) or 0)
-
-        yield f"GB through {title}", value
 
 
 if __name__ == "__main__":

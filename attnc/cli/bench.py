@@ -104,7 +104,8 @@ def _rivals(peers: str, target: str) -> tuple[Peer, ...]:
 
 
 def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> None:
-    from attnc.bench.papers import CELLS, measure, write_papers
+    from attnc.bench.papers import CELLS, measure
+    from attnc.bench.papers_report import write_papers
 
     chosen = _matching(CELLS, patterns)
     if is_list:

@@ -6,7 +6,6 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,6 @@ from attnc.target.files import render_files
 from attnc.target.render import render
 from tests.plan.planning import planned
 
-REPOSITORY = Path(__file__).parents[2]
 SPECS = {
     "plain": {},
     "outside_in": {"schedule": "  loops = [kv, q]\n  softmax = online(rescale = every_step)"},
