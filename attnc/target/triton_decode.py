@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.decode import share_of
-from attnc.plan.ir import Kernel, Loop, Module
+from attnc.plan.ir import Fetch, Kernel, Loop, Module, Statement
 from attnc.plan.regions import ZERO
 from attnc.target.triton import TL_DTYPES, scalar
 from attnc.target.triton_kernel import MATRICES, KernelText, PartText, block, typed
@@ -54,6 +55,19 @@ class DecodeText(KernelText):
         last = f"tl.minimum(row_lo + BLOCK_M, M * {self.group}) - 1"
         ends = {"q_lo": f"row_lo // {self.group}", "q_hi": f"({last}) // {self.group}"}
         return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+
+    @property
+    def before_loads(self) -> tuple[Statement, ...]:
+        """What a program finds out about itself without reading memory, while the kernel before it ends."""
+        return tuple(takewhile(lambda statement: not isinstance(statement, Fetch), self.kernel.program))
+
+    @property
+    def from_first_load(self) -> tuple[Statement, ...]:
+        return self.kernel.program[len(self.before_loads) :]
+
+    @property
+    def asks_for_table(self) -> bool:
+        return any(statement.name == self.rows("k").table for statement in self.before_loads)
 
     @property
     def rows_of_tile(self) -> list[str]:
@@ -152,17 +166,24 @@ class DecodeText(KernelText):
     @property
     def first_pages(self) -> str:
         """The pages of the first tile: looked up while q is on its way."""
-        return self._pages_of(scalar(self.kernel.regions.loops[0].start), "N")
+        first = self.kernel.regions.loops[0]
+        if self._is_whole(first):
+            return self._pages_of(scalar(first.start), scalar(first.stop), whole=True)
+        return self._pages_of(scalar(first.start), "N")
 
     def pages_after(self, tiles: int) -> str:
         """The pages of the tile so many tiles after the first."""
         first = self.kernel.regions.loops[0]
-        return self._pages_within(f"{scalar(first.start)} + {tiles} * BLOCK_N", first)
+        start = f"{scalar(first.start)} + {tiles} * BLOCK_N"
+        if self._is_whole(first):
+            return self._pages_of(start, scalar(first.stop), whole=True)
+        return self._pages_within(start, first)
 
     def later_pages(self, loop: Loop) -> str:
         """Those of a tile further on: a look-up waits for all rows that were asked for before.
 
         Three tiles ahead a short share starts sooner; where programs have whole sequences, two are faster.
+        Entry by entry, although they could be vectors: those the compiler asks for behind the rows of a tile.
         """
         ahead = "2" if self.kernel.split is None else "(3 if SPLIT else 2)"
         return self._pages_within(f"kv_lo + {ahead} * BLOCK_N", loop)
@@ -175,10 +196,14 @@ class DecodeText(KernelText):
     def own_pages(self) -> str:
         return self._pages_of("kv_lo", "N")
 
-    def _pages_of(self, start: str, stop: str) -> str:
+    def _pages_of(self, start: str, stop: str, whole: bool = False) -> str:
         """The pages of the tile that begins with this key: up to N, as its rows are read up to there."""
         k = self.rows("k")
-        return f"_pages_of({k.table}, {k.table_stride}, {start}, {stop}, BLOCK_N, {k.page})"
+        return f"_pages_of({k.table}, {k.table_stride}, {start}, {stop}, {whole}, BLOCK_N, {k.page})"
+
+    def _is_whole(self, loop: Loop) -> bool:
+        """Whether its tiles have all of their rows: what a step then does not mask."""
+        return self._cut == "MASKED" and loop.masked is False
 
     def keys_of(self, loop: Loop) -> str:
         """What a loop runs over; the few partial tiles after full ones are not worth filling a pipeline."""

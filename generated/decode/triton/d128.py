@@ -115,9 +115,6 @@ def decode_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
     """o and lse of one tile of (q row, head) rows of one KV head, from a share of its keys."""
-    if PDL:
-        # Launched while the kernel before it ends: what that writes may be read from here on.
-        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -127,6 +124,9 @@ def decode_forward(
     h_kv = head % Hkv
     q_lo = row_lo // G
     q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
+    if PDL:
+        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.minimum(kv_len, N)
     Q += b.to(tl.int64) * stride_qb
@@ -558,9 +558,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.decode_d128_10f17220_out(q, k, v, kv_len, o, lse, _written(config))
+        torch.ops.attnc.decode_d128_80643db2_out(q, k, v, kv_len, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.decode_d128_10f17220(q, k, v, kv_len, _written(config))
+    return torch.ops.attnc.decode_d128_80643db2(q, k, v, kv_len, _written(config))
 
 
 def _operate(
@@ -607,11 +607,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of decode, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "decode_d128_10f17220"):
+    if hasattr(torch.ops.attnc, "decode_d128_80643db2"):
         return True
-    forward = torch.library.custom_op("attnc::decode_d128_10f17220", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::decode_d128_80643db2", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::decode_d128_10f17220_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::decode_d128_80643db2_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     return True
 

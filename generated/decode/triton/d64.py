@@ -116,9 +116,6 @@ def decode_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
     """o and lse of one tile of (q row, head) rows of one KV head, from a share of its keys."""
-    if PDL:
-        # Launched while the kernel before it ends: what that writes may be read from here on.
-        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -128,6 +125,9 @@ def decode_forward(
     h_kv = head % Hkv
     q_lo = row_lo // G
     q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
+    if PDL:
+        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.minimum(kv_len, N)
     Q += b.to(tl.int64) * stride_qb
@@ -557,9 +557,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.decode_d64_d076be7a_out(q, k, v, kv_len, o, lse, _written(config))
+        torch.ops.attnc.decode_d64_3b0e68c5_out(q, k, v, kv_len, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.decode_d64_d076be7a(q, k, v, kv_len, _written(config))
+    return torch.ops.attnc.decode_d64_3b0e68c5(q, k, v, kv_len, _written(config))
 
 
 def _operate(
@@ -606,11 +606,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of decode, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "decode_d64_d076be7a"):
+    if hasattr(torch.ops.attnc, "decode_d64_3b0e68c5"):
         return True
-    forward = torch.library.custom_op("attnc::decode_d64_d076be7a", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::decode_d64_3b0e68c5", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::decode_d64_d076be7a_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::decode_d64_3b0e68c5_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     return True
 

@@ -98,16 +98,20 @@ def _ask_for_table(table, stride, entries):
 
 
 @triton.jit
-def _pages_of(table, stride, start, stop, ROWS: tl.constexpr, PAGE: tl.constexpr):
-    """Pages of rows start .. start + ROWS - 1: one for each row, or a single one if tiles never cross pages.
+def _pages_of(table, stride, start, stop, WHOLE: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr):
+    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few, or that of every row.
 
-    start is a multiple of ROWS. Entries of pages past row `stop` are not read.
+    start is a multiple of ROWS. Entries of pages past row `stop` are not read. WHOLE: every row is before it, or none
+    is, so that entries can be loaded as vectors.
     """
     if PAGE % ROWS == 0:
         page = tl.load(table + start // PAGE * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
-        entry = start // PAGE + tl.arange(0, ROWS) // PAGE
-        page = tl.load(table + entry * stride, mask=entry * PAGE < stop, other=0)
+        if ROWS // PAGE <= 8:
+            entry = start // PAGE + tl.arange(0, ROWS // PAGE)
+        else:
+            entry = start // PAGE + tl.arange(0, ROWS) // PAGE
+        page = tl.load(table + entry * stride, mask=start < stop if WHOLE else entry * PAGE < stop, other=0)
     else:
         row = start + tl.arange(0, ROWS)
         page = tl.load(table + row // PAGE * stride, mask=row < stop, other=0)
@@ -120,12 +124,16 @@ def _load_paged(
     BLOCK_D: tl.constexpr,
 ):
     """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them."""
-    base = page.to(tl.int64) * stride_page
     if PAGE % ROWS == 0:
-        tile = _load_tile(x + base, start % PAGE, stop - start // PAGE * PAGE, stride, MASKED, ROWS, BLOCK_D)
+        x += page.to(tl.int64) * stride_page
+        tile = _load_tile(x, start % PAGE, stop - start // PAGE * PAGE, stride, MASKED, ROWS, BLOCK_D)
     else:
         row = start + tl.arange(0, ROWS)
         col = tl.arange(0, BLOCK_D)
+        if ROWS % PAGE == 0 and ROWS // PAGE <= 8:
+            # row by row only now: rows of a page share a register, and a product with the stride
+            page = tl.reshape(tl.broadcast_to(page[:, None], (ROWS // PAGE, PAGE)), (ROWS,))
+        base = page.to(tl.int64) * stride_page
         if ROWS % PAGE == 0:
             in_page = tl.arange(0, ROWS) % PAGE
         else:
@@ -177,9 +185,6 @@ def mla_decode_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
     """o and lse of one tile of (q row, head) rows of one KV head, from a share of its keys."""
-    if PDL:
-        # Launched while the kernel before it ends: what that writes may be read from here on.
-        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * H, BLOCK_M)
@@ -189,7 +194,9 @@ def mla_decode_forward(
     q_hi = (tl.minimum(row_lo + BLOCK_M, M * H) - 1) // H
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
-        _ask_for_table(block_table_row, stride_block_table_1, N // 64)  # while lengths are on their way
+        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        _ask_for_table(block_table_row, stride_block_table_1, N // 64)
+        tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.minimum(kv_len, N)
     Q += b.to(tl.int64) * stride_qb
@@ -203,14 +210,16 @@ def mla_decode_forward(
     share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
-    page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, BLOCK_N, 64)
+    page = _pages_of(
+        block_table_row, stride_block_table_1, split_lo, tl.minimum(full_hi, split_hi), True, BLOCK_N, 64,
+    )
     next_page = _pages_of(
-        block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N,
-        tl.where(split_lo + 1 * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N, 64,
+        block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N, tl.minimum(full_hi, split_hi), True,
+        BLOCK_N, 64,
     )
     third_page = _pages_of(
-        block_table_row, stride_block_table_1, split_lo + 2 * BLOCK_N,
-        tl.where(split_lo + 2 * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N, 64,
+        block_table_row, stride_block_table_1, split_lo + 2 * BLOCK_N, tl.minimum(full_hi, split_hi), True,
+        BLOCK_N, 64,
     )
 
     row = row_lo + tl.arange(0, BLOCK_M)
@@ -228,18 +237,19 @@ def mla_decode_forward(
     for kv_lo in range(split_lo, tl.minimum(full_hi, split_hi), BLOCK_N):
         later_page = _pages_of(
             block_table_row, stride_block_table_1, kv_lo + (3 if SPLIT else 2) * BLOCK_N,
-            tl.where(kv_lo + (3 if SPLIT else 2) * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), BLOCK_N,
-            64,
+            tl.where(kv_lo + (3 if SPLIT else 2) * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), False,
+            BLOCK_N, 64,
         )
         acc, l, m = _decode_step(
             acc, l, m, q, q_2, K, page, kv_lo, N, stride_kp, stride_kn, q_pos, MASKED=False, BLOCK_N=BLOCK_N,
         )
         # new values: Triton has no pipeline for a loop in which one is handed on for two steps
         page = tl.maximum(next_page, 0)
-        next_page = tl.maximum(third_page, 0) if SPLIT else later_page
+        # by another operation: two like it would be one, of later_page, and wait for it here
+        next_page = third_page & 0x7FFFFFFF if SPLIT else later_page
         third_page = later_page
     for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
-        own_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, BLOCK_N, 64)
+        own_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, False, BLOCK_N, 64)
         acc, l, m = _decode_step(
             acc, l, m, q, q_2, K, own_page, kv_lo, N, stride_kp, stride_kn, q_pos, MASKED=True,
             BLOCK_N=BLOCK_N,
@@ -641,11 +651,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.mla_decode_d576_dv512_91ce0fff_out(
+        torch.ops.attnc.mla_decode_d576_dv512_9d09843a_out(
             q, k, block_table, kv_len, o, lse, _written(config),
         )
         return o, lse
-    return torch.ops.attnc.mla_decode_d576_dv512_91ce0fff(q, k, block_table, kv_len, _written(config))
+    return torch.ops.attnc.mla_decode_d576_dv512_9d09843a(q, k, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -692,12 +702,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of mla_decode, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "mla_decode_d576_dv512_91ce0fff"):
+    if hasattr(torch.ops.attnc, "mla_decode_d576_dv512_9d09843a"):
         return True
-    forward = torch.library.custom_op("attnc::mla_decode_d576_dv512_91ce0fff", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::mla_decode_d576_dv512_9d09843a", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::mla_decode_d576_dv512_91ce0fff_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::mla_decode_d576_dv512_9d09843a_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True
