@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnc.expr.facts import larger, smaller
-from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref
-from attnc.expr.simplify import substitute
+from attnc.expr.affine import affine
+from attnc.expr.facts import Q_HI, Q_LO, larger, smaller
+from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref
+from attnc.expr.simplify import ZERO, substitute
+from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
@@ -63,7 +65,9 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, "kv", attention.mask.span)
     loops = named_bounds(loops, names)
-    split = Split(lo=loops.loops[0].start, hi=loops.loops[-1].stop) if _splits(choices) > 1 else None
+    split = None
+    if _splits(choices) > 1:
+        split = Split(lo=loops.loops[0].start, hi=loops.loops[-1].stop, reach=reach(attention.mask))
     softmax, score = plan_softmax(attention, default, names)
     unified = unified_max(attention, default)
     step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, "kv")
@@ -102,6 +106,30 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         parts=parts(attention),
         unified=unified,
     )
+
+
+def reach(mask: Expr) -> int | None:
+    """The most keys that a row can see, if that is the same number wherever the row is: 129 where it sees 128
+    before its own, None for a plain causal mask.
+    """
+    ranges = solve(mask, var="kv_idx")
+    if ranges.may_hi is None:
+        return None
+    row: dict[Expr, Expr] = {Q_HI: Q_LO}
+    gaps = (
+        affine(substitute(hi, row)) - affine(substitute(lo, row))
+        for lo in _operands(ranges.may_lo or ZERO, "max")
+        for hi in _operands(ranges.may_hi, "min")
+    )
+    return min((gap.const for gap in gaps if not gap.terms), default=None)
+
+
+def _operands(expr: Expr, function: str) -> tuple[Expr, ...]:
+    match expr:
+        case Call(function=name, args=args) if name == function:
+            return tuple(operand for arg in args for operand in _operands(arg, function))
+        case _:
+            return (expr,)
 
 
 def _bound(bound: ErrorBound, splits: int, unified: UnifiedMax | None) -> ErrorBound:

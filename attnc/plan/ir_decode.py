@@ -21,10 +21,14 @@ class Split:
 
     The bounds are found on the device, so the number of programs, which is all that a launch fixes, does not
     depend on any length. A share may be empty.
+
+    reach: the most keys that one row visits, where the mask limits them to a window; None: as many as there
+    are.
     """
 
     lo: Expr
     hi: Expr
+    reach: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

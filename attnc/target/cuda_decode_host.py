@@ -8,7 +8,7 @@ from attnc.plan.ir import Kernel, Module
 from attnc.target.cuda_decode import CudaDecodeText
 from attnc.target.cuda_host import CudaHostText
 from attnc.target.triton_decode import DecodeText
-from attnc.target.triton_decode_host import DecodeHost
+from attnc.target.triton_decode_host import DecodeHost, most_visited
 
 
 class CudaDecodeHost(CudaHostText):
@@ -42,7 +42,7 @@ class CudaDecodeHost(CudaHostText):
         layout, longest = self._text.layout, self.call.longest
         dv, width = layout.dv, layout.d + (0 if layout.v_in_k else layout.dv)
         yield f"tiles = {self._tiles}"
-        yield f"key_tiles = -(-{longest} // config.BLOCK_N)"
+        yield f"key_tiles = -(-{most_visited(self._text.kernel, longest)} // config.BLOCK_N)"
         sizes = f"config.BLOCK_N * {width * layout.element.bytes}, B * H * M * {4 * (dv + 1)}, config.shared"
         auto = f"_splits(tiles, key_tiles, {sizes}, q.device)"
         if self._text.has_fixed_shares:

@@ -59,7 +59,7 @@ class DecodeHost(HostText):
         yield f"tiles = {self._tiles}"
         if not self.is_split:
             return
-        yield f"key_tiles = triton.cdiv({self.longest}, config.BLOCK_N)"
+        yield f"key_tiles = triton.cdiv({most_visited(self._kernel, self.longest)}, config.BLOCK_N)"
         yield "rows = B * H * M"
         size = DType(self.module.variant.attention.q.dtype).bytes
         columns = self._text.d + (0 if self._text.rows("v").tensor == "k" else self._text.dv)
@@ -139,3 +139,10 @@ class DecodeHost(HostText):
             at = dict(zip(arg.strides, range(len(arg.strides)), strict=True))
             lines.append(", ".join(f"{arg.tensor.name}.stride({at[name]})" for name in names))
         return [*lines, "H, M, splits, rows * splits"]
+
+
+def most_visited(kernel: Kernel, longest: str) -> str:
+    """Keys that the rows of a tile visit at most: all that a cache has room for, or a window."""
+    if kernel.split is None or kernel.split.reach is None:
+        return longest
+    return f"min({longest}, {kernel.split.reach} + config.BLOCK_M)"

@@ -347,7 +347,7 @@ def _prepare(
     gpu = _gpu(q.get_device())
     config = _choose(config, gpu, N)
     tiles = -(-M * G // config.BLOCK_M) * B * Hkv
-    key_tiles = -(-N // config.BLOCK_N)
+    key_tiles = -(-min(N, 129 + config.BLOCK_M) // config.BLOCK_N)
     splits = (
         config.splits
         or _splits(tiles, key_tiles, config.BLOCK_N * 256, B * H * M * 260, config.shared, q.device)

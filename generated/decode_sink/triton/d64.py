@@ -484,7 +484,7 @@ def _prepare(
         return _Call(results, None)
     config = _choose(config, q.device, N)
     tiles = triton.cdiv(M * G, config.BLOCK_M) * B * Hkv
-    key_tiles = triton.cdiv(N, config.BLOCK_N)
+    key_tiles = triton.cdiv(min(N, 129 + config.BLOCK_M), config.BLOCK_N)
     rows = B * H * M
     splits = (
         config.splits
