@@ -28,6 +28,13 @@ SERVING_BUGS: tuple[Bug, ...] = (
         patch="page = tl.load(table + row // PAGE * stride)",
     ),
     Bug(
+        name="entries of a partial tile asked for as a whole",
+        spec="paged_decode",
+        story="a tile in which the sequence ends has entries that nobody has written",
+        anchor="mask=start < stop if WHOLE else entry * PAGE < stop",
+        patch="mask=start < stop",
+    ),
+    Bug(
         name="one table for all",
         spec="paged_decode",
         story="the stride of the block table was forgotten",
