@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -43,6 +44,8 @@ RUNS: Mapping[str, tuple[str, int]] = {
     "attnc-seed1": ("attnc", 1),
     "attnc-seed2": ("attnc", 2),
 }
+#: A step of interpreted kernels takes a few tenths of a second.
+INTERPRETED_STEPS = 60
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -189,6 +192,8 @@ def train(settings: Settings, attention: Attention, seed: int, text: Tensor) -> 
         optimizer.step()
         schedule.step()
         losses.append(loss.detach())
+        if sys.stderr.isatty():
+            print(f"step {len(losses)} of {settings.steps}", end="\r", file=sys.stderr, flush=True)
     with torch.no_grad():
         held_out = [loss_of(model, batch, settings) for batch in batches(text[cut:], settings, 0, 16)]
     return Curve(
@@ -304,11 +309,11 @@ def deterministic() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=Settings().steps)
+    parser.add_argument("--steps", type=int, help=f"{Settings().steps} on a GPU, {INTERPRETED_STEPS} without")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--out", type=Path, help="write OUT.json, and OUT.png where matplotlib is installed")
     given = parser.parse_args()
-    settings = Settings(steps=given.steps)
+    settings = Settings(steps=given.steps or Settings().steps)
     if not torch.cuda.is_available():
         from attnc.verify.interpreter import ensure_interpreter
 
@@ -317,6 +322,7 @@ def main() -> None:
         settings = replace(
             settings,
             device="cpu",
+            steps=given.steps or INTERPRETED_STEPS,
             dtype="f32",
             head_dim=16,
             layers=1,
