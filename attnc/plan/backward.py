@@ -54,6 +54,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
     apart = cuda is not None  # the rows have a kernel of their own
     over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
     over_q = over_q or not (is_plain(attention) or apart)
+    over_q = over_q or not over_kv  # gradients that are 0 everywhere, of what conditions alone read
     maker = KernelMaker(variant=variant, attention=attention, schedule=schedule, cuda=cuda)
     kernels: list[BackwardKernel] = []
     if over_q:

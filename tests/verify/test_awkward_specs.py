@@ -127,6 +127,11 @@ MENDED = {
          "output o: f32[B, M, H, 16]", "grad q, x"),
         "", {"M": 21, "N": 21},
     ),
+    "nothing but what a condition reads": (
+        (*_PLAIN, "input x: bf16[]", "score = where(x > 0, dot(q, k), q_idx / 8)", SOFTMAX,
+         "output o: f32[B, M, H, 16]", "grad x"),
+        "", {"M": 21, "N": 21},
+    ),
     "decoding of shortened rows": (
         (*_PLAIN, "input m_len: i32[B]", SCORE, "length M = m_len[b]", SOFTMAX, "output o: f32[B, M, H, 16]"),
         "loops = [kv], split.kv = 1", {"M": 21, "N": 37},
