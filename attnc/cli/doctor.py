@@ -45,7 +45,7 @@ class Finding:
 
 
 def doctor(as_json: JSON = False) -> None:
-    """Check this machine: versions, GPUs, the interpreter, caches. Exits with 1 if something is missing.
+    """Check this machine: versions, GPUs, interpreter, caches, CUDA. Exits with 1 if something is missing.
 
     Example: attnc doctor
     """
