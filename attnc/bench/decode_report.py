@@ -9,6 +9,7 @@ from typing import Any
 
 from attnc.bench.decode_peers import Decoder
 from attnc.bench.decode_run import DecodeResult
+from attnc.bench.plot import grouped_bars, pyplot, save
 from attnc.bench.report import machine
 from attnc.bench.serving_run import ServingResult, serving_dict, serving_markdown
 
@@ -117,29 +118,19 @@ def draw_plot(results: Sequence[DecodeResult], decoders: Sequence[Decoder], path
     """Horizontal bars, a group for each cell, beside the time of one sequence over its length; False where
     matplotlib is missing.
     """
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return False
     figure, (bars, growth) = plt.subplots(1, 2, figsize=(12, 1 + 0.75 * len(results)), width_ratios=(3, 2))
-    height = 0.8 / len(decoders)
-    for i, decoder in enumerate(decoders):
-        places = [row + i * height for row in range(len(results))]
-        bars.barh(places, [r.speed(decoder.name) or 0.0 for r in results], height, label=decoder.title)
-    bars.set_yticks([row + 0.4 - height / 2 for row in range(len(results))], [r.cell.name for r in results])
+    speeds = {decoder.title: [r.speed(decoder.name) or 0.0 for r in results] for decoder in decoders}
+    grouped_bars(bars, [r.cell.name for r in results], speeds)
     bars.margins(y=0.01)
-    bars.invert_yaxis()
     bars.set_xlabel("GB/s of K and V (longer is faster)")
     bars.set_title(f"Decode, bf16, {device}")
     _growth(growth, results, decoders)
-    for axes in (bars, growth):
-        axes.spines[["top", "right"]].set_visible(False)
+    growth.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(plt, figure, path)
     return True
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from attnc.bench.papers import ORDERS, Bytes, Row
+from attnc.bench.plot import grouped_bars, pyplot, save
 
 
 def write_papers(rows: Sequence[Row], folder: Path) -> tuple[Path, ...]:
@@ -55,31 +56,20 @@ def _gb(found: Bytes | None, name: str) -> str:
 
 def _plot(rows: Sequence[Row], device: str, path: Path) -> bool:
     """Time, device memory and shared memory of each candidate, a group of bars for each cell."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return False
     cells = list(dict.fromkeys(row.cell for row in rows))
     figure, panels = plt.subplots(1, 3, figsize=(13, 1.5 + 1.1 * len(cells)), sharey=True)
-    panes = tuple(_panes())
-    height = 0.8 / len(ORDERS)
-    for axes, (title, value) in zip(panels, panes, strict=True):
-        for i, name in enumerate(ORDERS):
-            mine = {row.cell: value(row) for row in rows if row.candidate == name}
-            places = [n + i * height for n in range(len(cells))]
-            axes.barh(places, [mine.get(cell, 0.0) for cell in cells], height, label=ORDERS[name])
+    for axes, (title, value) in zip(panels, _panes(), strict=True):
+        found = {(row.candidate, row.cell): value(row) for row in rows}
+        bars = {order: [found.get((name, cell), 0.0) for cell in cells] for name, order in ORDERS.items()}
+        grouped_bars(axes, cells, bars)
         axes.set_xlabel(title)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticks([n + 0.4 - height / 2 for n in range(len(cells))], cells)
-    panels[0].invert_yaxis()
     figure.suptitle(f"One attention, five ways to compute it: bf16, {device}")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=len(ORDERS))
     figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(plt, figure, path)
     return True
 
 

@@ -13,6 +13,7 @@ import torch
 import attnc
 from attnc.bench.cells import Phase
 from attnc.bench.peers import Peer
+from attnc.bench.plot import grouped_bars, pyplot, save
 from attnc.bench.run import Result
 
 
@@ -121,26 +122,16 @@ def _figure(tflops: float | None) -> str:
 
 def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path) -> bool:
     """Horizontal bars, a group for each cell; False where matplotlib is missing."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return False
     figure, axes = plt.subplots(figsize=(9, 1 + 0.16 * len(peers) * len(results) + 0.2 * len(results)))
-    height = 0.8 / len(peers)
-    for i, peer in enumerate(peers):
-        places = [row + i * height for row in range(len(results))]
-        axes.barh(places, [r.tflops(peer.name) or 0.0 for r in results], height, label=peer.title)
-    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(results))], [r.cell.name for r in results])
+    speeds = {peer.title: [r.tflops(peer.name) or 0.0 for r in results] for peer in peers}
+    grouped_bars(axes, [r.cell.name for r in results], speeds)
     axes.margins(y=0.01)
-    axes.invert_yaxis()
     axes.set_xlabel("TFLOP/s (longer is faster)")
     axes.set_title(f"Attention {phase_of(results)}, {_dtype(results)}, {torch.cuda.get_device_name()}")
     axes.legend(loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(plt, figure, path)
     return True
