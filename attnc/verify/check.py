@@ -298,6 +298,19 @@ def verify(
     return tally.report()
 
 
+def searching(examples: int, *, shrink: bool) -> settings:
+    """How Hypothesis draws cases until one fails: as the seed says, and nothing is kept between runs."""
+    return settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=(Phase.generate, Phase.target, *((Phase.shrink,) if shrink else ())),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 def fuzz(
     subject: Subject,
     *,
@@ -319,15 +332,7 @@ def fuzz(
     known: dict[str, Verdict] = {}
 
     @seeded(seed)
-    @settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        print_blob=False,
-        report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.target, *((Phase.shrink,) if shrink else ())),
-        suppress_health_check=list(HealthCheck),
-    )
+    @searching(examples, shrink=shrink)
     @given(cases(subject.variant, subject.limits()))
     def passes(case: Case) -> None:
         key = case.to_json()

@@ -17,7 +17,7 @@ from attnc.build import digest
 from attnc.plan import ir
 from attnc.runtime.loader import load_text
 from attnc.target.files import render_files
-from attnc.verify.check import Subject, fuzz
+from attnc.verify.check import Report, Subject, fuzz
 from attnc.verify.subjects import cuda_subject, subject_of
 
 Phase: TypeAlias = Literal["forward", "backward"]
@@ -90,6 +90,11 @@ def hunt(module: ir.Module, bug: Bug, *, examples: int = 300, seconds: float = 6
     """Plants the bug in the module of its spec and fuzzes until it is caught. ValueError as for `plant`."""
     subject = _with_bug(module, bug)
     report = fuzz(subject, examples=examples, seconds=seconds, seed=seed, shrink=False)
+    return catch_of(bug, report)
+
+
+def catch_of(bug: Bug, report: Report) -> Catch:
+    """What a fuzzer's report says of a planted bug."""
     return Catch(
         bug=bug,
         caught=not report.ok,

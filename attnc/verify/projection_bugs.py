@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.runtime.loader import load_text
-from attnc.verify.planted import Bug, Catch, plant
+from attnc.verify.planted import Bug, Catch, catch_of, plant
 from attnc.verify.projection_check import fuzz_projection, projection_subject, text_of
 
 #: `spec`: the projection of linear.attn whose first variant the bug is planted in.
@@ -84,10 +84,4 @@ def hunt_projection(
     text = plant(text_of(planned), bug)
     subject = replace(projection_subject(planned), module=load_text(text))
     report = fuzz_projection(subject, examples=examples, seconds=seconds, seed=seed, shrink=False)
-    return Catch(
-        bug=bug,
-        caught=not report.ok,
-        examples=report.examples,
-        seconds=report.seconds,
-        message=report.failures[0].verdict.message if report.failures else "",
-    )
+    return catch_of(bug, report)

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings, target
+from hypothesis import given, target
 from hypothesis import seed as seeded
 
 from attnc.build import digest
@@ -24,7 +24,7 @@ from attnc.model.tensors import DType
 from attnc.plan.ir_projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.target.projection import render_projection
-from attnc.verify.check import Failure, Report, TimeIsUp, same_bits
+from attnc.verify.check import Failure, Report, TimeIsUp, same_bits, searching
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import FILLS, Guarded, place_tensor
@@ -222,15 +222,7 @@ def fuzz_projection(
     started, reports = time.monotonic(), [Report(examples=0, seconds=0.0)]
 
     @seeded(seed)
-    @settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        print_blob=False,
-        report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.target, *((Phase.shrink,) if shrink else ())),
-        suppress_health_check=list(HealthCheck),
-    )
+    @searching(examples, shrink=shrink)
     @given(cases(subject.planned.variant, subject.reach()))
     def passes(case: Case) -> None:
         spent = time.monotonic() - started

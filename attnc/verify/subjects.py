@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -33,7 +34,10 @@ def subject_of(module: ir.Module, text: str | None = None) -> Subject:
     # Triton decides when it is imported whether it interprets, hence only now:
     from attnc.runtime.loader import load_module, load_text
 
-    loaded = load_module(module) if text is None else load_text(text)
+    return _subject(module, load_module(module) if text is None else load_text(text), device)
+
+
+def _subject(module: ir.Module, loaded: ModuleType, device: str) -> Subject:
     return Subject(
         variant=module.variant,
         bound=module.kernels[0].bound,
@@ -42,6 +46,7 @@ def subject_of(module: ir.Module, text: str | None = None) -> Subject:
         device=device,
         gradients=None if module.backward is None else module.backward.bound,
         split=module.kernels[0].split is not None,
+        warps_matter=module.target != "triton",
         atomic=_atomic(module),
     )
 
@@ -71,17 +76,7 @@ def cuda_subject(module: ir.Module, texts: Mapping[str, str]) -> Subject:
     device = "cuda" if has_gpu() else "cpu"
     if device == "cpu":
         attach(loaded)
-    return Subject(
-        variant=module.variant,
-        bound=module.kernels[0].bound,
-        module=loaded,
-        target=module.target,
-        device=device,
-        gradients=None if module.backward is None else module.backward.bound,
-        split=module.kernels[0].split is not None,
-        warps_matter=True,
-        atomic=_atomic(module),
-    )
+    return _subject(module, loaded, device)
 
 
 def place(subject: Subject) -> str:
