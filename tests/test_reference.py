@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,55 +11,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from attnc.expr.nodes import TRUE, And, Binary, Call, Compare, Const, Dim, Dot, Expr, Index, Load
-from attnc.model.attention import Attention, Softmax
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Index, Load
+from attnc.model.attention import Softmax
+from attnc.model.tensors import DType, Tensor
 from attnc.reference import bind, keep, philox, reference, to_arrays
+from tests.specimens import CAUSAL, HEADS, SCALED, attention, tensor
 
 B, M, N, H, Hkv, G, D, Dv = (Dim(name) for name in ("B", "M", "N", "H", "Hkv", "G", "D", "Dv"))
-ROLES: Mapping[str, Role] = {
-    "B": Role.BATCH, "M": Role.QUERY, "N": Role.KEY, "H": Role.HEAD, "D": Role.FEATURE, "Dv": Role.FEATURE
-}  # fmt: skip
-HEADS = Binary("*", Hkv, G)
-CAUSAL = Compare("<=", Index("kv_idx"), Index("q_pos"))
-SCALED = Binary("/", Dot(), Call("sqrt", (D,)))
-
-
-def tensor(name: str, layout: str, dtype: DType = DType.F32, **sizes: Expr) -> Tensor:
-    axes = layout.split()
-    return Tensor(
-        name=name,
-        dtype=dtype,
-        shape=tuple(sizes.get(axis, Dim(axis)) for axis in axes),
-        roles=tuple(ROLES[axis] for axis in axes),
-    )
-
-
-def attention(
-    score: Expr = SCALED,
-    mask: Expr = TRUE,
-    softmax: Softmax | None = None,
-    extras: tuple[Tensor, ...] = (),
-    **changes: Any,
-) -> Attention:
-    """Grouped queries, [B, length, heads, D] as in FlashAttention."""
-    base = Attention(
-        name="tested",
-        params=(),
-        inputs=(
-            tensor("q", "B M H D", H=HEADS),
-            tensor("k", "B N H D", H=Hkv),
-            tensor("v", "B N H Dv", H=Hkv),
-            *extras,
-        ),
-        outputs=(tensor("o", "B M H Dv", H=HEADS), tensor("lse", "B H M", H=HEADS)),
-        lengths={},
-        score=score,
-        mask=mask,
-        softmax=softmax or Softmax(),
-        grads=(),
-    )
-    return replace(base, **changes)
 
 
 def data(

@@ -17,7 +17,8 @@ from attnc.model.attention import Attention, Softmax
 from attnc.model.tensors import DType, Tensor
 from attnc.reference import reference
 from attnc.reference_gradients import gradients
-from tests.test_reference import CAUSAL, HEADS, SCALED, attention, data
+from tests.specimens import CAUSAL, HEADS, SCALED, attention
+from tests.test_reference import data
 
 H, Q_POS, KV_IDX = Index("h"), Index("q_pos"), Index("kv_idx")
 SLOPE = Load("slope", (H,), (HEADS,), "float")

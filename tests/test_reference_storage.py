@@ -10,7 +10,8 @@ import torch
 from attnc.expr.nodes import Binary, Const, Dim, Index, Load
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Tensor
 from attnc.reference import reference
-from tests.test_reference import CAUSAL, HEADS, B, Hkv, attention, data, tensor
+from tests.specimens import CAUSAL, HEADS, attention, tensor
+from tests.test_reference import B, Hkv, data
 
 
 def test_ragged_sequences_equal_one_by_one() -> None:

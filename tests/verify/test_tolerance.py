@@ -18,7 +18,7 @@ from attnc.model.tensors import DType
 from attnc.reference import Head, empty_outputs, heads, to_arrays
 from attnc.verify.data import LOGITS, SPECIALS, VALUES, Sizes, draw_qkv, generator
 from attnc.verify.tolerance import Verdict, expect, judge, round_to
-from tests.verify.specimens import CAUSAL, SOFTCAP, alibi, attention, dropping, error_bound, sinking
+from tests.specimens import CAUSAL, SOFTCAP, alibi, attention, dropping, error_bound, sinking
 
 F32 = np.float32
 LOG2E = F32(1.4426950408889634)
@@ -92,8 +92,8 @@ class Tiled:
 
 
 SPECS: Mapping[str, Callable[[DType], Attention]] = {
-    "causal": lambda dtype: attention(dtype, mask=CAUSAL),
-    "softcap": lambda dtype: attention(dtype, score=SOFTCAP),
+    "causal": lambda dtype: attention(mask=CAUSAL, dtype=dtype),
+    "softcap": lambda dtype: attention(score=SOFTCAP, dtype=dtype),
     "alibi": alibi,
     "sink": sinking,
     "dropout": dropping,
@@ -175,7 +175,7 @@ def test_bugs_are_rejected(bug: str, dtype: DType) -> None:
 
 
 def test_message_names_the_element() -> None:
-    spec = attention(DType.F32)
+    spec = attention(dtype=DType.F32)
     tensors = problem(spec, DType.F32, SIZES[0], 1)
     expected = expect(spec, tensors, error_bound(DType.F32, 16, 16))
     outputs = {name: want.value.copy() for name, want in expected.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from attnc.expr.nodes import TRUE, And, Binary, Call, Compare, Const, Dim, Dot, Expr, Index, Load
 from attnc.model.attention import Attention, Softmax
@@ -23,7 +25,7 @@ def window(size: int) -> Expr:
     return And((Compare("<=", Binary("-", Q_POS, Const(size)), KV_IDX), CAUSAL))
 
 
-def tensor(name: str, layout: str, dtype: DType, **sizes: Expr) -> Tensor:
+def tensor(name: str, layout: str, dtype: DType = DType.F32, **sizes: Expr) -> Tensor:
     axes = layout.split()
     shape = tuple(sizes.get(axis, Dim(axis)) for axis in axes)
     return Tensor(name=name, dtype=dtype, shape=shape, roles=tuple(ROLES[axis] for axis in axes))
@@ -35,19 +37,21 @@ def per_head(name: str) -> tuple[Tensor, Load]:
 
 
 def attention(
-    dtype: DType = DType.F32,
     score: Expr = SCALED,
     mask: Expr = TRUE,
     softmax: Softmax | None = None,
     extras: tuple[Tensor, ...] = (),
+    *,
+    dtype: DType = DType.F32,
+    **changes: Any,
 ) -> Attention:
-    """Grouped queries, [B, length, heads, D] as in FlashAttention."""
+    """Grouped queries, [B, length, heads, D] as in FlashAttention; changes: other fields of the attention."""
     qkv = (
         tensor("q", "B M H D", dtype, H=HEADS),
         tensor("k", "B N H D", dtype, H=Dim("Hkv")),
         tensor("v", "B N H Dv", dtype, H=Dim("Hkv")),
     )
-    return Attention(
+    base = Attention(
         name="specimen",
         params=(),
         inputs=(*qkv, *extras),
@@ -58,23 +62,24 @@ def attention(
         softmax=softmax or Softmax(),
         grads=(),
     )
+    return replace(base, **changes)
 
 
 def alibi(dtype: DType) -> Attention:
     slope, load = per_head("slope")
     bias = Binary("*", load, Call("abs", (Binary("-", Q_POS, KV_IDX),)))
-    return attention(dtype, Binary("-", SCALED, bias), CAUSAL, extras=(slope,))
+    return attention(Binary("-", SCALED, bias), CAUSAL, extras=(slope,), dtype=dtype)
 
 
 def sinking(dtype: DType) -> Attention:
     sink, load = per_head("sink")
-    return attention(dtype, SOFTCAP, window(5), Softmax(sink=load), (sink,))
+    return attention(SOFTCAP, window(5), Softmax(sink=load), (sink,), dtype=dtype)
 
 
 def dropping(dtype: DType) -> Attention:
     p, seed = Tensor(name="p", dtype=DType.F32, shape=()), Tensor(name="seed", dtype=DType.I64, shape=())
     softmax = Softmax(dropout=Load("p", (), (), "float"), seed=Load("seed", (), (), "int"))
-    return attention(dtype, SCALED, CAUSAL, softmax, (p, seed))
+    return attention(SCALED, CAUSAL, softmax, (p, seed), dtype=dtype)
 
 
 def error_bound(dtype: DType, head_dim: int, tile_kv: int) -> ErrorBound:
