@@ -132,6 +132,11 @@ MENDED = {
          "output o: f32[B, M, H, 16]", "grad x"),
         "", {"M": 21, "N": 21},
     ),
+    "a factor that is 0 in float32": (
+        (*_PLAIN, "mask = causal", "score = dot(q, k) * 1e-46", SOFTMAX, "output o: f32[B, M, H, 16]",
+         "grad q, k, v"),
+        "", {"M": 37, "N": 37},
+    ),
     "decoding of shortened rows": (
         (*_PLAIN, "input m_len: i32[B]", SCORE, "length M = m_len[b]", SOFTMAX, "output o: f32[B, M, H, 16]"),
         "loops = [kv], split.kv = 1", {"M": 21, "N": 37},
