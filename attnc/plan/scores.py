@@ -15,10 +15,10 @@ def split_scale(score: Expr) -> tuple[float | None, Expr]:
     """(scale, s) with score * log2(e) == scale * s; scale is None when the whole score carries the factor
     itself.
 
-    A positive constant factor of the whole score stays out of s: exp2(scale * s - m) is one fused multiply-add
-    and one exp2, and max(scale * s) = scale * max(s). A negative factor would turn the maximum into a minimum,
-    so it is multiplied in first; one that a normal float32 cannot hold would be 0 or infinite there, and 0 * -inf
-    is no maximum.
+    A positive constant factor of the whole score stays out of s: exp2(scale * s - m) is one fused
+    multiply-add and one exp2, and max(scale * s) = scale * max(s). A negative factor would turn the maximum
+    into a minimum, so it is multiplied in first; one that a normal float32 cannot hold would be 0 or infinite
+    there, and 0 * -inf is no maximum.
     """
     match simplify(scale_by(score, LOG2E)):
         case Dot() as dot:
