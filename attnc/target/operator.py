@@ -24,7 +24,7 @@ class OperatorText:
         self._inputs = [arg.tensor for arg in module.args]
         self._outputs = [arg.tensor for arg in (*module.outputs, *module.kept)]
         self.results = ", ".join(tensor.name for tensor in self._outputs)
-        self.alias = "_function" if call.function in {tensor.name for tensor in self._inputs} else ""
+        self.alias = "_callable" if call.function in {tensor.name for tensor in self._inputs} else ""
         self.kept = ", ".join(arg.tensor.name for arg in module.kept)
         self.quoted = ", ".join(f'"{tensor.name}"' for tensor in call.results)
         self._counters = ["fallbacks"] if call.counts_fallbacks else []

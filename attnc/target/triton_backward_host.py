@@ -46,7 +46,7 @@ class BackwardHostText:
             self.keeps_lse or any(text.prologue is not None for text in texts) or bool(self.preprocess)
         )
         name = module.variant.attention.name
-        self.alias = "_function" if name in {tensor.name for tensor in self.inputs} else ""
+        self.alias = "_callable" if name in {tensor.name for tensor in self.inputs} else ""
         attention = module.variant.attention
         self.shortened = bool(attention.lengths)
         self.packs_queries = isinstance(attention.q.storage, Ragged)

@@ -173,6 +173,21 @@ def test_words_of_cpp_can_name_inputs() -> None:
     assert compile_cubin(host._source(), host._options(host.CONFIGS[0], True, "sm_80")).image
 
 
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("grads", ["", "q, k, v"])
+def test_no_name_of_a_module_is_defined_twice(target: str, grads: str) -> None:
+    """Where an input is called like the attention, the callable goes by another name inside of the module."""
+    module = planned(
+        score="dot(q, k) + under_test[h]", inputs=("under_test: f32[H]",), grads=grads, target=target
+    )
+    tree = ast.parse(render_files(module, path="under_test.attn", sha256="0")[f"{module.variant.name}.py"])
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_clashing_names() -> None:
     assert own_name("doc") == "doc"
     assert own_name("tile") == "tile_value"
