@@ -61,11 +61,15 @@ class CallText:
     def scalars(self) -> Iterator[str]:
         """Numbers become tensors before anything else."""
         if self.has_scalars:
-            query = next(arg for arg in self.module.args if arg.tensor.name == "q")
-            yield from self._checked(query)
+            yield from self.query_check
             for arg in self.module.args:
                 if not arg.tensor.shape:
                     yield from self._checked(arg)
+
+    @property
+    def query_check(self) -> Iterator[str]:
+        """Whether q is what the others are made like."""
+        yield from self._checked(next(arg for arg in self.module.args if arg.tensor.name == "q"))
 
     @property
     def return_type(self) -> str:

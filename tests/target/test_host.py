@@ -138,3 +138,12 @@ def test_cumulative_lengths_have_a_first(target: str) -> None:
     cu = torch.zeros(0, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"cu_q: expected shape \[B \+ 1\], got \[0\]"):
         module.varlen(q, q, q, cu, cu)
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda_sm_80"])
+def test_q_is_looked_at_before_lse_is_kept_for_gradients(target: str) -> None:
+    ensure_interpreter()
+    module = load_text((GENERATED / "alibi" / target / "d64.py").read_text(encoding="utf-8"))
+    k = torch.zeros(1, 16, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(TypeError, match="q: expected a tensor, got NoneType"):
+        module.alibi(None, k, k, torch.zeros(2))

@@ -752,6 +752,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, config, backward_config, q, k, v, slope):
+        B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
         lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         o = alibi(q, k, v, slope, lse=lse, config=config, backward_config=backward_config)
         ctx.save_for_backward(q, k, v, slope, o, lse)

@@ -420,6 +420,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, config, backward_config, q, k, v, pair, key_bias):
+        B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
         lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         o = bias(q, k, v, pair, key_bias, lse=lse, config=config, backward_config=backward_config)
         ctx.save_for_backward(q, k, v, pair, key_bias, o, lse)
