@@ -22,7 +22,7 @@ from attnc.verify.tolerance import Verdict
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
-RESULT = "    return dq, dk, dv\n\n\ndef _choose_backward"
+RESULT = "    return dq, dk, dv\n"
 NOISE = "dq, dk + torch.rand(()).to(k.dtype) * 1e-4, dv"
 BEHIND = "q.as_strided((1,), (1,), q.storage_offset() + q.numel())"
 
