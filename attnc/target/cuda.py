@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -86,8 +87,8 @@ def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *,
 
 
 def _factor(text: str, index: Expr) -> str:
-    plain = isinstance(index, Const) or text.isidentifier() or text.endswith("[r]")
-    return text if plain else f"({text})"
+    is_name = re.fullmatch(r"\w+(\[\w+\])?", text) is not None
+    return text if is_name or isinstance(index, Const) else f"({text})"
 
 
 def load(fetch: Fetch, dtype: DType, show: Printer = at_row) -> str:

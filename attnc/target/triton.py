@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
@@ -92,7 +93,8 @@ def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *,
 def _wide(text: str, index: Expr) -> str:
     if isinstance(index, Const):
         return text
-    return f"{text if text.isidentifier() or text.endswith(']') else f'({text})'}.to(tl.int64)"
+    is_name = re.fullmatch(r"\w+(\[[\w:, ]+\])?", text) is not None  # of all rows, or one of their axes
+    return f"{text if is_name else f'({text})'}.to(tl.int64)"
 
 
 def load(fetch: Fetch, tile: Printer = tiled) -> str:

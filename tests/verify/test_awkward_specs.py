@@ -165,6 +165,16 @@ def test_some_gradients_on_cuda(wanted: str) -> None:
     right(made, Case(dims={"B": 1, "M": 21, "N": 37, "H": 1}, seed=5))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("loads", ["x[h, M - q_idx]", "y[M - q_idx, q_pos - kv_idx]", "y[q_idx, N - kv_idx]"])
+def test_subscripts_that_end_with_an_index(loads: str, target: str) -> None:
+    """The whole difference is multiplied by the stride, not what is subtracted."""
+    declared = {"x": "input x: f32[H, M]", "y": "input y: f32[M, N]"}[loads[0]]
+    lines = (declared, f"score = dot(q, k) / 4 + {loads}", f"grad q, {loads[0]}")
+    made = small(*lines, dtype="f16", schedule=TWO_WARPS, target=target)
+    right(made, Case(dims={"B": 2, "M": 21, "N": 37, "H": 2}, seed=5))
+
+
 @pytest.mark.parametrize("name", MENDED)
 def test_specs_that_were_once_wrong(name: str) -> None:
     lines, schedule, lengths = MENDED[name]
