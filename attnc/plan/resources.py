@@ -97,8 +97,13 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
     registers |= {"p": tile_q * tile_kv * size // 4 // threads, "other": _BASE_REGISTERS}
     if kernel == "forward" and not device.has_mma_from_shared:
         registers["q"] = tile_q * d * size // 4 // threads
-    buffers = _Shared.of(config, variant, device, kernel).buffers
-    return Estimate(buffers=tuple(buffer for buffer in buffers if buffer.bytes), registers=registers)
+    buffers = [b for b in _Shared.of(config, variant, device, kernel).buffers if b.bytes]
+    # What is stored in the end changes its layout there, when all else has gone.
+    result = accumulated[kernel] * (DType(attention.o.dtype).bytes if kernel == "forward" else size)
+    beyond = result - sum(buffer.bytes for buffer in buffers)
+    if beyond > 0:
+        buffers.append(Buffer(name="result", shape="beyond the others", bytes=beyond))
+    return Estimate(buffers=tuple(buffers), registers=registers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,6 +135,12 @@ def test_shared_memory_is_that_of_the_neediest_device() -> None:
     assert shared_memory(config(128, 64, 2), variant(128)) == 99328
 
 
+def test_a_result_passes_through_shared_memory_after_all_else() -> None:
+    needs = estimate(config(128, 32, 1), variant(64, 128), DEVICES["sm_100"])
+    assert needs.shared == 32768  # a tile of o, as compiled for an sm_100
+    assert needs.buffers[-1].name == "result"
+
+
 def test_a_launcher_takes_what_fits_and_nothing_else() -> None:
     """One number for devices that need different amounts: none that lacks shared memory may have as much."""
     for tile in ((64, 64, 2), (128, 64, 2), (128, 64, 3), (128, 128, 2), (64, 128, 3), (128, 32, 4)):
