@@ -224,7 +224,7 @@ class _Shared:
         if outside_in or not self._by_mma:
             yield _buffer("p", (tile_q, tile_kv), size, 1)
         if outside_in:
-            yield _buffer("acc", (tile_q, dv), 4, 1)
+            yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
         if self.device.has_tensor_memory:  # what two products read, once by rows and once by columns
             for name in {"dq": ("k",), "dk": ("q",), "dkdv": ("q", "do")}.get(self.kernel, ()):
                 rows, columns = (tile_kv, d) if name == "k" else (tile_q, d if name == "q" else dv)
@@ -234,7 +234,7 @@ class _Shared:
         added = self.config.values.get("accumulate.dq") if self.kernel == "dkdv" else None
         if added in ("atomic", "sequential"):
             yield _buffer("dq", (tile_q, d), 4, 1 if added == "atomic" else self._copies + 1)
-            yield _buffer("ds", (tile_q, tile_kv), size, 1)
+            yield _buffer("ds", (tile_q, tile_kv), size, 2 if self.device.has_tensor_memory else 1)
             if is_f32:
                 yield _buffer("ds now", (tile_q, tile_kv), size, 2)
                 yield _buffer("k now", (tile_kv, d), size, 2)

@@ -65,14 +65,14 @@ CONFIGS = (
     Config(64, 128, 4, 3, 148480),
     Config(64, 128, 8, 2, 131584),
     Config(64, 128, 8, 3, 148480),
-    Config(128, 64, 4, 2, 148480),
-    Config(128, 64, 4, 3, 216064),
-    Config(128, 64, 8, 2, 148480),
-    Config(128, 64, 8, 3, 216064),
+    Config(128, 64, 4, 2, 232449),
+    Config(128, 64, 4, 3, 232449),
+    Config(128, 64, 8, 2, 232449),
+    Config(128, 64, 8, 3, 232449),
     Config(128, 32, 4, 2, 123904),
-    Config(128, 32, 4, 3, 157696),
+    Config(128, 32, 4, 3, 232449),
     Config(128, 32, 8, 2, 123904),
-    Config(128, 32, 8, 3, 157696),
+    Config(128, 32, 8, 3, 232449),
 )
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
