@@ -27,6 +27,7 @@ from attnc.expr.nodes import (
     Param,
     Ref,
     Search,
+    walk,
 )
 from attnc.plan.loads import is_nonnegative, is_positive
 from attnc.plan.width import is_wide, may_overflow
@@ -148,8 +149,9 @@ class Printer:
 
     def _binary(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
         wide = may_overflow(op, left, right)
-        if op in ("//", "%") and not (is_positive(right) and is_nonnegative(left)):
-            functions = self.syntax.floor if is_positive(right) else self.syntax.floor_by_any
+        is_safe = is_positive(right) and not {Dim("M"), Dim("N")} & set(walk(right))  # 0 of an empty sequence
+        if op in ("//", "%") and not (is_safe and is_nonnegative(left)):
+            functions = self.syntax.floor if is_safe else self.syntax.floor_by_any
             divisor = self._widened(right, 0, wide and isinstance(left, Const))
             return f"{functions[op]}({self._widened(left, 0, wide)}, {divisor})", ATOM
         binding = self.syntax.binding[op]

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Expr, Index, Not
+from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Dim, Expr, Index, Not
 from attnc.expr.simplify import conj, disj
+from attnc.target.cuda import scalar as cuda_scalar
 from attnc.target.triton import scalar, tiled
 from tests.expr.spell import spell
 
@@ -79,3 +80,11 @@ WIDE = {
 @pytest.mark.parametrize("text", WIDE)
 def test_what_may_leave_32_bits_is_computed_in_64(text: str) -> None:
     assert scalar(spell(text)) == WIDE[text]
+
+
+def test_sizes_of_sequences_may_be_0_as_divisors() -> None:
+    """A sequence may be empty: on a CPU the processor would stop."""
+    for divisor in (Dim("M"), Binary("+", Dim("N"), Dim("M"))):
+        assert cuda_scalar(Binary("%", Dim("B"), divisor)).startswith("floor_mod(")
+        assert cuda_scalar(Binary("//", Dim("B"), divisor)).startswith("floor_div(")
+    assert cuda_scalar(Binary("%", Dim("B"), Dim("H"))) == "B % H"
