@@ -27,6 +27,7 @@ ALLOCATIONS = {
     "aten.empty.memory_format",
     "aten.empty_strided.default",
     "aten.zeros.default",
+    "aten.zeros_like.default",
     "aten.full.default",
     "aten.new_zeros.default",
 }
