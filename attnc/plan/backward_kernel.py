@@ -30,7 +30,7 @@ from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.resources import room
 from attnc.plan.scores import LOG2E
-from attnc.plan.sequence import key_lengths, sequences, sizes
+from attnc.plan.sequence import key_lengths, outruns, sequences, sizes
 from attnc.plan.sequence import lengths as lengths_of
 from attnc.plan.sequence import program as program_of
 from attnc.plan.sequence import rows as rows_of
@@ -123,7 +123,8 @@ class KernelMaker:
     def _loops(self, inner: Axis, names: LoadNames, *, over_keys: bool) -> tuple[Regions, Expr]:
         """The inner loops, and what a partial tile must test besides the mask."""
         mask, padded = self.attention.mask, inner == "q" and not over_keys
-        loops, tail = regions(mask, inner, mask.span, padded=padded)
+        cut = outruns(self.attention, inner)
+        loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=cut)
         return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
 
     def _heads(self, inner: Axis) -> tuple[Expr, ...]:

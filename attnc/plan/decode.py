@@ -29,7 +29,7 @@ from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.resources import shared_memory
 from attnc.plan.scores import LOG2E
-from attnc.plan.sequence import lengths, rows, sizes, stored
+from attnc.plan.sequence import lengths, outruns, rows, sizes, stored
 from attnc.plan.sequence import program as program_of
 from attnc.plan.signature import kv_heads
 from attnc.plan.steps import (
@@ -63,7 +63,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     names = LoadNames()
     places = rows(attention, names)
     lines = lengths(attention, names)
-    loops, tail = regions(attention.mask, "kv", attention.mask.span)
+    loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
     loops = named_bounds(loops, names)
     split = None
     if _splits(choices) > 1:
@@ -121,7 +121,7 @@ def reach(mask: Expr) -> int | None:
         for lo in _operands(ranges.may_lo or ZERO, "max")
         for hi in _operands(ranges.may_hi, "min")
     )
-    return min((gap.const for gap in gaps if not gap.terms), default=None)
+    return min((max(gap.const, 0) for gap in gaps if not gap.terms), default=None)
 
 
 def _operands(expr: Expr, function: str) -> tuple[Expr, ...]:

@@ -19,7 +19,7 @@ from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.resources import room
 from attnc.plan.scores import LOG2E, split_scale
-from attnc.plan.sequence import lengths, rows, sequences, sizes, stored
+from attnc.plan.sequence import lengths, outruns, rows, sequences, sizes, stored
 from attnc.plan.sequence import program as program_of
 from attnc.plan.steps import (
     IN_BOUNDS,
@@ -46,7 +46,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     names = LoadNames()
     places = rows(attention, names)
     lines = lengths(attention, names, in_tile=inner == "kv")
-    loops, tail = regions(attention.mask, inner, attention.mask.span)
+    loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=outruns(attention, inner))
     loops = named_bounds(loops, names)
     softmax, score = plan_softmax(attention, default, names)
     step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, inner)

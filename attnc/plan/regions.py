@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attnc.expr.facts import at_least, larger, smaller
-from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index, Ref, Search, walk
-from attnc.expr.simplify import add, compare, disj, floordiv, mul, sub, substitute, where
+from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref, Search, walk
+from attnc.expr.simplify import add, compare, disj, floordiv, minimum, mul, sub, substitute, where
 from attnc.expr.solve import Ranges, Var, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
@@ -27,12 +27,15 @@ LENGTH: dict[Axis, Expr] = {"q": Dim("M"), "kv": Dim("N")}
 VARIABLE: dict[Axis, Var] = {"q": "q_idx", "kv": "kv_idx"}
 
 
-def regions(mask: Expr, axis: Axis, span: Span | None, *, padded: bool = False) -> tuple[Regions, bool]:
+def regions(
+    mask: Expr, axis: Axis, span: Span | None, *, padded: bool = False, outruns: bool = False
+) -> tuple[Regions, bool]:
     """Loops over `axis` for one tile of the other axis, and whether partial tiles must test the length of
     the key sequence.
 
     The test can go when the mask itself ends every row before the end: then the hull needs no clamping.
-    padded: whatever lies past the end of either axis does no harm, so that it makes no tile partial.
+    padded: whatever lies past the end of either axis does no harm, so that it makes no tile partial. outruns:
+    the tile may lie past the end of a sequence, whose length along `axis` is then 0 and ends every loop.
     """
     ranges = solve(mask, var=VARIABLE[axis])
     length = LENGTH[axis]
@@ -43,6 +46,8 @@ def regions(mask: Expr, axis: Axis, span: Span | None, *, padded: bool = False) 
         if isinstance(value, Const | Dim | Ref):
             return value
         value = narrowed(value, length)
+        if outruns and text in ("hi", "full_hi"):
+            value = _ended(value, length)
         bounds.append(Let(name=text, value=value, span=span))
         return Ref(text, "int", natural=is_nonnegative(value))
 
@@ -103,6 +108,17 @@ def _unsearched(stop: Expr) -> Expr:
 
 def _from_zero(start: Expr | None) -> Expr:
     return ZERO if start is None else larger(start, ZERO)
+
+
+def _ended(stop: Expr, length: Expr) -> Expr:
+    """The bound, not past the length even where the tile is: `smaller` takes tiles to lie in sequences."""
+    match stop:
+        case Call(function="min", args=args) if length in args:
+            return stop
+        case _ if any(isinstance(node, Index) for node in walk(stop)):
+            return minimum(stop, length)
+        case _:
+            return stop
 
 
 def _up_to(stop: Expr | None, length: Expr) -> Expr:

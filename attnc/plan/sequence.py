@@ -92,6 +92,15 @@ def stored(attention: Attention) -> Expr:
     return Q_ROWS if shortened else Dim("M")
 
 
+def outruns(attention: Attention, inner: Axis) -> bool:
+    """Whether a tile of the outer axis may lie past the end of its sequence, which then has no position of
+    `inner`: what `facts` proves of a tile's place does not hold there.
+    """
+    if inner == "kv":
+        return stored(attention) == Q_ROWS
+    return isinstance(attention.k.storage, Ragged)
+
+
 def _boundary(attention: Attention, cu_seqlens: str, step: int, name: str) -> Fetch:
     index: Expr = Index("b") if step == 0 else Binary("+", Index("b"), Const(step))
     load = Load(cu_seqlens, (index,), attention.tensor(cu_seqlens).shape, "int")

@@ -209,8 +209,8 @@ BACKWARD_BUGS: tuple[Bug, ...] = (
         "keys behind the last sequence",
         "varlen",
         "the gradients of keys that no sequence has were never written",
-        "dk = torch.zeros(k.shape",
-        "dk = torch.empty(k.shape",
+        "dk = torch.zeros_like(k, ",
+        "dk = torch.empty_like(k, ",
     ),
     # Memory
     _bug(

@@ -163,6 +163,26 @@ def test_rows_past_a_length_are_empty(splits: str) -> None:
         right(made, Case(dims={**DIMS, "M": 11}, seed=seed))
 
 
+@pytest.mark.parametrize("storage", ["", " via paged(block_table, page = 16)"])
+@pytest.mark.parametrize("splits", ["1", "auto"])
+def test_tiles_past_a_length_look_at_no_key(splits: str, storage: str) -> None:
+    """Whole tiles of rows that a length cuts off: neither a key nor an entry of the table is theirs."""
+    table = "\n  input block_table: i32[B, P]" if storage else ""
+    made = subject(
+        "[B, M, H, 16]",
+        f"input k, v: f16[B, N, H, 16]{storage}{table}",
+        "input q_len, kv_len: i32[B]\n  length M = q_len[b]\n  length N = kv_len[b]",
+        "[B, M, H, 16]",
+        schedule=schedule(splits),
+    )
+    for dims in ({"M": 150, "N": 16}, {"M": 97, "N": 33}):
+        right(
+            made,
+            Case(dims={"B": 2, "H": 2, **dims, "P": -(-dims["N"] // 16)}, seed=1),
+            fills=("nan", "large"),
+        )
+
+
 def test_bits_do_not_depend_on_the_batch() -> None:
     """A fixed number of shares cuts a sequence in the same places, whatever is beside it."""
     torch.manual_seed(0)

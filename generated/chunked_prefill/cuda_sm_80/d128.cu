@@ -418,8 +418,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     // causal: which kv tiles are partial, and which are full
     const int first_pos = q_lo + N - M;
     const int last_pos = q_hi + N - M;
-    const int hi = last_pos + 1;
-    const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
+    const int hi = min(last_pos + 1, N);
+    const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     copy_rows<BLOCK_M>(q_tile, queries, q_lo, M);
     int kv_lo = 0, k_next = kv_lo, v_next = kv_lo;

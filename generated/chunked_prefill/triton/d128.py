@@ -201,8 +201,8 @@ def chunked_prefill_forward(
     # causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
-    hi = last_pos + 1
-    full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
+    hi = tl.minimum(last_pos + 1, N)
+    full_hi = tl.minimum(tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N, N)
     for kv_lo in range(0, full_hi, BLOCK_N):
         acc, l, m = _forward_step(
             acc, l, m, q, K, V, block_table_row, stride_block_table_1, kv_lo, N, stride_kp, stride_kn,
@@ -351,10 +351,10 @@ def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config |
     Besides, it depends on addresses being multiples of 16, which every launch looks at.
     """
     try:
-        hash(config)
         given = tensors if out is None else (*tensors, *out)
         described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
-        return (type(config), config, out is None, *described)
+        # by its text: a config of 16.0 rows equals one of 16
+        return (type(config), repr(config), out is None, *described)
     except (AttributeError, TypeError):
         return None
 
@@ -527,11 +527,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.chunked_prefill_d128_49bc2c8b_out(
+        torch.ops.attnc.chunked_prefill_d128_4d344e61_out(
             q, k, v, cu_q, block_table, kv_len, o, lse, _written(config),
         )
         return o, lse
-    return torch.ops.attnc.chunked_prefill_d128_49bc2c8b(q, k, v, cu_q, block_table, kv_len, _written(config))
+    return torch.ops.attnc.chunked_prefill_d128_4d344e61(q, k, v, cu_q, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -583,12 +583,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of chunked_prefill, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "chunked_prefill_d128_49bc2c8b"):
+    if hasattr(torch.ops.attnc, "chunked_prefill_d128_4d344e61"):
         return True
-    forward = torch.library.custom_op("attnc::chunked_prefill_d128_49bc2c8b", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::chunked_prefill_d128_4d344e61", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::chunked_prefill_d128_49bc2c8b_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::chunked_prefill_d128_4d344e61_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

@@ -362,8 +362,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_backward_dq(const _
     // causal: which kv tiles are partial, and which are full
     const int first_pos = q_lo + N - M;
     const int last_pos = q_hi + N - M;
-    const int hi = last_pos + 1;
-    const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
+    const int hi = min(last_pos + 1, N);
+    const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     int kv_lo = 0, kv_next = kv_lo;
 
