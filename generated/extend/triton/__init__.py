@@ -21,16 +21,16 @@ VARIANTS = {
 TUNED = {
     ("NVIDIA H200", (128,)): (
         ((1, 1024, 16), "split"),
-        ((256, 1024, 16), "drafts"),
-        ((None, 1024, 16), "rows"),
+        ((4, 1024, 16), "drafts"),
+        ((16, 1024, 16), "split"),
+        ((None, 1024, 16), "drafts"),
+        ((1, 8192, 16), "split"),
+        ((1024, 8192, 16), "drafts"),
+        ((None, 8192, 16), "rows"),
         ((4, None, 16), "split"),
-        ((256, None, 16), "drafts"),
-        ((None, None, 16), "rows"),
-        ((1, 1024, None), "split"),
-        ((None, 1024, None), "drafts"),
+        ((None, None, 16), "drafts"),
         ((4, None, None), "split"),
-        ((64, None, None), "drafts"),
-        ((None, None, None), "rows"),
+        ((None, None, None), "drafts"),
     ),
 }
 #: The same for a device that nobody has measured.
