@@ -36,7 +36,7 @@ def module(name: str) -> ir.Module:
     "bugs", [CUDA_BUGS, CUDA_BACKWARD_BUGS, CUDA_F32_BUGS], ids=["forward", "backward", "f32"]
 )
 def test_every_bug_is_caught(bugs: tuple[Bug, ...]) -> None:
-    catches: list[Catch] = [hunt(module(bug.spec), bug, examples=60, seconds=60) for bug in bugs]
+    catches: list[Catch] = [hunt(module(bug.spec), bug, examples=60, seconds=240) for bug in bugs]
     print(f"\n{table(catches)}")
     missed = [catch.bug.name for catch in catches if not catch.caught]
     assert not missed
