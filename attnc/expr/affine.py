@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from attnc.expr.arithmetic import add, floordiv, mod, mul, sub
 from attnc.expr.nodes import Binary, Call, Const, Dim, Expr, Index, Load, Neg, children
 from attnc.expr.show import show
-from attnc.expr.simplify import add, floordiv, make, mod, mul, simplify, sub
+from attnc.expr.simplify import make, simplify
 
 
 @dataclass(frozen=True, slots=True)

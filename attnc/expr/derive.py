@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attnc.expr.arithmetic import add, div, floordiv, mul, neg, sub
+from attnc.expr.logic import where
 from attnc.expr.nodes import Binary, Call, Compare, Const, Dot, Expr, Load, Neg
-from attnc.expr.simplify import add, div, floordiv, mul, neg, simplify, sub, where
+from attnc.expr.simplify import simplify
 
 _ZERO, _ONE = Const(0.0), Const(1.0)
 

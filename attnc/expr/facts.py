@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnc.expr.affine import Affine, affine
+from attnc.expr.arithmetic import ZERO, maximum, minimum, number
+from attnc.expr.logic import MIRRORED, NEGATED, compare
 from attnc.expr.nodes import (
     FALSE,
     TRUE,
@@ -25,7 +27,6 @@ from attnc.expr.nodes import (
     Index,
     Search,
 )
-from attnc.expr.simplify import MIRRORED, NEGATED, ZERO, compare, maximum, minimum, number
 
 Q_LO, Q_HI, KV_LO, KV_HI = Index("q_lo"), Index("q_hi"), Index("kv_lo"), Index("kv_hi")
 M, N = Dim("M"), Dim("N")

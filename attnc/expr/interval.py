@@ -19,7 +19,9 @@ from functools import reduce
 from typing import TypeAlias
 
 from attnc.expr.affine import Affine, affine, normalize
+from attnc.expr.arithmetic import ZERO, add, floordiv, maximum, minimum, mod, mul, neg, number, sub
 from attnc.expr.facts import TILE, at_least, larger, relate, smaller
+from attnc.expr.logic import MIRRORED, compare, conj, disj, where
 from attnc.expr.nodes import (
     FALSE,
     TRUE,
@@ -40,24 +42,7 @@ from attnc.expr.nodes import (
     Ref,
     walk,
 )
-from attnc.expr.simplify import (
-    MIRRORED,
-    ZERO,
-    add,
-    compare,
-    conj,
-    disj,
-    floordiv,
-    maximum,
-    minimum,
-    mod,
-    mul,
-    neg,
-    nnf,
-    number,
-    sub,
-    where,
-)
+from attnc.expr.simplify import nnf
 
 Join: TypeAlias = Callable[[Expr, Expr], Expr]
 

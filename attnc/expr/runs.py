@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attnc.expr.arithmetic import ZERO, sub
 from attnc.expr.facts import at_least, larger, relate, shift, smaller
+from attnc.expr.logic import conj, disj, negate, where
 from attnc.expr.nodes import FALSE, TRUE, Call, Expr, walk
-from attnc.expr.simplify import ZERO, conj, disj, negate, nnf, sub, where
+from attnc.expr.simplify import nnf
 
 
 @dataclass(frozen=True, slots=True)

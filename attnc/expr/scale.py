@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from attnc.expr.arithmetic import binary, div, mul, neg, number
+from attnc.expr.logic import where
 from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Load, Neg, Param, children
-from attnc.expr.simplify import binary, div, make, mul, neg, number, where
+from attnc.expr.simplify import make
 
 
 def scale_by(expr: Expr, factor: float) -> Expr:

@@ -8,13 +8,15 @@ blocks is ever made. What cannot be solved is left to the test of the partial lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, TypeAlias
+from typing import Literal
 
-from attnc.expr.affine import Affine, affine, normalize
-from attnc.expr.facts import TILE, at_least, relate
-from attnc.expr.interval import Interval, bounds, bounds_of_sum, classify, is_scalar
+from attnc.expr.affine import Affine, affine
+from attnc.expr.arithmetic import ZERO, floordiv, number
+from attnc.expr.facts import TILE, at_least
+from attnc.expr.interval import Interval, bounds_of_sum, classify
+from attnc.expr.logic import MIRRORED, compare, conj, negate
 from attnc.expr.nodes import (
     TRUE,
     And,
@@ -28,25 +30,13 @@ from attnc.expr.nodes import (
     Load,
     Or,
     Ref,
-    Search,
     uses,
     walk,
 )
-from attnc.expr.runs import ALL, NONE, Run, hull, intersect, largest
-from attnc.expr.simplify import (
-    MIRRORED,
-    ZERO,
-    compare,
-    conj,
-    floordiv,
-    negate,
-    nnf,
-    number,
-    substitute,
-    where,
-)
-
-Var: TypeAlias = Literal["q_idx", "kv_idx"]
+from attnc.expr.runs import NONE, Run
+from attnc.expr.simplify import nnf, substitute
+from attnc.expr.solution import Solution, Var, conjunction, disjunction, unsolved
+from attnc.expr.sorted_loads import searched_once, solve_sorted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +74,7 @@ def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
     normal = nnf(mask)
     conjuncts = normal.operands if isinstance(normal, And) else (normal,)
     solutions = [_solve(conjunct, var) for conjunct in conjuncts]
-    total = reduce(_and, solutions)
+    total = reduce(conjunction, solutions)
     open_ = (c for c, solution in zip(conjuncts, solutions, strict=True) if not solution.exact)
     tile_may = conj(*(classify(_without_fine(c, var, tile))[0] for c in open_))
 
@@ -125,16 +115,6 @@ def _without_fine(mask: Expr, var: Var, tile: int) -> Expr:
     return substitute(mask, fine)
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """Runs of positions that some element of the tile may keep, and that all keep; exact: the tile test adds
-    nothing to `may`."""
-
-    may: Run
-    must: Run
-    exact: bool = True
-
-
 def _trimmed(run: Run, length: Expr) -> Run:
     """Without ends that lie outside the sequence anyway."""
     lo = None if run.lo is None or at_least(ZERO, run.lo) else run.lo
@@ -142,25 +122,13 @@ def _trimmed(run: Run, length: Expr) -> Run:
     return Run(lo, hi, run.guard)
 
 
-def _and(a: Solution, b: Solution) -> Solution:
-    return Solution(intersect(a.may, b.may), intersect(a.must, b.must), a.exact and b.exact)
-
-
-def _or(a: Solution, b: Solution, var: Var) -> Solution:
-    length = TILE[var][2]
-    may, is_union = hull(a.may, b.may, length)
-    has_all = any(x.exact and x.may.is_all for x in (a, b))
-    exact = has_all or (is_union and a.exact and b.exact)
-    return Solution(may, largest(a.must, b.must, length), exact)
-
-
 def _solve(mask: Expr, var: Var) -> Solution:
     """Solves a mask in negation normal form."""
     match mask:
         case And(operands=operands):
-            return reduce(_and, (_solve(operand, var) for operand in operands))
+            return reduce(conjunction, (_solve(operand, var) for operand in operands))
         case Or(operands=operands):
-            return reduce(lambda a, b: _or(a, b, var), (_solve(operand, var) for operand in operands))
+            return reduce(lambda a, b: disjunction(a, b, var), (_solve(operand, var) for operand in operands))
         case _ if var not in uses(mask):
             may, must = classify(mask)
             return Solution(Run(guard=may), Run(guard=must))
@@ -169,12 +137,7 @@ def _solve(mask: Expr, var: Var) -> Solution:
         case Compare(op=op, left=left, right=right):
             return _solve_compare(op, affine(left) - affine(right), var)
         case _:
-            return _unsolved(mask)
-
-
-def _unsolved(mask: Expr) -> Solution:
-    may, _ = classify(mask)
-    return Solution(ALL, NONE, exact=may == TRUE)
+            return unsolved(mask)
 
 
 def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
@@ -189,9 +152,9 @@ def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
         case ">":
             return _at_most_zero(-d + 1, var)
         case "==":
-            return _searched_once(_and(_at_most_zero(d, var), _at_most_zero(-d, var)))
+            return searched_once(conjunction(_at_most_zero(d, var), _at_most_zero(-d, var)))
         case "!=":
-            either = _or(_at_most_zero(d + 1, var), _at_most_zero(-d + 1, var), var)
+            either = disjunction(_at_most_zero(d + 1, var), _at_most_zero(-d + 1, var), var)
             # The hull leaves out one position at most, which no tile test would notice either.
             return Solution(either.may, either.must)
 
@@ -202,7 +165,7 @@ def _at_most_zero(d: Affine, var: Var) -> Solution:
         may, must = classify(compare("<=", d.expr, ZERO))
         return Solution(Run(guard=may), Run(guard=must))
     if len(found) > 1:
-        return _unsolved(compare("<=", d.expr, ZERO))
+        return unsolved(compare("<=", d.expr, ZERO))
     ((atom, c),) = found
     rest = d - affine(atom) * c
     if isinstance(atom, Index):
@@ -233,10 +196,10 @@ def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Sol
     """atom <op> x, for an atom that depends on `var`: by what is in it."""
 
     def both(a: Affine, b: Affine) -> Solution:
-        return _and(_at_most_zero(a, var), _at_most_zero(b, var))
+        return conjunction(_at_most_zero(a, var), _at_most_zero(b, var))
 
     def either(a: Affine, b: Affine) -> Solution:
-        return _or(_at_most_zero(a, var), _at_most_zero(b, var), var)
+        return disjunction(_at_most_zero(a, var), _at_most_zero(b, var), var)
 
     match atom:
         case Binary(op="//", left=left, right=Const(value=int(size))) if size > 0:
@@ -253,91 +216,21 @@ def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Sol
         case Call(function="where", args=(condition, left, right)):
             then, other = (_solve_compare(op, affine(branch) - x, var) for branch in (left, right))
             takes = _solve(nnf(condition), var), _solve(nnf(negate(condition)), var)
-            return _or(_and(takes[0], then), _and(takes[1], other), var)
+            return disjunction(conjunction(takes[0], then), conjunction(takes[1], other), var)
         case Load(is_sorted=True):
-            return _solve_sorted(op, atom, x.expr, var)
+            return solve_sorted(op, atom, x.expr, var)
         case _:
-            return _unsolved(compare(op, atom, x.expr))
+            return unsolved(compare(op, atom, x.expr))
 
 
 def _solve_float(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:
     if op == "==":
-        both = _and(_solve_float("<=", left, right, var), _solve_float(">=", left, right, var))
-        return _searched_once(both)
+        both = conjunction(_solve_float("<=", left, right, var), _solve_float(">=", left, right, var))
+        return searched_once(both)
     if op == "!=":
-        return _or(_solve_float("<", left, right, var), _solve_float(">", left, right, var), var)
+        return disjunction(_solve_float("<", left, right, var), _solve_float(">", left, right, var), var)
     if var in uses(right):
         left, right, op = right, left, MIRRORED[op]
     if isinstance(left, Load) and left.is_sorted and var not in uses(right):
-        return _solve_sorted(op, left, right, var)
-    return _unsolved(compare(op, left, right))
-
-
-def _solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
-    """T[var + offset] <op> x for ascending T and x free of var: a binary search for the bounds of x.
-
-    Positions that fall outside T read 0. They are never in `must`; `may` is widened to them if 0 <op> x may
-    hold.
-    """
-    *prefix, last = load.indices
-    size, length = load.extents[-1], TILE[var][2]
-    offset = affine(last) - affine(Index(var))
-    if not all(map(is_scalar, (*prefix, offset.expr))):
-        return _unsolved(compare(op, load, x))
-
-    def first(side: Literal["lower", "upper"], value: Expr | None) -> Expr | None:
-        """The first position with T >= value (lower) or T > value (upper)."""
-        if value is None:
-            return None
-        search = Search(side, load.tensor, tuple(map(normalize, prefix)), load.extents, value)
-        return (affine(search) - offset).expr
-
-    limits = bounds(x)
-    starts_inside = at_least(offset.expr, ZERO)
-    ends_inside = at_least((affine(size) - offset).expr, length)
-    if op in ("<", "<="):
-        side: Literal["lower", "upper"] = "lower" if op == "<" else "upper"
-        may = Run(hi=first(side, limits.hi))
-        must = Run(None if starts_inside else (-offset).expr, first(side, limits.lo))
-        if may.hi is not None and limits.hi is not None and not ends_inside:
-            overhangs = relate(">", (affine(length) + offset).expr, size)
-            reads_zero = conj(overhangs, compare(op, _zero(load), limits.hi))
-            may = Run(hi=where(reads_zero, length, may.hi))
-        return Solution(may, must if limits.lo is not None else NONE)
-
-    side = "lower" if op == ">=" else "upper"
-    may = Run(lo=first(side, limits.lo))
-    must = Run(first(side, limits.hi), None if ends_inside else (affine(size) - offset).expr)
-    if may.lo is not None and limits.lo is not None and not starts_inside:
-        reads_zero = conj(relate("<", offset.expr, ZERO), compare(op, _zero(load), limits.lo))
-        may = Run(lo=where(reads_zero, ZERO, may.lo))
-    return Solution(may, must if limits.hi is not None else NONE)
-
-
-def _searched_once(equality: Solution) -> Solution:
-    """An equality with a sorted load, its `must` in terms of the searches of `may`.
-
-    may is [lower(a), upper(b)) for the bounds a <= b of the other side, must is [lower(b), upper(a)). That is
-    the same where a = b, and empty elsewhere: no element is equal to two numbers.
-    """
-    lower, upper = _search_of(equality.must.lo, "lower"), _search_of(equality.must.hi, "upper")
-    if lower is None or upper is None or lower.value == upper.value:
-        return equality
-    if replace(lower, side="upper") != replace(upper, value=lower.value):
-        return equality
-    must = Run(
-        lo=substitute(equality.must.lo or ZERO, {lower: replace(lower, value=upper.value)}),
-        hi=substitute(equality.must.hi or ZERO, {upper: replace(upper, value=lower.value)}),
-        guard=conj(equality.must.guard, relate("==", lower.value, upper.value)),
-    )
-    return Solution(equality.may, must, equality.exact)
-
-
-def _search_of(bound: Expr | None, side: Literal["lower", "upper"]) -> Search | None:
-    """The one search in a bound, if it is of this kind."""
-    found = [] if bound is None else [node for node in walk(bound) if isinstance(node, Search)]
-    return found[0] if len(found) == 1 and found[0].side == side else None
-
-
-def _zero(load: Load) -> Const:
-    return Const(0 if load.type == "int" else 0.0)
+        return solve_sorted(op, left, right, var)
+    return unsolved(compare(op, left, right))

@@ -11,9 +11,10 @@ from math import isfinite, prod
 from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, Label, error
+from attnc.expr.arithmetic import number
 from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, walk
 from attnc.expr.nodes import Param as ParamNode
-from attnc.expr.simplify import number, substitute
+from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Program, Variant
 from attnc.model.products import is_static
 from attnc.model.report import Report

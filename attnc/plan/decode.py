@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attnc.expr.affine import affine
+from attnc.expr.arithmetic import ZERO
 from attnc.expr.facts import Q_HI, Q_LO, larger, smaller
 from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref
-from attnc.expr.simplify import ZERO, substitute
+from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule

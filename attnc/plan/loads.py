@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from attnc.expr.logic import compare, conj
 from attnc.expr.nodes import (
     TRUE,
     Binary,
@@ -28,7 +29,6 @@ from attnc.expr.nodes import (
     rebuild,
     walk,
 )
-from attnc.expr.simplify import compare, conj
 from attnc.plan.ir import Axis, Fetch, Row
 from attnc.plan.names import KERNEL, own_name
 

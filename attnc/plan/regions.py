@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from attnc.expr.arithmetic import add, floordiv, minimum, mul, sub
 from attnc.expr.facts import at_least, larger, smaller
+from attnc.expr.logic import compare, disj, where
 from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref, Search, walk
-from attnc.expr.simplify import add, compare, disj, floordiv, minimum, mul, sub, substitute, where
-from attnc.expr.solve import Ranges, Var, solve
+from attnc.expr.simplify import substitute
+from attnc.expr.solution import Var
+from attnc.expr.solve import Ranges, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
 from attnc.plan.width import narrowed

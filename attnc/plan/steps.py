@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from attnc.expr.arithmetic import minimum
+from attnc.expr.logic import conj
 from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Ref, Search, walk
-from attnc.expr.simplify import conj, minimum, substitute
+from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Fetch, Kernel, Let, Regions, Row, Softmax, Statement, Step
 from attnc.plan.loads import LoadNames

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attnc.expr.logic import conj
 from attnc.expr.nodes import TRUE, Expr, Index
-from attnc.expr.simplify import conj
 from attnc.plan.ir_backward import Adjoint
 from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.cuda import address, scalar

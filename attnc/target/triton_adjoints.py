@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attnc.expr.logic import conj
 from attnc.expr.nodes import TRUE, Index
-from attnc.expr.simplify import conj
 from attnc.plan.ir_backward import Adjoint
 from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton import address, scalar

@@ -19,8 +19,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from attnc.expr.arithmetic import number
 from attnc.expr.derive import derive
-from attnc.expr.simplify import number
 from attnc.model.attention import Attention
 from attnc.reference import Array, Floats, Head, heads, rows, to_arrays
 from attnc.verify.check import Subject, same_bits

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from attnc.expr.arithmetic import ZERO
 from attnc.expr.evaluate import evaluate
 from attnc.expr.facts import larger, smaller
 from attnc.expr.interval import classify
 from attnc.expr.nodes import Dim, Expr
 from attnc.expr.show import show
-from attnc.expr.simplify import ZERO
-from attnc.expr.solve import Ranges, Var, solve
+from attnc.expr.solution import Var
+from attnc.expr.solve import Ranges, solve
 from tests.expr.masks import case
 from tests.expr.soundness import check_classify, check_solve
 from tests.expr.spell import spell

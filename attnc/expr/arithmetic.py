@@ -1,0 +1,171 @@
+"""Smart constructors of numbers: build a node, folding constants and identities on the way.
+
+Each returns an expression of the same value *and type* as the plain node; floats are real numbers, so
+constant factors may be reassociated. Order of operands is kept: the same input always gives the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attnc.expr.nodes import Binary, BinaryOp, Call, Const, Expr, Neg
+
+ZERO, ONE = Const(0), Const(1)
+
+
+def number(expr: Expr) -> int | float | None:
+    """The value of an int or float constant, else None."""
+    if isinstance(expr, Const) and not isinstance(expr.value, bool):
+        return expr.value
+    return None
+
+
+def keeps_type(kept: Expr, dropped: Expr) -> bool:
+    """Whether an operation on both has the type of `kept`, so that it may stand for the result."""
+    return kept.type == dropped.type or (kept.type == "float" and dropped.type == "int")
+
+
+def add(left: Expr, right: Expr) -> Expr:
+    a, b = number(left), number(right)
+    if a is not None and b is not None:
+        return Const(a + b)
+    if b == 0 and keeps_type(left, right):
+        return left
+    if a == 0 and keeps_type(right, left):
+        return right
+    if isinstance(right, Neg):
+        return sub(left, right.operand)
+    if isinstance(right, Const) and right.type == "int":
+        return _shift(left, int(right.value))
+    return Binary("+", left, right)
+
+
+def sub(left: Expr, right: Expr) -> Expr:
+    a, b = number(left), number(right)
+    if a is not None and b is not None:
+        return Const(a - b)
+    if b == 0 and keeps_type(left, right):
+        return left
+    if a == 0 and keeps_type(right, left):
+        return neg(right)
+    if isinstance(right, Neg):
+        return add(left, right.operand)
+    if left == right and left.type == "int":
+        return ZERO
+    if isinstance(right, Const) and right.type == "int":
+        return _shift(left, -int(right.value))
+    return Binary("-", left, right)
+
+
+def _shift(expr: Expr, offset: int) -> Expr:
+    """expr + offset, merged with a constant that the sum already ends with."""
+    if isinstance(expr, Binary) and expr.type == "int" and isinstance(expr.right, Const):
+        if expr.op == "+":
+            return add(expr.left, Const(int(expr.right.value) + offset))
+        if expr.op == "-":
+            return add(expr.left, Const(offset - int(expr.right.value)))
+    return Binary("+", expr, Const(offset)) if offset >= 0 else Binary("-", expr, Const(-offset))
+
+
+def neg(operand: Expr) -> Expr:
+    value = number(operand)
+    if value is not None:
+        return Const(-value)
+    if isinstance(operand, Neg):
+        return operand.operand
+    if isinstance(operand, Binary) and operand.op == "-":
+        return sub(operand.right, operand.left)
+    return Neg(operand)
+
+
+def mul(left: Expr, right: Expr) -> Expr:
+    a, b = number(left), number(right)
+    if a is not None and b is not None:
+        return Const(a * b)
+    if b is not None:
+        return _times(left, right, b)
+    if a is not None:
+        return _times(right, left, a, flipped=True)
+    return Binary("*", left, right)
+
+
+def _times(expr: Expr, factor: Expr, value: int | float, *, flipped: bool = False) -> Expr:
+    """expr * value (value * expr if `flipped`), merged with a constant factor that expr already has."""
+    if keeps_type(expr, factor):
+        if value == 1:
+            return expr
+        if value == -1:
+            return neg(expr)
+        if value == 0 and expr.type == "int":
+            return ZERO
+    if isinstance(expr, Binary):
+        inner_left, inner_right = number(expr.left), number(expr.right)
+        if expr.op == "*" and inner_right is not None:
+            return mul(expr.left, Const(inner_right * value))
+        if expr.op == "*" and inner_left is not None:
+            return mul(Const(inner_left * value), expr.right)
+        if expr.op == "/" and inner_right:
+            return mul(expr.left, Const(value / inner_right))
+    return Binary("*", factor, expr) if flipped else Binary("*", expr, factor)
+
+
+def div(left: Expr, right: Expr) -> Expr:
+    a, b = number(left), number(right)
+    if a is not None and b:
+        return Const(a / b)
+    if b == 1 and left.type == "float":
+        return left
+    if b and isinstance(left, Binary) and left.type == "float":
+        inner_left, inner_right = number(left.left), number(left.right)
+        if left.op == "*" and inner_right is not None:
+            return mul(left.left, Const(inner_right / b))
+        if left.op == "*" and inner_left is not None:
+            return mul(Const(inner_left / b), left.right)
+        if left.op == "/" and inner_right:
+            return div(left.left, Const(inner_right * b))
+    return Binary("/", left, right)
+
+
+def floordiv(left: Expr, right: Expr) -> Expr:
+    a, b = number(left), number(right)
+    if a is not None and b:
+        return Const(a // b)
+    if b == 1 and left.type == right.type == "int":
+        return left
+    if b is not None and b < 0 and right.type == "int":
+        return floordiv(neg(left), Const(-b))
+    return Binary("//", left, right)
+
+
+def mod(left: Expr, right: Expr) -> Expr:
+    a, b = number(left), number(right)
+    if a is not None and b:
+        return Const(a % b)
+    if b == 1 and left.type == right.type == "int":
+        return ZERO
+    if b is not None and b < 0 and right.type == "int":
+        return neg(mod(neg(left), Const(-b)))
+    return Binary("%", left, right)
+
+
+_BINARY: Mapping[BinaryOp, Callable[[Expr, Expr], Expr]] = {
+    "+": add, "-": sub, "*": mul, "/": div, "//": floordiv, "%": mod,
+}  # fmt: skip
+
+
+def binary(op: BinaryOp, left: Expr, right: Expr) -> Expr:
+    return _BINARY[op](left, right)
+
+
+def minimum(left: Expr, right: Expr) -> Expr:
+    a, b = number(left), number(right)
+    if a is not None and b is not None and left.type == right.type:
+        return left if a <= b else right
+    return left if left == right else Call("min", (left, right))
+
+
+def maximum(left: Expr, right: Expr) -> Expr:
+    a, b = number(left), number(right)
+    if a is not None and b is not None and left.type == right.type:
+        return left if a >= b else right
+    return left if left == right else Call("max", (left, right))
