@@ -22,8 +22,9 @@ from attnc.model.elaborate import Elaborator
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.params import raw_dims, resolve_param
-from attnc.model.projection import Projection, resolve_projection
+from attnc.model.projection import Projection
 from attnc.model.report import Report
+from attnc.model.resolve_projection import resolve_projection
 from attnc.model.rules import ATTENTION_RULES, SCHEDULE_RULES
 from attnc.model.schedules import resolve_schedule
 from attnc.model.scope import WRONG, Scope
