@@ -1,26 +1,18 @@
-"""The pools, the tables on the device, and the lists of pages on the host that decide what they hold."""
+"""The pools and the tables on the device, kept as the allocator on the host decides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
 import torch
 
-from attnc.paging.step import OutOfPages, OutOfRows, Statistics, Step
+from attnc.paging.allocator import Growth, PageAllocator
+from attnc.paging.capacity import Statistics
+from attnc.paging.step import Step
 
 Layout: TypeAlias = Literal["NHD", "HND"]
-
-
-@dataclass(slots=True)
-class _State:
-    """A sequence; always len(pages) == ceil(length / page)."""
-
-    row: int
-    length: int = 0
-    pages: list[int] = field(default_factory=list)
 
 
 class PagedCache:
@@ -75,11 +67,7 @@ class PagedCache:
         width = -(-max_length // page)
         self.block_table = torch.full((sequences, width), -1, dtype=torch.int32, device=self.device)
         self.kv_len = torch.zeros(sequences, dtype=torch.int32, device=self.device)
-        self._states: dict[int, _State] = {}
-        self._sharers = [0] * pages
-        self._free = list(range(pages - 1, -1, -1))
-        self._rows = list(range(sequences - 1, -1, -1))
-        self._next = 0
+        self._allocator = PageAllocator(pages=pages, page=page, sequences=sequences, max_length=max_length)
 
     def k(self, layer: int = 0) -> torch.Tensor:
         """K of a layer, a view: [pages + 1, page, Hkv, D] for NHD, [pages + 1, Hkv, page, D] for HND."""
@@ -92,23 +80,19 @@ class PagedCache:
         return self._pools[1][layer]
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._allocator)
 
     def length(self, sequence: int) -> int:
         """Tokens of a sequence."""
-        return self._state(sequence).length
+        return self._allocator.holding(sequence).length
 
     def row(self, sequence: int) -> int:
         """Its row of `block_table` and `kv_len`, for kernels that run over all rows."""
-        return self._state(sequence).row
+        return self._allocator.holding(sequence).row
 
     def allocate(self) -> int:
         """A new, empty sequence. OutOfRows if the block table is full."""
-        if not self._rows:
-            raise OutOfRows(len(self.kv_len))
-        sequence, self._next = self._next, self._next + 1
-        self._states[sequence] = _State(self._rows.pop())
-        return sequence
+        return self._allocator.allocate()
 
     def append(self, sequences: Sequence[int], counts: int | Sequence[int] = 1) -> Step:
         """Makes room for `counts` new tokens at the end of each sequence; write them to the step's `slots`.
@@ -117,33 +101,8 @@ class PagedCache:
         ValueError for a sequence named twice, a negative count or a length above max_length. Then nothing
         is changed.
         """
-        counts = [counts] * len(sequences) if isinstance(counts, int) else list(counts)
-        states = [self._state(sequence) for sequence in sequences]
-        self._check_growth(sequences, states, counts)
-        wanted = self._wanted(states, counts)
-        if len(wanted) > len(self._free):
-            raise OutOfPages(len(wanted), len(self._free))
-        entries: list[tuple[int, int, int]] = []  # row, column, page
-        copies: list[tuple[int, int]] = []  # from, to
-        for state, column, shared in wanted:
-            page = self._free.pop()
-            self._sharers[page] = 1
-            entries.append((state.row, column, page))
-            if shared is None:
-                state.pages.append(page)
-            else:
-                state.pages[column] = page
-                self._sharers[shared] -= 1
-                copies.append((shared, page))
-        slots: list[int] = []
-        for state, count in zip(states, counts, strict=True):
-            if count == 1:  # decoding: worth a line of its own
-                column, row = divmod(state.length, self.page)
-                slots.append(state.pages[column] * self.page + row)
-            else:
-                slots += self._slots(state, count)
-            state.length += count
-        return self._publish(states, counts, slots, entries, copies)
+        counts = [counts] * len(sequences) if isinstance(counts, int) else counts
+        return self._publish(self._allocator.grow(sequences, counts), counts)
 
     def view(self, sequences: Sequence[int]) -> Step:
         """The step of these sequences with no new token."""
@@ -151,37 +110,20 @@ class PagedCache:
 
     def fork(self, sequence: int) -> int:
         """A new sequence with the same tokens, in the same pages. OutOfRows if the block table is full."""
-        parent = self._state(sequence)
-        child = self.allocate()
-        state = self._states[child]
-        state.length, state.pages = parent.length, parent.pages.copy()
-        for page in state.pages:
-            self._sharers[page] += 1
-        self.block_table[state.row].copy_(self.block_table[parent.row])
-        self.kv_len[state.row].copy_(self.kv_len[parent.row])
+        child = self._allocator.fork(sequence)
+        source, target = self.row(sequence), self.row(child)
+        self.block_table[target].copy_(self.block_table[source])
+        self.kv_len[target].copy_(self.kv_len[source])
         return child
 
     def truncate(self, sequence: int, length: int) -> None:
         """Drops the tokens from `length` on, such as rejected drafts. ValueError if there are fewer."""
-        state = self._state(sequence)
-        if not 0 <= length <= state.length:
-            raise ValueError(f"length: expected 0 .. {state.length}, got {length}")
-        keep = -(-length // self.page)
-        self._release(state.pages[keep:])
-        del state.pages[keep:]
-        state.length = length
-        self.kv_len[state.row].fill_(length)
+        self.kv_len[self._allocator.truncate(sequence, length).row].fill_(length)
 
     def free(self, *sequences: int) -> None:
         """Ends sequences; a page is free once nobody shares it. ValueError: nothing was changed."""
-        if len(set(sequences)) < len(sequences):
-            raise ValueError(f"sequences: expected each once, got {list(sequences)}")
-        for state in [self._state(sequence) for sequence in sequences]:
-            self._release(state.pages)
-            self._rows.append(state.row)
-            self.kv_len[state.row].fill_(0)
-        for sequence in sequences:
-            del self._states[sequence]
+        for holding in self._allocator.free(sequences):
+            self.kv_len[holding.row].fill_(0)
 
     def write(
         self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None, layer: int = 0
@@ -208,9 +150,9 @@ class PagedCache:
 
     def read(self, sequence: int, layer: int = 0) -> tuple[torch.Tensor, ...]:
         """Copies of K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables."""
-        state = self._state(sequence)
-        index = torch.arange(state.length, device=self.device)
-        pages = self.block_table[state.row][index // self.page].long()
+        held = self._allocator.holding(sequence)
+        index = torch.arange(held.length, device=self.device)
+        pages = self.block_table[held.row][index // self.page].long()
         heads_last = self.layout == "NHD"
         views = (pool[layer] if heads_last else pool[layer].transpose(1, 2) for pool in self._pools)
         return tuple(view[pages, index % self.page] for view in views)
@@ -227,104 +169,36 @@ class PagedCache:
 
     def statistics(self) -> Statistics:
         """How full the pages are and how much of them is shared, counted on the host."""
-        filled: dict[int, int] = {}
-        for state in self._states.values():
-            for column, page in enumerate(state.pages):
-                rows = min(self.page, state.length - column * self.page)
-                filled[page] = max(rows, filled.get(page, 0))
-        return Statistics(
-            pages=self.pages,
-            page=self.page,
-            free=len(self._free),
-            tokens=sum(state.length for state in self._states.values()),
-            stored=sum(filled.values()),
-            alone=sum(len(state.pages) for state in self._states.values()),
-        )
+        return self._allocator.statistics()
 
     def sharers(self, sequence: int) -> tuple[int, ...]:
         """For each page of a sequence, how many sequences hold it."""
-        return tuple(self._sharers[page] for page in self._state(sequence).pages)
+        return self._allocator.sharers(sequence)
 
-    def _state(self, sequence: int) -> _State:
-        try:
-            return self._states[sequence]
-        except KeyError:
-            raise ValueError(f"sequence {sequence} was freed or never allocated") from None
-
-    def _check_growth(self, sequences: Sequence[int], states: list[_State], counts: list[int]) -> None:
-        if len(counts) != len(states):
-            raise ValueError(f"counts: expected one for each of {len(states)} sequences, got {len(counts)}")
-        if len(set(sequences)) < len(sequences):
-            raise ValueError(f"sequences: expected each once, got {list(sequences)}")
-        for sequence, state, count in zip(sequences, states, counts, strict=True):
-            if count < 0:
-                raise ValueError(f"counts: expected no negative number, got {count} for sequence {sequence}")
-            if state.length + count > self.max_length:
-                room = self.max_length - state.length
-                raise ValueError(f"counts: expected at most {room} for sequence {sequence}, got {count}")
-
-    def _wanted(self, states: list[_State], counts: list[int]) -> list[tuple[_State, int, int | None]]:
-        """(sequence, column, page to copy or None) for every page that growing takes.
-
-        Of n that share a last page and all grow, n - 1 copy it: the last to come has it for itself.
-        """
-        wanted: list[tuple[_State, int, int | None]] = []
-        left: dict[int, int] = {}
-        for state, count in zip(states, counts, strict=True):
-            if count and state.length % self.page:
-                last = state.pages[-1]
-                if self._sharers[last] > 1 + left.get(last, 0):
-                    left[last] = left.get(last, 0) + 1
-                    wanted.append((state, len(state.pages) - 1, last))
-            held, needed = len(state.pages), -(-(state.length + count) // self.page)
-            if needed > held:
-                wanted += ((state, column, None) for column in range(held, needed))
-        return wanted
-
-    def _slots(self, state: _State, count: int) -> Iterable[int]:
-        start, stop = state.length, state.length + count
-        for column in range(start // self.page, -(-stop // self.page)):
-            first = column * self.page
-            base = state.pages[column] * self.page - first
-            yield from range(base + max(start, first), base + min(stop, first + self.page))
-
-    def _publish(
-        self,
-        states: list[_State],
-        counts: list[int],
-        slots: list[int],
-        entries: list[tuple[int, int, int]],
-        copies: list[tuple[int, int]],
-    ) -> Step:
+    def _publish(self, growth: Growth, counts: Sequence[int]) -> Step:
         """Brings the device up to date with one copy to it, and gathers the rows concerned."""
         rows, lengths, cu_q, where, table, copied = self._upload(
-            [state.row for state in states],
-            [state.length for state in states],
+            [holding.row for holding in growth.holdings],
+            [holding.length for holding in growth.holdings],
             [0, *accumulate(counts)],
-            slots,
-            [number for entry in entries for number in entry],
-            [number for pair in copies for number in pair],
+            growth.slots,
+            [number for entry in growth.entries for number in entry],
+            [number for pair in growth.copies for number in pair],
         )
-        if entries:
+        if growth.entries:
             row, column, page = table.view(-1, 3).unbind(1)
             self.block_table[row, column] = page.int()
-        if copies:
+        if growth.copies:
             source, target = copied.view(-1, 2).unbind(1)
             for pool in self._pools:
                 pool[:, target] = pool[:, source]
         kv_len = lengths.int()
-        if slots:
+        if growth.slots:
             self.kv_len[rows] = kv_len
         return Step(block_table=self.block_table[rows], kv_len=kv_len, cu_q=cu_q.int(), slots=where.clone())
 
-    def _upload(self, *lists: list[int]) -> tuple[torch.Tensor, ...]:
+    def _upload(self, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """The lists as i64 tensors on the device. Pinned memory: the host does not wait for the copy."""
         numbers = [number for numbers in lists for number in numbers]
         host = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         return torch.split_with_sizes(host.to(self.device, non_blocking=True), [len(part) for part in lists])
-
-    def _release(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self._sharers[page] -= 1
-            if not self._sharers[page]:
-                self._free.append(page)
