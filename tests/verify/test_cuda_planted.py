@@ -12,9 +12,18 @@ from attnc.plan import ir
 from attnc.verify.cuda_backward_bugs import CUDA_BACKWARD_BUGS
 from attnc.verify.cuda_bugs import CUDA_BUGS
 from attnc.verify.cuda_f32_bugs import CUDA_F32_BUGS
+from attnc.verify.cuda_gradient_bugs import CUDA_GRADIENT_BUGS
+from attnc.verify.cuda_serving_bugs import CUDA_SERVING_BUGS
 from attnc.verify.planted import Bug, Catch, hunt, table
 from attnc.verify.simt import available
 
+PARTS = {
+    "forward": CUDA_BUGS,
+    "serving": CUDA_SERVING_BUGS,
+    "backward": CUDA_BACKWARD_BUGS,
+    "gradients": CUDA_GRADIENT_BUGS,
+    "f32": CUDA_F32_BUGS,
+}
 SPECS = Path(__file__).parents[2] / "specs"
 #: Attentions that are not in a file of their name.
 FILES = dict.fromkeys(("fa1_split_k", "fa1_split_q", "fa2_split_k"), "warp_split") | {
@@ -32,9 +41,7 @@ def module(name: str) -> ir.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "bugs", [CUDA_BUGS, CUDA_BACKWARD_BUGS, CUDA_F32_BUGS], ids=["forward", "backward", "f32"]
-)
+@pytest.mark.parametrize("bugs", PARTS.values(), ids=PARTS)
 def test_every_bug_is_caught(bugs: tuple[Bug, ...]) -> None:
     catches: list[Catch] = [hunt(module(bug.spec), bug, examples=60, seconds=240) for bug in bugs]
     print(f"\n{table(catches)}")
@@ -43,6 +50,7 @@ def test_every_bug_is_caught(bugs: tuple[Bug, ...]) -> None:
 
 
 def test_names_are_unique() -> None:
-    assert len({bug.name for bug in CUDA_BUGS}) == len(CUDA_BUGS) >= 25
+    forward, gradients = (*CUDA_BUGS, *CUDA_SERVING_BUGS), (*CUDA_BACKWARD_BUGS, *CUDA_GRADIENT_BUGS)
+    assert len({bug.name for bug in forward}) == len(forward) >= 25
+    assert len({bug.name for bug in gradients}) == len(gradients) >= 45
     assert len({bug.name for bug in CUDA_F32_BUGS}) == len(CUDA_F32_BUGS) >= 12
-    assert len({bug.name for bug in CUDA_BACKWARD_BUGS}) == len(CUDA_BACKWARD_BUGS) >= 45
