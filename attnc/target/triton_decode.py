@@ -199,7 +199,8 @@ class DecodeText(KernelText):
     def _pages_of(self, start: str, stop: str, whole: bool = False) -> str:
         """The pages of the tile that begins with this key: up to N, as its rows are read up to there."""
         k = self.rows("k")
-        return f"_pages_of({k.table}, {k.table_stride}, {start}, {stop}, {whole}, BLOCK_N, {k.page})"
+        forms = f"{whole}, {'False' if self.kernel.split is None else 'SPLIT'}"
+        return f"_pages_of({k.table}, {k.table_stride}, {start}, {stop}, {forms}, BLOCK_N, {k.page})"
 
     def _is_whole(self, loop: Loop) -> bool:
         """Whether its tiles have all of their rows: what a step then does not mask."""

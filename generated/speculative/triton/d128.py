@@ -91,8 +91,10 @@ def _ask_for_table(table, stride, entries):
 
 
 @triton.jit
-def _pages_of(table, stride, start, stop, WHOLE: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr):
-    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few, or that of every row.
+def _pages_of(
+    table, stride, start, stop, WHOLE: tl.constexpr, ENTRIES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
+):
+    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few (ENTRIES), or that of every row.
 
     start is a multiple of ROWS. Entries of pages past row `stop` are not read. WHOLE: every row is before it, or none
     is, so that entries can be loaded as vectors.
@@ -100,7 +102,8 @@ def _pages_of(table, stride, start, stop, WHOLE: tl.constexpr, ROWS: tl.constexp
     if PAGE % ROWS == 0:
         page = tl.load(table + start // PAGE * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
-        if ROWS // PAGE <= 8:
+        if ENTRIES and ROWS // PAGE <= 8:
+            # in registers of every thread: a short share is sooner done than by way of shared memory, a long loop later
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -123,7 +126,7 @@ def _load_paged(
     else:
         row = start + tl.arange(0, ROWS)
         col = tl.arange(0, BLOCK_D)
-        if ROWS % PAGE == 0 and ROWS // PAGE <= 8:
+        if page.shape[0] < ROWS:
             # row by row only now: rows of a page share a register, and a product with the stride
             page = tl.reshape(tl.broadcast_to(page[:, None], (ROWS // PAGE, PAGE)), (ROWS,))
         base = page.to(tl.int64) * stride_page
@@ -206,15 +209,16 @@ def speculative_forward(
     split_lo = split * share
     split_hi = tl.minimum(split_lo + share, hi)
     page = _pages_of(
-        block_table_row, stride_block_table_1, split_lo, tl.minimum(full_hi, split_hi), True, BLOCK_N, 64,
+        block_table_row, stride_block_table_1, split_lo, tl.minimum(full_hi, split_hi), True, SPLIT, BLOCK_N,
+        64,
     )
     next_page = _pages_of(
         block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N, tl.minimum(full_hi, split_hi), True,
-        BLOCK_N, 64,
+        SPLIT, BLOCK_N, 64,
     )
     third_page = _pages_of(
         block_table_row, stride_block_table_1, split_lo + 2 * BLOCK_N, tl.minimum(full_hi, split_hi), True,
-        BLOCK_N, 64,
+        SPLIT, BLOCK_N, 64,
     )
 
     row = row_lo + tl.arange(0, BLOCK_M)
@@ -232,7 +236,7 @@ def speculative_forward(
         later_page = _pages_of(
             block_table_row, stride_block_table_1, kv_lo + (3 if SPLIT else 2) * BLOCK_N,
             tl.where(kv_lo + (3 if SPLIT else 2) * BLOCK_N < tl.minimum(full_hi, split_hi), N, 0), False,
-            BLOCK_N, 64,
+            SPLIT, BLOCK_N, 64,
         )
         acc, l, m = _decode_step(
             acc, l, m, q, K, V, page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
@@ -244,7 +248,7 @@ def speculative_forward(
         next_page = third_page & 0x7FFFFFFF if SPLIT else later_page
         third_page = later_page
     for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
-        own_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, False, BLOCK_N, 64)
+        own_page = _pages_of(block_table_row, stride_block_table_1, kv_lo, N, False, SPLIT, BLOCK_N, 64)
         acc, l, m = _decode_step(
             acc, l, m, q, K, V, own_page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             MASKED=True, BLOCK_N=BLOCK_N,
@@ -634,9 +638,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.speculative_d128_798f8891_out(q, k, v, block_table, kv_len, o, _written(config))
+        torch.ops.attnc.speculative_d128_e6b2b2fe_out(q, k, v, block_table, kv_len, o, _written(config))
         return o
-    return torch.ops.attnc.speculative_d128_798f8891(q, k, v, block_table, kv_len, _written(config))
+    return torch.ops.attnc.speculative_d128_e6b2b2fe(q, k, v, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -685,11 +689,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of speculative, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "speculative_d128_798f8891"):
+    if hasattr(torch.ops.attnc, "speculative_d128_e6b2b2fe"):
         return True
-    forward = torch.library.custom_op("attnc::speculative_d128_798f8891", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::speculative_d128_e6b2b2fe", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::speculative_d128_798f8891_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::speculative_d128_e6b2b2fe_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 
