@@ -6,7 +6,7 @@ real step finds nothing of its cache in L2 either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,6 +15,8 @@ import torch
 Normal: TypeAlias = Callable[..., torch.Tensor]
 
 WIDTH, PAGE = 128, 16
+#: Rows of a page that a kernel is made for: those of the tables, and smaller ones.
+PAGES = (PAGE, 8, 4)
 #: Bytes of K and V that launches rotate over; the L2 cache of an H200 holds 50 MB.
 ROTATED = 384 << 20
 
@@ -44,17 +46,22 @@ class DecodeCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeInputs:
-    """One copy: q [B, 1, H, D]; k, v [B, N, Hkv, D]; the same number of keys in pages
-    [B * N / 16, 16, Hkv, D] that lie in random order, with their table; kv_len [B].
+    """One copy: q [B, 1, H, D]; k, v [B, N, Hkv, D]; the same number of keys in a pool [B * N, Hkv, D] of
+    pages, and by rows of a page the table [B, N / rows] of pages in random order; kv_len [B].
     """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    k_pages: torch.Tensor
-    v_pages: torch.Tensor
-    block_table: torch.Tensor
+    k_pool: torch.Tensor
+    v_pool: torch.Tensor
+    tables: Mapping[int, torch.Tensor]
     kv_len: torch.Tensor
+
+    def paged(self, page: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """k and v in pages [B * N / page, page, Hkv, D], and their table."""
+        k, v = (pool.view(-1, page, *pool.shape[1:]) for pool in (self.k_pool, self.v_pool))
+        return k, v, self.tables[page]
 
 
 def decode_cells() -> tuple[DecodeCell, ...]:
@@ -87,15 +94,18 @@ def draw_decode(cell: DecodeCell, copies: int) -> tuple[DecodeInputs, ...]:
 
 def _copy(cell: DecodeCell, normal: Normal, generator: torch.Generator) -> DecodeInputs:
     cache = (cell.batch, cell.length, cell.kv_heads, WIDTH)
-    pages = cell.batch * cell.length // PAGE
-    order = torch.randperm(pages, generator=generator, device="cuda")
-    pool = (pages, PAGE, cell.kv_heads, WIDTH)
+    pool = (cell.batch * cell.length, cell.kv_heads, WIDTH)
+
+    def table(page: int) -> torch.Tensor:
+        order = torch.randperm(pool[0] // page, generator=generator, device="cuda")
+        return order.to(torch.int32).reshape(cell.batch, -1)
+
     return DecodeInputs(
         q=normal(cell.batch, 1, cell.heads, WIDTH),
         k=normal(*cache),
         v=normal(*cache),
-        k_pages=normal(*pool),
-        v_pages=normal(*pool),
-        block_table=order.to(torch.int32).reshape(cell.batch, -1),
+        k_pool=normal(*pool),
+        v_pool=normal(*pool),
+        tables={page: table(page) for page in PAGES},
         kv_len=torch.full((cell.batch,), cell.length, device="cuda", dtype=torch.int32),
     )

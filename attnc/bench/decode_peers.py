@@ -6,9 +6,9 @@ reads pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnc.bench.decode import DecodeInputs
+from attnc.bench.decode import PAGE, PAGES, DecodeInputs
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
@@ -28,8 +28,8 @@ Make: TypeAlias = Callable[[DecodeInputs], Launch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """`ours`: a variant of the generated kernel rather than a peer; `compiles`: its first launch takes
-    seconds, so that it is worth warming up in parallel.
+    """`ours`: a generated kernel rather than a peer; `compiles`: its first launch takes seconds, so that it
+    is worth warming up in parallel.
     """
 
     name: str
@@ -40,22 +40,21 @@ class Decoder:
 
 
 @cache
-def modules() -> Mapping[str, ModuleType]:
-    planned = plan_program(front(SPEC)).modules
+def modules(target: str) -> Mapping[str, ModuleType]:
+    """The kernels for a target by the name of the attention."""
+    planned = (module for module in plan_program(front(SPEC)).modules if module.target == target)
     return {module.variant.attention.name: load_module(module) for module in planned}
 
 
-def _dense(name: str) -> Make:
-    def make(x: DecodeInputs) -> Launch:
-        kernel = getattr(modules()[name], name)
-        return lambda: kernel(x.q, x.k, x.v, x.kv_len)
-
-    return make
+def _dense(target: str, name: str, x: DecodeInputs) -> Launch:
+    kernel = getattr(modules(target)[name], name)
+    return lambda: kernel(x.q, x.k, x.v, x.kv_len)
 
 
-def _paged(x: DecodeInputs) -> Launch:
-    kernel: Any = modules()["paged"].paged
-    return lambda: kernel(x.q, x.k_pages, x.v_pages, x.block_table, x.kv_len)
+def _paged(target: str, name: str, page: int, x: DecodeInputs) -> Launch:
+    kernel = getattr(modules(target)[name], name)
+    k, v, table = x.paged(page)
+    return lambda: kernel(x.q, k, v, table, x.kv_len)
 
 
 def _sdpa(backend: SDPBackend) -> Make:
@@ -86,11 +85,34 @@ def _compiled_flex(_shape: torch.Size) -> Any:
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-DECODERS: tuple[Decoder, ...] = (
-    Decoder(name="attnc", title="attnc", make=_dense("dense"), ours=True),
-    Decoder(name="paged", title="page 16", make=_paged, ours=True),
-    Decoder(name="unified", title="unified_max", make=_dense("unified"), ours=True),
+#: What PyTorch brings along.
+PEERS: tuple[Decoder, ...] = (
     Decoder(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION), compiles=False),
     Decoder(name="fa2", title="FlashAttention-2", make=_sdpa(SDPBackend.FLASH_ATTENTION), compiles=False),
     Decoder(name="flex", title="FlexAttention", make=_flex),
 )
+#: Attentions over pages by the rows of one. Those of fewer than 16 take part where they are named.
+PAGED = {page: "paged" if page == PAGE else f"page_{page}" for page in PAGES}
+#: All names that `decoders` knows.
+NAMES = frozenset({"triton", *PAGED.values(), *(peer.name for peer in PEERS)})
+
+
+def decoders(names: Collection[str], target: str = "triton") -> tuple[Decoder, ...]:
+    """attnc's kernels for a target, those for Triton beside them where `triton` is named, and the peers of
+    these names. Names that nobody has are left to the caller.
+    """
+    is_beside = "triton" in names and target != "triton"
+    beside = _ours("triton", names, "triton_", " on Triton") if is_beside else ()
+    peers = (peer for peer in PEERS if peer.name in names)
+    return (*_ours(target, names), *beside, *peers)
+
+
+def _ours(target: str, names: Collection[str], prefix: str = "", suffix: str = "") -> Iterator[Decoder]:
+    """The kernels for a target, called so that they differ from those for another one."""
+    makers: dict[str, tuple[str, Make]] = {"attnc": ("attnc", partial(_dense, target, "dense"))}
+    for page, name in PAGED.items():
+        if page == PAGE or name in names:
+            makers[name] = f"page {page}", partial(_paged, target, name, page)
+    makers["unified"] = "unified_max", partial(_dense, target, "unified")
+    for name, (title, make) in makers.items():
+        yield Decoder(name=f"{prefix}{name}", title=f"{title}{suffix}", make=make, ours=True)

@@ -10,7 +10,6 @@ from typing import Any
 from attnc.bench.decode_peers import Decoder
 from attnc.bench.decode_run import DecodeResult
 from attnc.bench.plot import grouped_bars, pyplot, save
-from attnc.bench.report import machine
 from attnc.bench.serving_run import ServingResult, serving_dict, serving_markdown
 
 
@@ -19,15 +18,16 @@ def write_decode(
     eager: Mapping[str, float],
     decoders: Sequence[Decoder],
     serving: Sequence[ServingResult],
+    machine: Mapping[str, str],
     folder: Path,
 ) -> tuple[Path, ...]:
     """Writes decode.md, decode.json and, where matplotlib is installed, decode.png; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     table, data, plot = (folder / f"decode.{ending}" for ending in ("md", "json", "png"))
-    text = f"{markdown(results, eager, decoders, machine())}\n{serving_markdown(serving)}"
+    text = f"{markdown(results, eager, decoders, machine)}\n{serving_markdown(serving)}"
     table.write_text(text, encoding="utf-8")
-    data.write_text(as_json(results, eager, serving, machine()), encoding="utf-8")
-    if results and draw_plot(results, decoders, plot, machine()["device"]):
+    data.write_text(as_json(results, eager, serving, machine), encoding="utf-8")
+    if results and draw_plot(results, decoders, plot, machine["device"]):
         return (table, data, plot)
     return (table, data)
 

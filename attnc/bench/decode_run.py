@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from attnc.bench.decode import DecodeCell, draw_decode, scaling_cells
-from attnc.bench.decode_peers import DECODERS, Decoder
+from attnc.bench.decode_peers import PEERS, Decoder
 from attnc.runtime.timing import Launch, Timing, summarise
 
 _SAMPLE_SECONDS, _BYTES_A_SECOND, _LAUNCH_SECONDS = 4e-3, 4e12, 5e-6
@@ -44,8 +44,8 @@ class DecodeResult:
 
     def best_peer(self) -> str | None:
         """The fastest candidate that is not generated."""
-        ours = {decoder.name for decoder in DECODERS if decoder.ours}
-        others = {name: timing.median for name, timing in self.timings.items() if name not in ours}
+        peers = {peer.name for peer in PEERS}
+        others = {name: timing.median for name, timing in self.timings.items() if name in peers}
         return min(others, key=lambda name: others[name]) if others else None
 
 
@@ -82,8 +82,8 @@ def _call(job: Job) -> None:
 
 def decode_jobs(cells: Sequence[DecodeCell], decoders: Sequence[Decoder]) -> list[Job]:
     """What to warm up, the slowest first."""
-    names = [decoder.name for decoder in reversed(decoders) if decoder.compiles]
-    return [partial(_launch_once, cell, name) for name in names for cell in cells if is_timed(cell, name)]
+    made = [decoder for decoder in reversed(decoders) if decoder.compiles]
+    return [partial(_launch_once, cell, x) for x in made for cell in cells if is_timed(cell, x.name)]
 
 
 def is_timed(cell: DecodeCell, name: str) -> bool:
@@ -93,8 +93,7 @@ def is_timed(cell: DecodeCell, name: str) -> bool:
     return name != "flex" or cell not in scaling_cells()
 
 
-def _launch_once(cell: DecodeCell, name: str) -> None:
-    decoder = next(decoder for decoder in DECODERS if decoder.name == name)
+def _launch_once(cell: DecodeCell, decoder: Decoder) -> None:
     (x,) = draw_decode(cell, 1)
     try:
         with torch.no_grad():

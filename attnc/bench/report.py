@@ -17,8 +17,8 @@ from attnc.bench.plot import grouped_bars, pyplot, save
 from attnc.bench.run import Result
 
 
-def machine() -> dict[str, str]:
-    """What the figures depend on."""
+def machine(target: str) -> dict[str, str]:
+    """What the figures depend on, and whose kernels were timed."""
     import triton
 
     cudnn: Any = torch.backends.cudnn  # torch ships it without annotations
@@ -29,17 +29,20 @@ def machine() -> dict[str, str]:
         "triton": str(triton.__version__),
         "cudnn": str(cudnn.version()),
         "python": platform.python_version(),
+        "target": target,
     }
 
 
-def write_report(results: Sequence[Result], peers: Sequence[Peer], folder: Path) -> tuple[Path, ...]:
+def write_report(
+    results: Sequence[Result], peers: Sequence[Peer], machine: dict[str, str], folder: Path
+) -> tuple[Path, ...]:
     """Writes bench.md, bench.json and, where matplotlib is installed, bench.png; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     table, data = folder / "bench.md", folder / "bench.json"
-    table.write_text(markdown(results, peers, machine()), encoding="utf-8")
-    data.write_text(as_json(results, machine()), encoding="utf-8")
+    table.write_text(markdown(results, peers, machine), encoding="utf-8")
+    data.write_text(as_json(results, machine), encoding="utf-8")
     plot = folder / "bench.png"
-    return (table, data, plot) if _plot(results, peers, plot) else (table, data)
+    return (table, data, plot) if _plot(results, peers, plot, machine["device"]) else (table, data)
 
 
 def phase_of(results: Sequence[Result]) -> Phase:
@@ -120,7 +123,7 @@ def _figure(tflops: float | None) -> str:
     return "n/a" if tflops is None else f"{tflops:.0f}"
 
 
-def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path) -> bool:
+def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path, device: str) -> bool:
     """Horizontal bars, a group for each cell; False where matplotlib is missing."""
     plt = pyplot()
     if plt is None:
@@ -130,7 +133,7 @@ def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path) -> bool:
     grouped_bars(axes, [r.cell.name for r in results], speeds)
     axes.margins(y=0.01)
     axes.set_xlabel("TFLOP/s (longer is faster)")
-    axes.set_title(f"Attention {phase_of(results)}, {_dtype(results)}, {torch.cuda.get_device_name()}")
+    axes.set_title(f"Attention {phase_of(results)}, {_dtype(results)}, {device}")
     axes.legend(loc="lower right")
     figure.tight_layout()
     save(plt, figure, path)

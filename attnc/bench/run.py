@@ -50,8 +50,13 @@ class Result:
 
 def candidates(names: Iterable[str], target: str = "triton") -> tuple[Peer, ...]:
     """attnc's kernels for a target, and the peers of these names. KeyError for a name that is none."""
-    known = {**PEERS, TRITON.name: TRITON, TWO_PASS.name: TWO_PASS}
+    known = known_peers()
     return (ours(target), *(known[name] for name in names if name != OURS))
+
+
+def known_peers() -> dict[str, Peer]:
+    """All whom attnc's kernels can be timed beside, by name."""
+    return {**PEERS, TRITON.name: TRITON, TWO_PASS.name: TWO_PASS}
 
 
 def warm_up(cells: Sequence[Cell], peers: Sequence[Peer], phase: Phase = "forward") -> None:

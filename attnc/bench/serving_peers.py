@@ -5,7 +5,7 @@ PyTorch can compute the same. No peer reads pages: each gets the keys in order, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -26,18 +26,19 @@ Make: TypeAlias = Callable[[ServingInputs], Launch]
 
 
 @cache
-def modules() -> Mapping[str, ModuleType]:
-    planned = plan_program(front(SPEC)).modules
+def modules(target: str) -> Mapping[str, ModuleType]:
+    """The kernels for a target by the name of the attention."""
+    planned = (module for module in plan_program(front(SPEC)).modules if module.target == target)
     return {module.variant.attention.name: load_module(module) for module in planned}
 
 
-def _kernel(name: str) -> Any:
-    return getattr(modules()[name], name)
+def _kernel(target: str, name: str) -> Any:
+    return getattr(modules(target)[name], name)
 
 
-def _generated(name: str) -> Make:
+def _generated(target: str, name: str) -> Make:
     def make(x: ServingInputs) -> Launch:
-        kernel = _kernel(name)
+        kernel = _kernel(target, name)
         if name == "mla":  # v is the first columns of k
             return lambda: kernel(x.q, x.k, x.block_table, x.kv_len)
         return lambda: kernel(x.q, x.k, x.v, x.block_table, x.kv_len)
@@ -45,9 +46,9 @@ def _generated(name: str) -> Make:
     return make
 
 
-def _cascade(x: ServingInputs) -> Launch:
+def _cascade(target: str, x: ServingInputs) -> Launch:
     """The prefix once for all sequences, each one's own keys, and both results joined."""
-    shared, own = _kernel("shared"), _kernel("own")
+    shared, own = _kernel(target, "shared"), _kernel(target, "own")
     batch, pages = x.block_table.shape
     prefix = pages - SUFFIX // PAGE
     q = x.q.reshape(1, batch, HEADS, WIDTH)
@@ -122,18 +123,23 @@ def _products(x: ServingInputs) -> Launch:
 
 #: Those of PyTorch's attentions that take part.
 PEERS = ("cudnn", "fa2")
-#: By kind of cell: the first is the one that others are compared with.
-CONTENDERS: Mapping[Kind, Mapping[str, Make]] = {
-    "mla": {
-        "attnc": _generated("mla"),
-        "cudnn": _compressed(SDPBackend.CUDNN_ATTENTION),
-        "fa2": _compressed(SDPBackend.FLASH_ATTENTION),
-        "products": _products,
-    },
-    "verify": {
-        "attnc": _generated("verify"),
-        "cudnn": _drafts(SDPBackend.CUDNN_ATTENTION),
-        "fa2": _drafts(SDPBackend.FLASH_ATTENTION),
-    },
-    "prefix": {"cascade": _cascade, "plain": _generated("own")},
-}
+
+
+def contenders(kind: Kind, target: str) -> Mapping[str, Make]:
+    """Who takes part in a kind of cell; the first is the one that others are compared with."""
+    match kind:
+        case "mla":
+            return {
+                "attnc": _generated(target, "mla"),
+                "cudnn": _compressed(SDPBackend.CUDNN_ATTENTION),
+                "fa2": _compressed(SDPBackend.FLASH_ATTENTION),
+                "products": _products,
+            }
+        case "verify":
+            return {
+                "attnc": _generated(target, "verify"),
+                "cudnn": _drafts(SDPBackend.CUDNN_ATTENTION),
+                "fa2": _drafts(SDPBackend.FLASH_ATTENTION),
+            }
+        case "prefix":
+            return {"cascade": partial(_cascade, target), "plain": _generated(target, "own")}

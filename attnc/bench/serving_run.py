@@ -11,7 +11,7 @@ import torch
 
 from attnc.bench.decode_run import Job, take_turns
 from attnc.bench.serving import MEMORY, ServingCell, draw_serving
-from attnc.bench.serving_peers import CONTENDERS, PEERS
+from attnc.bench.serving_peers import PEERS, contenders
 from attnc.runtime.timing import Timing
 
 TITLES = {
@@ -34,18 +34,22 @@ class ServingResult:
 
     @property
     def ours(self) -> Timing | None:
-        return self.timings.get(next(iter(CONTENDERS[self.cell.kind])))
+        return self.timings.get("cascade" if self.cell.kind == "prefix" else "attnc")
 
 
 def measure_serving(
-    cells: Sequence[ServingCell], peers: Collection[str], rounds: int, report: Callable[[str], None]
+    cells: Sequence[ServingCell],
+    peers: Collection[str],
+    target: str,
+    rounds: int,
+    report: Callable[[str], None],
 ) -> tuple[ServingResult, ...]:
     """Times every cell. `report` is called with the name of each before it starts."""
     results = []
     for cell in cells:
         report(cell.name)
-        contenders = CONTENDERS[cell.kind]
-        makers = {name: make for name, make in contenders.items() if name not in PEERS or name in peers}
+        known = contenders(cell.kind, target)
+        makers = {name: make for name, make in known.items() if name not in PEERS or name in peers}
         with torch.no_grad():
             copies = draw_serving(cell, cell.copies)
             timings, missing = take_turns(copies, makers, cell.bytes, rounds)
@@ -55,16 +59,17 @@ def measure_serving(
     return tuple(results)
 
 
-def serving_jobs(cells: Sequence[ServingCell]) -> list[Job]:
+def serving_jobs(cells: Sequence[ServingCell], target: str) -> list[Job]:
     """What to warm up: one cell of each kind, as no length or batch compiles a kernel anew."""
     first = {cell.kind: cell for cell in reversed(cells)}
-    return [partial(_launch_once, cell) for cell in first.values()]
+    return [partial(_launch_once, cell, target) for cell in first.values()]
 
 
-def _launch_once(cell: ServingCell) -> None:
+def _launch_once(cell: ServingCell, target: str) -> None:
     (x,) = draw_serving(cell, 1)
+    known = contenders(cell.kind, target)
     for name in ("attnc", "cascade", "plain"):
-        make = CONTENDERS[cell.kind].get(name)
+        make = known.get(name)
         try:
             with torch.no_grad():
                 if make is not None:

@@ -55,12 +55,17 @@ def bench(
     of the matmul ceiling measured in the same seconds. With --decode GB/s of K and V, under CUDA graph replay
     with a cold L2, in files named decode.*. Needs a CUDA GPU.
 
+    Peers are cudnn, fa2, efficient, flex and eager; of attnc triton, its kernels for Triton beside those of
+    --target, two_pass, CUDA gradients that are the same bits in every run, and with --decode page_8 and
+    page_4, small pages.
+
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """
     from attnc.bench.cells import masks, quick, single, standard
 
+    check_target(target)
     if is_decode:
-        _decode(out, cells, peers, rounds, is_list)
+        _decode(out, cells, peers, target, rounds, is_list)
     elif is_papers:
         _papers(out, cells, rounds, is_list=is_list)
     else:
@@ -70,11 +75,11 @@ def bench(
         if is_list:
             _list(chosen, phase)
         else:
-            _kernels(out, chosen, _rivals(peers, target), rounds, phase)
+            _kernels(out, chosen, _rivals(peers, target), target, rounds, phase)
 
 
 def _kernels(
-    out: Path, chosen: tuple[Cell, ...], rivals: tuple[Peer, ...], rounds: int, phase: Phase
+    out: Path, chosen: tuple[Cell, ...], rivals: tuple[Peer, ...], target: str, rounds: int, phase: Phase
 ) -> None:
     """Every cell in one interleaved run: the forward, or the gradients."""
     need_gpu()
@@ -85,22 +90,20 @@ def _kernels(
     warm_up(chosen, rivals, phase)
     with progress("bench", len(chosen)) as bar:
         results = measure(chosen, rivals, rounds, bar.advance, phase)
-    say(markdown(results, rivals, machine()))
-    for path in write_report(results, rivals, out):
+    made_on = machine(target)
+    say(markdown(results, rivals, made_on))
+    for path in write_report(results, rivals, made_on, out):
         note(f"wrote {path}")
 
 
 def _rivals(peers: str, target: str) -> tuple[Peer, ...]:
     """Those named, and the target's own kernels. Raises Mistake for a name that nobody has."""
-    from attnc.bench.run import candidates
+    from attnc.bench.run import candidates, known_peers
 
     try:
         return candidates(_names(peers), target)
     except KeyError as unknown:
-        raise Mistake(
-            f"there is no peer {unknown}",
-            "peers are cudnn, fa2, efficient, flex, eager, triton, two_pass",
-        ) from None
+        raise Mistake(f"there is no peer {unknown}", f"peers are {', '.join(known_peers())}") from None
 
 
 def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> None:
@@ -118,9 +121,18 @@ def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> N
         note(f"wrote {path}")
 
 
-def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool) -> None:
+def check_target(target: str) -> None:
+    """Raises Mistake where nothing is compiled for a target of this name."""
+    from attnc.build import TARGETS
+
+    if target not in TARGETS:
+        raise Mistake(f"there is no target '{target}'", f"targets are {', '.join(sorted(TARGETS))}")
+
+
+def _decode(out: Path, cells: str | None, peers: str, target: str, rounds: int, is_list: bool) -> None:
     """`attnc bench --decode`: GB/s of K and V under graph replay, and what a call costs the host."""
     from attnc.bench.decode import DecodeCell, decode_cells, scaling_cells
+    from attnc.bench.decode_peers import decoders
     from attnc.bench.serving import ServingCell, serving_cells
 
     offered: tuple[DecodeCell | ServingCell, ...] = (*decode_cells(), *scaling_cells(), *serving_cells())
@@ -129,8 +141,8 @@ def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool
         for cell in every:
             say(f"{cell.name:26} {cell.bytes * 1e-9:9.3f} GB of K and V")
         return
+    wanted = _decoding_peers(peers)
     need_gpu()
-    from attnc.bench.decode_peers import DECODERS
     from attnc.bench.decode_report import markdown, write_decode
     from attnc.bench.decode_run import decode_jobs, eager_cost, measure_decode, warm_up
     from attnc.bench.report import machine
@@ -138,17 +150,28 @@ def _decode(out: Path, cells: str | None, peers: str, rounds: int, is_list: bool
 
     chosen = tuple(cell for cell in every if isinstance(cell, DecodeCell))
     further = tuple(cell for cell in every if isinstance(cell, ServingCell))
-    wanted = set(_names(peers))
-    decoders = tuple(decoder for decoder in DECODERS if decoder.ours or decoder.name in wanted)
+    taking = decoders(wanted, target)
     note(f"compiling for {len(every)} cells")
-    warm_up([*decode_jobs(chosen, decoders), *serving_jobs(further)])
+    warm_up([*decode_jobs(chosen, taking), *serving_jobs(further, target)])
     with progress("bench", len(every)) as bar:
-        results = measure_decode(chosen, decoders, rounds, bar.advance)
-        eager = eager_cost(decoders) if chosen else {}
-        serving = measure_serving(further, wanted, rounds, bar.advance)
-    say(f"{markdown(results, eager, decoders, machine())}\n{serving_markdown(serving)}")
-    for path in write_decode(results, eager, decoders, serving, out):
+        results = measure_decode(chosen, taking, rounds, bar.advance)
+        eager = eager_cost(taking) if chosen else {}
+        serving = measure_serving(further, wanted, target, rounds, bar.advance)
+    made_on = machine(target)
+    say(f"{markdown(results, eager, taking, made_on)}\n{serving_markdown(serving)}")
+    for path in write_decode(results, eager, taking, serving, made_on, out):
         note(f"wrote {path}")
+
+
+def _decoding_peers(peers: str) -> set[str]:
+    """Those named. Raises Mistake for a name that nobody has; some of a forward's peers have no part here."""
+    from attnc.bench.decode_peers import NAMES
+    from attnc.bench.run import known_peers
+
+    wanted = set(_names(peers))
+    for name in sorted(wanted - NAMES - known_peers().keys()):
+        raise Mistake(f"there is no peer '{name}'", f"peers are {', '.join(sorted(NAMES))}")
+    return wanted
 
 
 def _matching(cells: tuple[_Named, ...], patterns: str | None) -> tuple[_Named, ...]:

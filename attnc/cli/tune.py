@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.bench import need_gpu
+from attnc.cli.bench import check_target, need_gpu
 from attnc.cli.compile import SPECS
 from attnc.cli.console import Mistake, find_specs, note, progress, say
 
@@ -36,6 +36,7 @@ def tune(
     Example: attnc tune specs/causal_gqa.attn
     """
     paths = find_specs(specs or [])
+    check_target(target)
     need_gpu()
     if points is not None:
         tune_points(paths, rounds, points)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnc.bench.cells import DOCUMENT, PREFIX, TOKENS, WINDOW, Cell, Mask, masks, quick, standard
+from attnc.bench.cells import DOCUMENT, PREFIX, TOKENS, WINDOW, Cell, Mask, masks, quick, single, standard
 from attnc.bench.ours import SPECS
 from attnc.build import front, plan_program
 
@@ -43,10 +43,11 @@ def test_every_cell_has_a_generated_kernel(target: str) -> None:
     assert {(cell.mask, cell.width) for cell in (*standard(), *masks(), *quick())} <= made
 
 
-def test_deterministic_kernels_are_there_for_the_plain_cells() -> None:
-    modules = plan_program(front(SPECS[0].parent / "deterministic" / "plain.attn")).modules
+@pytest.mark.parametrize(("name", "cells"), [("plain", standard()), ("single", single())])
+def test_deterministic_kernels_are_there_for_the_plain_cells(name: str, cells: tuple[Cell, ...]) -> None:
+    modules = plan_program(front(SPECS[0].parent / "deterministic" / f"{name}.attn")).modules
     made = {(module.variant.attention.name, module.variant.params["D"]) for module in modules}
-    assert made == {(cell.mask, cell.width) for cell in standard()}
+    assert made == {(cell.mask, cell.width) for cell in cells}
     for module in modules:
         assert module.backward is not None
         assert [planned.name for planned in module.backward.kernels] == ["dq", "dkdv"]

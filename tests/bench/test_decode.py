@@ -1,17 +1,19 @@
 """The decode cells, a kernel for each way to read them, and the table."""
 
 import json
+import pickle
 
 import pytest
+import torch
 
-from attnc.bench.decode import ROTATED, DecodeCell, decode_cells, scaling_cells
-from attnc.bench.decode_peers import DECODERS, SPEC
+from attnc.bench.decode import PAGES, ROTATED, DecodeCell, DecodeInputs, decode_cells, scaling_cells
+from attnc.bench.decode_peers import NAMES, PAGED, SPEC, decoders
 from attnc.bench.decode_report import as_json, markdown
-from attnc.bench.decode_run import DecodeResult
+from attnc.bench.decode_run import DecodeResult, decode_jobs
 from attnc.bench.serving import serving_cells
-from attnc.bench.serving_peers import CONTENDERS
 from attnc.bench.serving_peers import SPEC as SERVING
-from attnc.bench.serving_run import ServingResult, serving_dict, serving_markdown
+from attnc.bench.serving_peers import contenders
+from attnc.bench.serving_run import ServingResult, serving_dict, serving_jobs, serving_markdown
 from attnc.build import front, plan_program
 from attnc.runtime.timing import Timing
 
@@ -29,10 +31,45 @@ def test_the_cells_are_the_documented_ones() -> None:
     assert all(cell.copies * cell.bytes >= ROTATED and cell.copies >= 2 for cell in cells)
 
 
-def test_every_generated_candidate_has_a_kernel() -> None:
-    made = {module.variant.attention.name for module in plan_program(front(SPEC)).modules}
-    assert made == {"dense", "paged", "unified"}
-    assert [decoder.name for decoder in DECODERS if decoder.ours] == ["attnc", "paged", "unified"]
+TARGETS = ("triton", "cuda.sm_80")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_generated_candidate_has_a_kernel(target: str) -> None:
+    planned = (module for module in plan_program(front(SPEC)).modules if module.target == target)
+    made = {module.variant.attention.name for module in planned}
+    assert made == {"dense", "unified", *PAGED.values()}
+    assert [x.name for x in decoders((), target)] == ["attnc", "paged", "unified"]
+
+
+def test_those_take_part_that_are_named() -> None:
+    found = decoders(["triton", "page_4", "fa2", "eager"], "cuda.sm_80")
+    assert [x.name for x in found] == [
+        "attnc", "paged", "page_4", "unified",
+        "triton_attnc", "triton_paged", "triton_page_4", "triton_unified",
+        "fa2",
+    ]  # fmt: skip
+    assert {"page 4", "page 4 on Triton"} < {x.title for x in found}
+    assert all(x.ours == (x.name != "fa2") for x in found)
+    assert len(decoders(NAMES, "cuda.sm_80")) == 2 * (len(PAGED) + 2) + 3
+    assert len(decoders(NAMES, "triton")) == len(PAGED) + 2 + 3
+
+
+def test_what_is_warmed_up_goes_to_other_processes() -> None:
+    jobs = decode_jobs(decode_cells(), decoders(NAMES, "cuda.sm_80"))
+    jobs += serving_jobs(serving_cells(), "cuda.sm_80")
+    assert len(jobs) == 6 * 11 + 3
+    assert all(pickle.loads(pickle.dumps(job)) for job in jobs)
+
+
+def test_a_pool_is_read_in_pages_of_every_size() -> None:
+    pool = torch.arange(64.0).reshape(64, 1, 1)
+    tables = {page: torch.arange(64 // page)[None] for page in PAGES}
+    x = DecodeInputs(q=pool, k=pool, v=pool, k_pool=pool, v_pool=pool, tables=tables, kv_len=pool)
+    for page in PAGES:
+        k, v, table = x.paged(page)
+        assert k.shape == v.shape == (64 // page, page, 1, 1)
+        assert torch.equal(k[table[0]].flatten(), pool.flatten())
 
 
 def test_the_table_compares_with_the_best_peer() -> None:
@@ -44,7 +81,7 @@ def test_the_table_compares_with_the_best_peer() -> None:
         missing={"flex": "no"},
     )
     assert result.best_peer() == "cudnn"
-    text = markdown([result], {"attnc": 18.2}, DECODERS, MACHINE)
+    text = markdown([result], {"attnc": 18.2}, decoders(NAMES - {"triton"}), MACHINE)
     row = next(line for line in text.splitlines() if line.startswith("| b1 "))
     assert row.split(" | ")[1:3] == ["10.0", "3355"]
     assert "2.00x cudnn | 0.962 |" in row
@@ -55,10 +92,13 @@ def test_the_table_compares_with_the_best_peer() -> None:
 
 def test_further_cells_have_their_kernels_and_rooflines() -> None:
     cells = serving_cells()
-    assert {cell.kind for cell in cells} == set(CONTENDERS)
     assert len({cell.name for cell in cells}) == len(cells)
-    made = {module.variant.attention.name for module in plan_program(front(SERVING)).modules}
-    assert made == {"mla", "verify", "shared", "own"}
+    for target in TARGETS:
+        planned = (module for module in plan_program(front(SERVING)).modules if module.target == target)
+        assert {module.variant.attention.name for module in planned} == {"mla", "verify", "shared", "own"}
+        for cell in cells:
+            first = next(iter(contenders(cell.kind, target)))
+            assert ServingResult(cell=cell, timings={first: timing(1.0)}, missing={}).ours is not None
     mla = next(cell for cell in cells if cell.kind == "mla")
     assert mla.bytes == 8192 * 1152
     assert mla.roofline == pytest.approx(max(mla.bytes / 4.8e12, mla.flops / 989e12))

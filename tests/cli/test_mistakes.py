@@ -82,10 +82,19 @@ def test_a_schedule_for_a_target_without_kernels_is_not_called_missing(run: Run,
         assert "is compiled yet\n   = help: 'attnc check' says why" in done.err
 
 
-def test_an_unknown_peer_is_told_before_a_gpu_is_sought(run: Run) -> None:
-    done = run("bench", "--peers", "cudnn,fa4")
+@pytest.mark.parametrize("more", [(), ("--decode",), ("--decode", "--target", "cuda.sm_80")])
+def test_an_unknown_peer_is_told_before_a_gpu_is_sought(run: Run, more: tuple[str, ...]) -> None:
+    done = run("bench", "--peers", "cudnn,fa4", *more)
     assert done.code == 2
     assert "there is no peer 'fa4'" in done.err
+
+
+@pytest.mark.parametrize("more", [("bench",), ("bench", "--decode"), ("tune",)])
+def test_an_unknown_target_is_told_before_a_gpu_is_sought(run: Run, more: tuple[str, ...]) -> None:
+    done = run(*more, "--target", "cuda.sm_79")
+    assert done.code == 2
+    assert "there is no target 'cuda.sm_79'" in done.err
+    assert "cuda.sm_80" in done.err
 
 
 def test_fmt_says_why_a_file_changes_in_which_no_line_does(run: Run, folder: Path) -> None:
