@@ -35,16 +35,10 @@ def unified_attention(
     softmax_segm_output: torch.Tensor | None = None,
     softmax_segm_max: torch.Tensor | None = None,
     softmax_segm_expsum: torch.Tensor | None = None,
+    *,
     alibi_slopes: torch.Tensor | None = None,
-    output_scale: torch.Tensor | None = None,
-    qq_bias: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
-    mm_prefix_range: torch.Tensor | None = None,
-    use_alibi_sqrt: bool = False,
-    kv_quant_mode: int = 0,
-    k_scale_cache: torch.Tensor | None = None,
-    v_scale_cache: torch.Tensor | None = None,
-    **later: object,
+    **unsupported: object,
 ) -> None:
     """Writes the attention of every token to `out`.
 
@@ -52,45 +46,33 @@ def unified_attention(
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
     softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.
-    max_seqlen_k and the softmax_segm arguments steer vLLM's own kernels and have no meaning here.
-    k_descale and v_descale apply to quantised caches alone, as in vLLM; those are refused.
+    max_seqlen_k, seq_threshold_3D and what follows it steer vLLM's own kernels, and k_descale and v_descale
+    apply to quantised caches, which are refused. unsupported: taken as long as it asks for nothing.
 
     With max_seqlen_q = 1 and as many tokens as sequences, token b is that of sequence b (sequences without a
     token, as graphs are padded with, come last), and the keys of a sequence are split among programs.
 
     ValueError or TypeError names the argument, what was expected and what came. Never waits for the device.
     """
-    refuse(
-        "unified_attention",
-        q_descale=q_descale,
-        output_scale=output_scale,
-        qq_bias=qq_bias,
-        mm_prefix_range=mm_prefix_range,
-        use_alibi_sqrt=use_alibi_sqrt,
-        kv_quant_mode=kv_quant_mode,
-        k_scale_cache=k_scale_cache,
-        v_scale_cache=v_scale_cache,
-        **later,
-    )
-    if not causal:
-        raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
+    refuse("unified_attention", q_descale=q_descale, **unsupported)
     decode = max_seqlen_q == 1 and len(q) == len(seqused_k)
+    by_head = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    vectors = {name: x.float() for name, x in by_head.items() if x is not None}
     made = _kernel(
         _dtype(q, k, v),
         q.shape[-1],
         k.shape[1],
         float(softmax_scale),
-        _left(window_size),
+        _left(causal, window_size),
         float(softcap or 0.0),
-        alibi_slopes is not None,
-        sinks is not None,
+        frozenset(vectors),
         decode,
     )
-    vectors = [x.float() for x in (alibi_slopes, sinks) if x is not None]
+    tables = (block_table, seqused_k, *vectors.values())
     if decode:
-        made(q.unsqueeze(1), k, v, block_table, seqused_k, *vectors, out=out.unsqueeze(1))
+        made(q.unsqueeze(1), k, v, *tables, out=out.unsqueeze(1))
     else:
-        made(q, k, v, cu_seqlens_q, block_table, seqused_k, *vectors, out=out)
+        made(q, k, v, cu_seqlens_q, *tables, out=out)
 
 
 def _dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype:
@@ -105,8 +87,10 @@ def _dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype:
     return dtype
 
 
-def _left(window_size: tuple[int, int]) -> int:
-    """Keys before a query. ValueError where it has some behind it."""
+def _left(causal: bool, window_size: tuple[int, int]) -> int:
+    """Keys before a query. ValueError where it sees some behind it."""
+    if not causal:
+        raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
     left, right = window_size
     if right > 0:
         raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
@@ -121,8 +105,7 @@ def _kernel(
     scale: float,
     left: int,
     softcap: float,
-    slopes: bool,
-    sinks: bool,
+    vectors: frozenset[str],
     decode: bool,
 ) -> Kernel:
     """Inputs are named like the arguments: what a kernel refuses, the caller knows by that name."""
@@ -144,8 +127,8 @@ def _kernel(
             length="seqused_k",
             mask="causal" if left < 0 else f"window({left}, 0)",
             softcap=softcap,
-            slopes="alibi_slopes" if slopes else "",
-            sink="sinks" if sinks else "",
+            slopes="alibi_slopes" if "alibi_slopes" in vectors else "",
+            sink="sinks" if "sinks" in vectors else "",
             decode=decode,
         )
     )

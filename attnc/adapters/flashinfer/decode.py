@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from attnc.adapters.flashinfer.wrapper import DType, PagedWrapper, Pages, Plan, dtype_planned
+from attnc.adapters.flashinfer.wrapper import (
+    QKV,
+    DType,
+    PagedWrapper,
+    Pages,
+    Plan,
+    dtype_planned,
+    refuse_rotation,
+)
 from attnc.adapters.specs import Wanted, refuse
 
 
@@ -68,9 +76,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         fixed_split_size: pages that a program takes, for results that do not depend on the rest of the batch.
         ValueError names what is not supported: rotation inside of attention, mixed dtypes, several queries.
         """
-        refuse("plan", rope_scale=rope_scale, rope_theta=rope_theta, **unsupported)
-        if pos_encoding_mode != "NONE":
-            raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
+        refuse("plan", **unsupported)
+        refuse_rotation(pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
         if q_len_per_req != 1:
             raise ValueError(f"plan: q_len_per_req: expected 1, got {q_len_per_req}")
         share = (fixed_split_size or 0) * page_size
@@ -93,18 +100,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             split=not disable_split_kv,
             share=share,
         )
-        tables = Pages(indptr=indptr, indices=indices, last_page_len=last_page_len, page=page_size)
+        tables = Pages(indptr, indices, last_page_len, page_size)
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
 
-    def _launch(
-        self,
-        plan: Plan,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        o: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
+    def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         """A sequence's one query is its row of q."""
-        out = o.unsqueeze(1), lse.unsqueeze(1)
-        plan.kernel(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=out)
+        q, k, v = qkv
+        o, lse = (x.unsqueeze(1) for x in out)
+        plan.kernel(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=(o, lse))

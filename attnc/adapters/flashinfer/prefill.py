@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from attnc.adapters.flashinfer.wrapper import DType, PagedWrapper, Pages, Plan, dtype_planned
+from attnc.adapters.flashinfer.wrapper import (
+    QKV,
+    DType,
+    PagedWrapper,
+    Pages,
+    Plan,
+    dtype_planned,
+    refuse_rotation,
+)
 from attnc.adapters.specs import Wanted, refuse
 
 
@@ -59,17 +67,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             custom_mask=custom_mask,
             packed_custom_mask=packed_custom_mask,
             use_fp16_qk_reduction=use_fp16_qk_reduction,
-            rope_scale=rope_scale,
-            rope_theta=rope_theta,
             **unsupported,
         )
-        if pos_encoding_mode != "NONE":
-            raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
-        if head_dim_vo not in (None, head_dim_qk):
-            raise ValueError(
-                f"plan: head_dim_vo: expected {head_dim_qk}, like head_dim_qk, got {head_dim_vo}"
-            )
-        before = f"q_pos - {window_left} <= kv_idx" if window_left >= 0 else "true"
+        refuse_rotation(pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
+        _check_head_dims(head_dim_qk, head_dim_vo)
         wanted = Wanted(
             name="batch_prefill",
             dtype=dtype_planned(q_data_type, kv_data_type, o_data_type),
@@ -81,26 +82,24 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             lse="[T, Hkv * G]",
             inputs=("qo_indptr: i32[B + 1]", "block_table: i32[B, P]", "kv_len: i32[B]"),
             length="kv_len",
-            mask=f"{before} and causal" if causal else before,
+            mask=_mask(causal, window_left),
             softcap=float(logits_soft_cap or 0.0),
         )
-        tables = Pages(
-            indptr=paged_kv_indptr,
-            indices=paged_kv_indices,
-            last_page_len=paged_kv_last_page_len,
-            page=page_size,
-        )
+        tables = Pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
         self._qo_indptr = qo_indptr.to(self._device, torch.int32)
 
-    def _launch(
-        self,
-        plan: Plan,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        o: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
+    def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Queries lie end to end, as the kernel takes them."""
-        plan.kernel(q, k, v, self._qo_indptr, plan.block_table, plan.kv_len, out=(o, lse))
+        plan.kernel(*qkv, self._qo_indptr, plan.block_table, plan.kv_len, out=out)
+
+
+def _check_head_dims(qk: int, vo: int | None) -> None:
+    if vo not in (None, qk):
+        raise ValueError(f"plan: head_dim_vo: expected {qk}, like head_dim_qk, got {vo}")
+
+
+def _mask(causal: bool, window_left: int) -> str:
+    """In the language; a window bounds the keys before a query alone."""
+    before = f"q_pos - {window_left} <= kv_idx" if window_left >= 0 else "true"
+    return f"{before} and causal" if causal else before

@@ -12,6 +12,7 @@ import torch
 from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
 
 Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+QKV: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 DType: TypeAlias = str | torch.dtype
 
 _LOG2E = 1 / math.log(2)
@@ -45,7 +46,7 @@ class Plan:
     window_left: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Pages:
     """The tables of a batch: indptr [B + 1], indices [pages in use], last_page_len [B]; page: its rows."""
 
@@ -147,20 +148,12 @@ class PagedWrapper(ABC):
         plan, k, v = self._check_run(q, paged_kv_cache, scales, window_left, **unsupported)
         o = torch.empty_like(q) if out is None else out
         found = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        self._launch(plan, q, k, v, o, found)
+        self._launch(plan, (q, k, v), (o, found))
         return (o, torch.mul(found, _LOG2E, out=lse)) if return_lse else o
 
     @abstractmethod
-    def _launch(
-        self,
-        plan: Plan,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        o: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
-        """Writes o: [T, Hq, D] and lse: f32[T, Hq] in base e."""
+    def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Writes o: [T, Hq, D] and lse: f32[T, Hq] in base e, for q: [T, Hq, D] and the pools of K and V."""
 
     def _check_run(
         self,
@@ -186,6 +179,13 @@ class PagedWrapper(ABC):
         if found != plan.heads:
             raise ValueError(f"q, paged_kv_cache: expected {plan.heads} heads, as planned, got {found}")
         return plan, k, v
+
+
+def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
+    """ValueError where q and K are to be rotated inside of attention."""
+    if pos_encoding_mode != "NONE":
+        raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
+    refuse("plan", **rope)
 
 
 def dtype_planned(planned: DType, kv: DType | None, o: DType | None) -> torch.dtype:
