@@ -18,8 +18,8 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule
 from attnc.plan.backward_kernel import KernelMaker
+from attnc.plan.columns import are_wide, block, feature
 from attnc.plan.cuda_backward import plan_cuda_backward
-from attnc.plan.error_bound import feature
 from attnc.plan.gradients import Wanted, wanted_loads
 from attnc.plan.ir import Kernel
 from attnc.plan.ir_backward import (
@@ -30,7 +30,6 @@ from attnc.plan.ir_backward import (
     GradientBound,
     InMemory,
 )
-from attnc.plan.resources import are_wide, tile_width
 from attnc.plan.storage import is_plain
 
 #: What `accumulate.dq` may say.
@@ -62,7 +61,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
         kernels.append(maker.kernel("kv", others, ("dq",) if own_dq else (), first, stored=over_kv))
     if over_kv:
         summed = columns if over_q else [*columns, *others]
-        wide = are_wide(*(tile_width(feature(t)) for t in (attention.q, attention.v)))
+        wide = are_wide(*(block(feature(t)) for t in (attention.q, attention.v)))
         if adds_dq is None and wide and not apart:
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:

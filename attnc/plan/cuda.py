@@ -13,11 +13,13 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value
 from attnc.model.tensors import DType, Prefix
+from attnc.plan.buffers import Buffer
+from attnc.plan.columns import feature
 from attnc.plan.cuda_layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits
 from attnc.plan.ir_decode import is_decode
-from attnc.plan.resources import Buffer, Estimate, features
+from attnc.plan.resources import Estimate
 from attnc.source import Span
 
 PREFIX = "cuda."
@@ -66,7 +68,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             "it leaves through the memory of a tile of q, by the same copies",
             f"declare an output of {attention.q.dtype}, or use the target 'triton'",
         )
-    for size, tensor in {features(tensor): tensor for tensor in (attention.v, attention.q)}.items():
+    for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
         if size % GRANULE:
             yield _unsupported(
                 f"the head dimension {size} is not a multiple of {GRANULE}",
@@ -98,7 +100,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 
 def _wide(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
     """Heads whose values no warp can sum alone."""
-    widest = max(features(tensor) for tensor in (variant.attention.q, variant.attention.v))
+    widest = max(feature(tensor) for tensor in (variant.attention.q, variant.attention.v))
     softmax, split = knobs.get("softmax"), knobs.get("warp_split")
     unified = softmax and isinstance(softmax.choices[0], Choice) and softmax.choices[0].name == "unified_max"
     if softmax and unified and split and "kv" in split.choices and widest > _WIDEST:
@@ -128,7 +130,7 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
 def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLayout:
     """The layout that all configs of a schedule share."""
     decodes = is_decode(schedule)
-    d, dv = features(variant.attention.q), features(variant.attention.v)
+    d, dv = feature(variant.attention.q), feature(variant.attention.v)
     element = DType(variant.attention.q.dtype)
     v = Swizzle(width=_padded(dv), chunk=chunk_of(element))
     split = "kv" if config["warp_split"] == "kv" else "q"

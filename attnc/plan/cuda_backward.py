@@ -10,11 +10,13 @@ from attnc.diagnostics import Diagnostic, Label
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Config, Knob, Schedule, knobs_of
+from attnc.plan.buffers import Buffer
+from attnc.plan.columns import feature
 from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
 from attnc.plan.cuda_layout import MMA, CudaLayout
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of
-from attnc.plan.resources import Buffer, Estimate, features
+from attnc.plan.resources import Estimate
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128
@@ -133,7 +135,7 @@ def _candidates(
 
 def _sizes(plan: CudaBackward, variant: Variant, kernel: Which) -> tuple[Sizes, ...]:
     """Tiles for the head dimension, the fastest first."""
-    widest = max(features(variant.attention.q), features(variant.attention.v))
+    widest = max(feature(variant.attention.q), feature(variant.attention.v))
     kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
     table = (_F32_TILES if plan.layout.is_f32 else _TILES)[kind]
     sizes = next(sizes for widths, sizes in table if widest <= widths)

@@ -20,10 +20,10 @@ the large one, then an ordinary addition."""
 
 from __future__ import annotations
 
-from attnc.expr.nodes import Const
 from attnc.model.attention import Attention
 from attnc.model.schedule import Config
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.tensors import DType, Tensor
+from attnc.plan.columns import feature
 from attnc.plan.ir import ErrorBound, Softmax
 
 #: Relative error of a product of f32 in three of tf32.
@@ -52,15 +52,6 @@ def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Soft
         intrinsics=(("tanh", TANH_ERROR),),
         renormalised=softmax.rescale == "every_step",
     )
-
-
-def feature(tensor: Tensor) -> int:
-    """D of q or k, Dv of v or o: a constant in a variant."""
-    axis = tensor.axis(Role.FEATURE)
-    size = None if axis is None else tensor.shape[axis]
-    if not (isinstance(size, Const) and isinstance(size.value, int)):
-        raise ValueError(f"the feature axis of {tensor.name} is not a constant: {size}")
-    return size.value
 
 
 def _dtype(tensor: Tensor) -> DType:

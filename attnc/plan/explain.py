@@ -17,12 +17,13 @@ from attnc.expr.show import show
 from attnc.model.schedule import Config, Schedule
 from attnc.model.tensors import DType, Prefix
 from attnc.plan import ir
+from attnc.plan.columns import feature
 from attnc.plan.cuda import cuda_estimate
 from attnc.plan.device import Device
 from attnc.plan.explain_kernel import Usage, bounds_dict, masked_where, resource_dict
 from attnc.plan.ir_decode import UnifiedMax
 from attnc.plan.picture import Picture, picture
-from attnc.plan.resources import Estimate, estimate, features
+from attnc.plan.resources import Estimate, estimate
 from attnc.plan.roofline import Roofline, roofline_dict, roofline_of
 from attnc.plan.traffic import DeviceMemory, Traffic, device_memory, traffic
 from attnc.plan.tuned import as_knobs
@@ -192,7 +193,7 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     share a tile, of K and V.
     """
     attention, kernel = module.variant.attention, module.kernels[0]
-    d, dv = features(attention.q), features(attention.v)
+    d, dv = feature(attention.q), feature(attention.v)
     dtype = DType(attention.q.dtype)
     of_key = d if isinstance(attention.v.storage, Prefix) else d + dv
     moved = float(dtype.bytes * (p.queries * (d + dv) + p.keys * of_key))

@@ -11,6 +11,7 @@ from attnc.model.attention import Attention
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType
 from attnc.plan import ir
+from attnc.plan.columns import feature
 from attnc.plan.cuda_backward import cuda_backward_estimate
 from attnc.plan.device import Device
 from attnc.plan.explain import tiles_of
@@ -24,7 +25,7 @@ from attnc.plan.explain_kernel import (
 )
 from attnc.plan.ir_backward import BackwardKernel, KernelName, kernels_of
 from attnc.plan.picture import picture
-from attnc.plan.resources import Estimate, estimate, features
+from attnc.plan.resources import Estimate, estimate
 from attnc.plan.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
 from attnc.plan.tuned import knobs_of_kernel
 
@@ -54,7 +55,7 @@ def explain_backward(
         shape = picture(planned.kernel, length, length, *tiles_of(config))
         attention = module.variant.attention
         columns, moved = _work(planned, attention), _moved(planned, attention, length)
-        d, dtype = features(attention.q), DType(attention.q.dtype)
+        d, dtype = feature(attention.q), DType(attention.q.dtype)
         found.append(
             BackwardExplanation(
                 planned=planned,
@@ -130,7 +131,7 @@ def _grid(e: BackwardExplanation) -> str:
 
 def _work(planned: BackwardKernel, attention: Attention) -> int:
     """Multiply-adds for each score: S, dP where it is needed, and the gradients."""
-    d, dv = features(attention.q), features(attention.v)
+    d, dv = feature(attention.q), feature(attention.v)
     made = {"dq": d, "dk": d, "dv": dv}
     products = d + (0 if planned.name == "dv" else dv) + sum(made[name] for name in planned.makes)
     return products + (d if planned.chain.adds_dq is not None else 0)
@@ -138,7 +139,7 @@ def _work(planned: BackwardKernel, attention: Attention) -> int:
 
 def _moved(planned: BackwardKernel, attention: Attention, length: int) -> float:
     """Bytes of one head: every matrix once, and the two numbers of each row."""
-    d, dv = features(attention.q), features(attention.v)
+    d, dv = feature(attention.q), feature(attention.v)
     size = DType(attention.q.dtype).bytes
     width = {"q": d, "k": d, "v": dv, "do": dv, "o": dv, "dq": d, "dk": d, "dv": dv}
     used = ["q", "k", "do", *planned.makes]

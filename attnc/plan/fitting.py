@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.model.schedule import Config, Phase, Schedule, Value, knobs_of
-from attnc.plan.resources import Which
+from attnc.plan.ir_backward import Which
 
 #: Values of the keys that a schedule does not mention.
 Tiles: TypeAlias = Mapping[str, Value]

@@ -33,6 +33,8 @@ InMemory: TypeAlias = Literal["atomic", "sequential"]
 Made: TypeAlias = Literal["dq", "dk", "dv"]
 #: The kernels of a backward by what they make; "rows" makes what the score loads, and none of these.
 KernelName: TypeAlias = Literal["dq", "dkdv", "dk", "dv", "rows"]
+#: Any kernel of a module.
+Which: TypeAlias = Literal["forward"] | KernelName
 #: An axis of f32[B, H, M, N], or a position on an axis that none of these is.
 Place: TypeAlias = Literal["b", "h", "q_idx", "q_pos", "kv_idx"] | int
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from attnc.expr.nodes import Binary, Const, Dim, Expr
 from attnc.model.attention import Attention
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged, Role, Tensor
-from attnc.plan.error_bound import feature
+from attnc.plan.columns import block, feature
 from attnc.plan.ir import Let
 from attnc.plan.ir_decode import Part
 
@@ -74,3 +74,8 @@ def parts(attention: Attention) -> tuple[Part, ...]:
     if is_tile and rest >= 16 and rest & (rest - 1) == 0:
         return (Part(first=0, width=dv), Part(first=dv, width=rest))
     return (Part(first=0, width=d),)
+
+
+def tile_columns(attention: Attention) -> int:
+    """Of a tile of q or k, in all parts."""
+    return sum(block(part.width) for part in parts(attention))

@@ -10,7 +10,8 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule, knobs_of
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, phase_of
-from attnc.plan.resources import Rejection, Which, estimate, misfit
+from attnc.plan.ir_backward import Which
+from attnc.plan.resources import Rejection, estimate, misfit
 
 #: What a backward kernel tries where its schedule names none of these keys, in this order.
 _SMALLER: tuple[Tiles, ...] = (

@@ -16,13 +16,13 @@ from typing import Any
 
 from attnc.model.tensors import DType
 from attnc.plan import ir
+from attnc.plan.columns import block, feature
 from attnc.plan.decode import share_of
 from attnc.plan.device import Device
 from attnc.plan.ir_backward import KernelName, kernels_of
-from attnc.plan.resources import features
 from attnc.runtime.loader import load_module
 from attnc.runtime.nvrtc import compile_cubin
-from attnc.target.triton_kernel import MATRICES, block
+from attnc.target.triton_kernel import MATRICES
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -180,7 +180,7 @@ def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> s
     if name not in matrices or not constants["TMA"]:
         return f"*{element}"
     rows = constants["BLOCK_M" if tensor.name in ("q", "o") else "BLOCK_N"]
-    return f"tensordesc<{element}[1, 1, {rows}, {block(features(tensor))}]>"
+    return f"tensordesc<{element}[1, 1, {rows}, {block(feature(tensor))}]>"
 
 
 _TYPES = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from attnc.expr.nodes import Dot, Expr, Index, walk
 from attnc.model.tensors import DType
+from attnc.plan.columns import block
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import of_a_head
@@ -14,7 +15,7 @@ from attnc.target.printer import Printer
 from attnc.target.triton import SYNTAX, load, scalar, score, tiled
 from attnc.target.triton_adjoints import Sums
 from attnc.target.triton_backward_tiles import BackwardTileText
-from attnc.target.triton_kernel import block, typed, unique
+from attnc.target.triton_kernel import typed, unique
 from attnc.target.triton_parameters import Parameters
 from attnc.target.triton_prologue import PrologueText
 from attnc.target.triton_tensors import BY_QUERY

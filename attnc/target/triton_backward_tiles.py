@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Index
 from attnc.model.tensors import DType, Ragged
+from attnc.plan.columns import block
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.target.triton import TL_DTYPES
-from attnc.target.triton_kernel import block
 from attnc.target.triton_program import ProgramText
 from attnc.target.triton_tensors import BY_QUERY, Tensors
 

@@ -8,11 +8,12 @@ from itertools import takewhile
 from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
+from attnc.plan.columns import block
 from attnc.plan.decode import share_of
 from attnc.plan.ir import Fetch, Kernel, Loop, Module, Statement
 from attnc.plan.regions import ZERO
 from attnc.target.triton import TL_DTYPES, scalar
-from attnc.target.triton_kernel import MATRICES, KernelText, PartText, block, typed
+from attnc.target.triton_kernel import MATRICES, KernelText, PartText, typed
 
 
 class DecodeText(KernelText):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Const, Index, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.access import Rows
-from attnc.plan.error_bound import feature
+from attnc.plan.columns import block, feature
 from attnc.plan.ir import Arg, Kernel, Loop, Module
 from attnc.plan.steps import kernel_expressions
 from attnc.target.triton import TL_DTYPES, scalar
@@ -17,11 +17,6 @@ from attnc.target.triton_program import ProgramText
 CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA")
 #: Tensors that are read or written in whole tiles.
 MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
-
-
-def block(size: int) -> int:
-    """The tile width of a feature axis: the next power of two, at least the 16 that a dot needs."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)

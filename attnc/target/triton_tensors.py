@@ -7,10 +7,9 @@ from typing import TypeAlias
 
 from attnc.expr.show import show
 from attnc.model.tensors import Ragged, Role, Tensor
-from attnc.plan.error_bound import feature
+from attnc.plan.columns import block, feature
 from attnc.plan.ir import Module
 from attnc.plan.signature import stride_name
-from attnc.target.triton_kernel import block
 
 #: A kernel parameter and what the launch passes for it.
 Pair: TypeAlias = tuple[str, str]
