@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from attnc.output import write_text
 from attnc.plan import ir
 from attnc.plan.ir_backward import KernelName, kernels_of
 from attnc.plan.tuned import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned
-from attnc.runtime.timing import Launch, interleave
+from attnc.runtime.timing import Launch, Timing, interleave
 from attnc.runtime.trial import (
     Problem,
     backward_trial,
@@ -39,6 +39,8 @@ Tunable: TypeAlias = Literal["forward"] | KernelName
 TUNABLE: tuple[Tunable, ...] = ("forward", "dq", "dkdv", "dk", "dv")
 #: The key length that stands for each bucket.
 _LENGTHS = {1024: 1024, 4096: 4096, None: 16384}
+#: A config that gains no more than this share of the time over the default is not faster, but lucky.
+_TIE = 0.01
 _WORKERS = 8
 
 
@@ -97,8 +99,7 @@ def _tune_kernel(
             f"no config of {module.variant.attention.name} {module.variant.name} runs on this device"
         )
     timings = interleave(launches, rounds)
-    best = min(timings, key=lambda name: timings[name].median)
-    default = timings.get("0", timings[best])
+    default, best = timings[_default(timings)], fastest(timings)
     choice = Choice(
         target=module.target,
         attention=module.variant.attention.name,
@@ -111,6 +112,18 @@ def _tune_kernel(
         microseconds=timings[best].median * 1e3,
     )
     return Winner(choice=choice, position=int(best), gain=default.median / timings[best].median)
+
+
+def fastest(timings: Mapping[str, Timing]) -> str:
+    """Position of the fastest config; of the default, the first that runs, where none gains more than
+    chance does.
+    """
+    best, default = min(timings, key=lambda name: timings[name].median), _default(timings)
+    return default if timings[default].median <= timings[best].median * (1 + _TIE) else best
+
+
+def _default(timings: Mapping[str, Timing]) -> str:
+    return min(timings, key=int)
 
 
 def _launches(module: ir.Module, kernel: Tunable, problem: Problem, count: int) -> dict[str, Launch]:

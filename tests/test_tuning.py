@@ -11,6 +11,8 @@ from attnc.model.dataflow import Impl
 from attnc.plan.crossover import crossovers
 from attnc.plan.dispatch import admits, load_tables, projection_rows
 from attnc.plan.ir_projection import ProjectionModule
+from attnc.runtime.timing import summarise
+from attnc.tune import fastest
 from attnc.tune_projection import table_of as projection_table
 from attnc.tune_schedules import Point
 from attnc.tune_schedules import table_of as schedule_table
@@ -48,6 +50,15 @@ def test_the_committed_tables_name_configs_that_exist() -> None:
     for module in plan_program(front(path)).projections:
         (table,) = (table for table in tables if table.name == module.name)
         assert len(projection_rows(module, tables)[table.device]) == len(table.rows)
+
+
+def test_a_config_is_chosen_that_gains_more_than_chance() -> None:
+    def chosen(*milliseconds: float) -> str:
+        return fastest({str(at): summarise([time] * 5) for at, time in enumerate(milliseconds) if time})
+
+    assert chosen(1.0, 0.98, 0.99) == "1"
+    assert chosen(1.0, 0.995, 0.998) == "0"
+    assert chosen(0.0, 1.0, 0.995) == "1"  # the first did not run
 
 
 def test_every_point_of_the_grid_gets_its_fastest_schedule() -> None:
