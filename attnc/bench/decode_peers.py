@@ -6,11 +6,10 @@ reads pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -18,8 +17,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnc.bench.decode import PAGE, PAGES, DecodeInputs
-from attnc.build import front, plan_program
-from attnc.runtime.loader import load_module
+from attnc.bench.ours import modules_of
 from attnc.runtime.timing import Launch
 
 SPEC = Path(__file__).parent / "specs" / "decode" / "decode.attn"
@@ -39,20 +37,13 @@ class Decoder:
     compiles: bool = True
 
 
-@cache
-def modules(target: str) -> Mapping[str, ModuleType]:
-    """The kernels for a target by the name of the attention."""
-    planned = (module for module in plan_program(front(SPEC)).modules if module.target == target)
-    return {module.variant.attention.name: load_module(module) for module in planned}
-
-
 def _dense(target: str, name: str, x: DecodeInputs) -> Launch:
-    kernel = getattr(modules(target)[name], name)
+    kernel = getattr(modules_of(SPEC, target)[name], name)
     return lambda: kernel(x.q, x.k, x.v, x.kv_len)
 
 
 def _paged(target: str, name: str, page: int, x: DecodeInputs) -> Launch:
-    kernel = getattr(modules(target)[name], name)
+    kernel = getattr(modules_of(SPEC, target)[name], name)
     k, v, table = x.paged(page)
     return lambda: kernel(x.q, k, v, table, x.kv_len)
 

@@ -86,9 +86,7 @@ def as_json(
             "bytes": result.cell.bytes,
             "results": {
                 name: {
-                    "us": round(timing.median * 1e3, 3),
-                    "low": round(timing.low * 1e3, 3),
-                    "high": round(timing.high * 1e3, 3),
+                    **timing.microseconds(),
                     "gb_s": round(result.speed(name) or 0.0, 1),
                 }
                 for name, timing in result.timings.items()

@@ -45,6 +45,13 @@ def _modules(target: str, folder: Path) -> dict[tuple[str, int, str], ModuleType
     return found
 
 
+@cache
+def modules_of(spec: Path, target: str) -> dict[str, ModuleType]:
+    """The kernels of a spec for a target, by the name of the attention."""
+    planned = (module for module in plan_program(front(spec)).modules if module.target == target)
+    return {module.variant.attention.name: load_module(module) for module in planned}
+
+
 def ours(target: str = "triton") -> Peer:
     """The candidate that the others are compared with: the kernels for a target."""
     return Peer(name=OURS, title="attnc", make=partial(make, target, _SPECS), compiles=True)

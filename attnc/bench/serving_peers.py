@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -15,9 +14,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnc.bench.decode import PAGE, WIDTH
+from attnc.bench.ours import modules_of
 from attnc.bench.serving import DRAFTS, HEADS, MLA_SCALE, MLA_VALUE, SUFFIX, Kind, ServingInputs
-from attnc.build import front, plan_program
-from attnc.runtime.loader import load_module
 from attnc.runtime.merge import merge_states
 from attnc.runtime.timing import Launch
 
@@ -25,15 +23,8 @@ SPEC = Path(__file__).parent / "specs" / "decode" / "serving.attn"
 Make: TypeAlias = Callable[[ServingInputs], Launch]
 
 
-@cache
-def modules(target: str) -> Mapping[str, ModuleType]:
-    """The kernels for a target by the name of the attention."""
-    planned = (module for module in plan_program(front(SPEC)).modules if module.target == target)
-    return {module.variant.attention.name: load_module(module) for module in planned}
-
-
 def _kernel(target: str, name: str) -> Any:
-    return getattr(modules(target)[name], name)
+    return getattr(modules_of(SPEC, target)[name], name)
 
 
 def _generated(target: str, name: str) -> Make:

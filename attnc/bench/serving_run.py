@@ -117,14 +117,7 @@ def serving_dict(results: Sequence[ServingResult]) -> list[dict[str, Any]]:
             "flops": result.cell.flops,
             "roofline_us": round(result.cell.roofline * 1e6, 3),
             "memory_us": round(result.cell.bytes / MEMORY * 1e6, 3),
-            "results": {
-                name: {
-                    "us": round(timing.median * 1e3, 3),
-                    "low": round(timing.low * 1e3, 3),
-                    "high": round(timing.high * 1e3, 3),
-                }
-                for name, timing in result.timings.items()
-            },
+            "results": {name: timing.microseconds() for name, timing in result.timings.items()},
             "missing": dict(result.missing),
         }
         for result in results

@@ -6,13 +6,14 @@ that is raised is a bug in the compiler.
 
 from attnc.diagnostics.code import CodeInfo
 from attnc.diagnostics.codes import CODES
-from attnc.diagnostics.diagnostic import Diagnostic, DiagnosticError, Label, Severity, error, warning
+from attnc.diagnostics.diagnostic import Details, Diagnostic, DiagnosticError, Label, Severity, error, warning
 from attnc.diagnostics.render import render, to_json
 from attnc.diagnostics.suggest import did_you_mean, suggest
 
 __all__ = [
     "CODES",
     "CodeInfo",
+    "Details",
     "Diagnostic",
     "DiagnosticError",
     "Label",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from attnc.diagnostics.codes import CODES
 from attnc.source import Span
@@ -57,44 +57,31 @@ class DiagnosticError(Exception):
         return "\n".join(f"{d.primary.span}: {d.severity}[{d.code}]: {d.message}" for d in self.diagnostics)
 
 
-def error(
-    code: str,
-    message: str,
-    span: Span,
-    label: str = "",
-    *,
-    related: Iterable[Label] = (),
-    notes: Iterable[str] = (),
-    hints: Iterable[str] = (),
-) -> Diagnostic:
+class Details(TypedDict, total=False):
+    """What `error` and `warning` take beside the message and its place; see `Diagnostic`."""
+
+    related: Iterable[Label]
+    notes: Iterable[str]
+    hints: Iterable[str]
+
+
+def error(code: str, message: str, span: Span, label: str = "", **details: Unpack[Details]) -> Diagnostic:
     """A diagnostic of severity 'error', from its usual parts."""
-    return Diagnostic(
-        code=code,
-        message=message,
-        primary=Label(span, label),
-        related=tuple(related),
-        notes=tuple(notes),
-        hints=tuple(hints),
-    )
+    return _diagnostic("error", code, message, Label(span, label), details)
 
 
-def warning(
-    code: str,
-    message: str,
-    span: Span,
-    label: str = "",
-    *,
-    related: Iterable[Label] = (),
-    notes: Iterable[str] = (),
-    hints: Iterable[str] = (),
-) -> Diagnostic:
+def warning(code: str, message: str, span: Span, label: str = "", **details: Unpack[Details]) -> Diagnostic:
     """A diagnostic of severity 'warning', from its usual parts."""
+    return _diagnostic("warning", code, message, Label(span, label), details)
+
+
+def _diagnostic(severity: Severity, code: str, message: str, primary: Label, details: Details) -> Diagnostic:
     return Diagnostic(
         code=code,
         message=message,
-        primary=Label(span, label),
-        related=tuple(related),
-        notes=tuple(notes),
-        hints=tuple(hints),
-        severity="warning",
+        primary=primary,
+        related=tuple(details.get("related", ())),
+        notes=tuple(details.get("notes", ())),
+        hints=tuple(details.get("hints", ())),
+        severity=severity,
     )

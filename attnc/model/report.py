@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Unpack
 
-from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error, warning
+from attnc.diagnostics import Details, Diagnostic, DiagnosticError, Label, error, warning
 from attnc.source import Span
 
 MAX_DIAGNOSTICS = 100
@@ -23,23 +23,13 @@ class Report:
         self.errors = 0
         self._said: set[tuple[str, Label]] = set()
 
-    def error(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        label: str = "",
-        *,
-        related: Iterable[Label] = (),
-        notes: Iterable[str] = (),
-        hints: Iterable[str] = (),
-    ) -> None:
-        self.add(error(code, message, span, label, related=related, notes=notes, hints=hints))
+    def error(self, code: str, message: str, span: Span, label: str = "", **details: Unpack[Details]) -> None:
+        self.add(error(code, message, span, label, **details))
 
     def warning(
-        self, code: str, message: str, span: Span, label: str = "", *, hints: Iterable[str] = ()
+        self, code: str, message: str, span: Span, label: str = "", **details: Unpack[Details]
     ) -> None:
-        self.add(warning(code, message, span, label, hints=hints))
+        self.add(warning(code, message, span, label, **details))
 
     def add(self, diagnostic: Diagnostic) -> None:
         """Keeps a diagnostic, unless the same was said of the same place: `input k, v` is one mistake."""

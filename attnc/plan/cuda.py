@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import gcd
 
-from attnc.diagnostics import Diagnostic, Label
+from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value
@@ -20,7 +20,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.resources import Estimate
-from attnc.source import Span
+from attnc.plan.unsupported import unsupported
 
 PREFIX = "cuda."
 #: Architectures that the mma.sync kernels are compiled for.
@@ -53,7 +53,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Every reason why this CUDA target cannot compile this variant under this schedule."""
     arch = schedule.target.removeprefix(PREFIX)
     if arch not in PORTABLE:
-        yield _unsupported(
+        yield unsupported(
             f"'{schedule.target}' has no kernels yet",
             schedule.span,
             "wgmma and TMA kernels are a family of their own",
@@ -62,7 +62,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return
     attention = variant.attention
     if attention.o.dtype != attention.q.dtype:
-        yield _unsupported(
+        yield unsupported(
             f"o of {attention.o.dtype} from q of {attention.q.dtype} is not lowered to CUDA",
             attention.o.span,
             "it leaves through the memory of a tile of q, by the same copies",
@@ -70,7 +70,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         )
     for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
         if size % GRANULE:
-            yield _unsupported(
+            yield unsupported(
                 f"the head dimension {size} is not a multiple of {GRANULE}",
                 tensor.span,
                 "rows are copied in pieces of 16 bytes",
@@ -79,7 +79,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     knobs = schedule.knobs.get("forward", {})
     for key in ("loops", "warp_split", "softmax", "persistent", "order", "pack"):
         if key in knobs and len(knobs[key].choices) > 1:
-            yield _unsupported(
+            yield unsupported(
                 f"'{key}' shapes the text of a CUDA kernel",
                 knobs[key].span,
                 "has one value in a schedule",
@@ -90,7 +90,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     yield from _wide(variant, knobs)
     softmax, split = knobs.get("softmax"), knobs.get("warp_split")
     if softmax and split and "kv" in split.choices and Choice(name="two_pass", args={}) in softmax.choices:
-        yield _unsupported(
+        yield unsupported(
             "two passes are not lowered to CUDA where warps share the keys",
             softmax.span,
             "with warp_split = kv",
@@ -104,7 +104,7 @@ def _wide(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
     softmax, split = knobs.get("softmax"), knobs.get("warp_split")
     unified = softmax and isinstance(softmax.choices[0], Choice) and softmax.choices[0].name == "unified_max"
     if softmax and unified and split and "kv" in split.choices and widest > _WIDEST:
-        yield _unsupported(
+        yield unsupported(
             f"a unified maximum needs a head dimension of at most {_WIDEST} where warps share the keys",
             softmax.span,
             f"it is {widest} here",
@@ -116,7 +116,7 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
     for value in knob.choices:
         match knob.key, value:
             case "tile.d", _:
-                yield _unsupported(
+                yield unsupported(
                     "the head dimension stays whole in a CUDA kernel",
                     knob.span,
                     "cannot be tiled",
@@ -225,9 +225,3 @@ def _registers(layout: CudaLayout, config: Config) -> dict[str, int]:
 
 def _padded(size: int) -> int:
     return -(-size // MMA) * MMA
-
-
-def _unsupported(message: str, span: Span | None, label: str, *hints: str) -> Diagnostic:
-    if span is None:
-        raise ValueError(f"no span for: {message}")
-    return Diagnostic(code="E0602", message=message, primary=Label(span, label), hints=hints)

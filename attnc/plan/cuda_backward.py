@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from attnc.diagnostics import Diagnostic, Label
+from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Config, Knob, Schedule, knobs_of
@@ -17,6 +17,7 @@ from attnc.plan.cuda_layout import MMA, CudaLayout
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of
 from attnc.plan.resources import Estimate
+from attnc.plan.unsupported import unsupported
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128
@@ -36,25 +37,25 @@ def check_cuda_backward(knobs: Iterable[Knob]) -> Iterator[Diagnostic]:
             continue
         match knob.key, knob.choices:
             case "warp_split" | "order", (_, _, *_):
-                yield Diagnostic(
-                    code="E0602",
-                    message=f"'{knob.key}' shapes the text of a CUDA kernel",
-                    primary=Label(span, "has one value in a schedule"),
-                    hints=("write a second attention to compare",),
+                yield unsupported(
+                    f"'{knob.key}' shapes the text of a CUDA kernel",
+                    span,
+                    "has one value in a schedule",
+                    "write a second attention to compare",
                 )
             case "tile.d", _:
-                yield Diagnostic(
-                    code="E0602",
-                    message="'tile.d' is not lowered to CUDA",
-                    primary=Label(span, "the layout of a CUDA kernel decides this"),
-                    hints=("remove it",),
+                yield unsupported(
+                    "'tile.d' is not lowered to CUDA",
+                    span,
+                    "the layout of a CUDA kernel decides this",
+                    "remove it",
                 )
             case "dp", (order, *rest) if rest or order != "early":
-                yield Diagnostic(
-                    code="E0602",
-                    message="dP comes before P is needed in a CUDA kernel",
-                    primary=Label(span, "p and ds are made in one pass over the scores, in their registers"),
-                    hints=("write 'dp = early', or remove it",),
+                yield unsupported(
+                    "dP comes before P is needed in a CUDA kernel",
+                    span,
+                    "p and ds are made in one pass over the scores, in their registers",
+                    "write 'dp = early', or remove it",
                 )
 
 

@@ -1,11 +1,9 @@
 """The plan, on one page: everything that a template prints, and nothing that it would have to compute.
 
 An `ir.Kernel` is one GPU function. Its expressions are trees of `expr.nodes` over names that exist in the
-kernel text:
-`Index` (b, h, q_idx, q_pos, kv_idx, q_lo, q_hi, kv_lo, kv_hi), `Dim` (M, N, H, ... and the tile symbols
-BLOCK_M, BLOCK_N) and `Ref`
-(values the plan named). Conventions: `q_lo`/`q_hi` are the first and the *last* row of the query tile; loop
-bounds are half open.
+kernel text: `Index` (b, h, q_idx, q_pos, kv_idx, q_lo, q_hi, kv_lo, kv_hi), `Dim` (M, N, H, ... and the tile
+symbols BLOCK_M, BLOCK_N) and `Ref` (values the plan named). Conventions: `q_lo`/`q_hi` are the first and the
+*last* row of the query tile; loop bounds are half open.
 """
 
 from __future__ import annotations
@@ -137,12 +135,12 @@ class Softmax:
     """How the rows are normalised.
 
     kind: "online" keeps a running maximum; "two_pass" finds m and l first and recomputes the scores.
-    rescale (online): "deferred" divides once at the end (FlashAttention-2); "every_step" keeps o
-    normalised (FlashAttention-1);
-    "lazy" rescales only when the maximum has grown by more than `threshold` (in base-2 units).
+    rescale (online): "deferred" divides once at the end (FlashAttention-2); "every_step" keeps o normalised
+    (FlashAttention-1); "lazy" rescales only when the maximum has grown by more than `threshold` (in base-2
+    units).
     scale: factor of the raw score in the exponent, exp2(scale * s - m): set when score = scale * s with
-    scale > 0, so that the
-    multiplication fuses with the subtraction; None when the score is already in base-2 units.
+    scale > 0, so that the multiplication fuses with the subtraction; None when the score is already in
+    base-2 units.
     safe_everywhere: a full tile may consist of -inf scores too, so every step guards the subtraction of
     maxima.
     sink: base-2 logit that joins the denominator.
@@ -182,11 +180,11 @@ class Step:
 class Grid:
     """Which program does what.
 
-    persistent: one program per SM walks over the tiles; longest_first: tiles of the last rows come first,
-    since under a causal mask
-    they have the most work; over: "q" (a program per q tile, head and batch), "kv" (a program per kv tile,
-    KV head and batch) or "head" (a program per head and batch); sequences: how tiles of ragged queries are
-    numbered, None where all have M rows.
+    over: "q" (a program per q tile, head and batch), "kv" (a program per kv tile, KV head and batch) or
+    "head" (a program per head and batch)
+    persistent: one program per SM walks over the tiles
+    longest_first: tiles of the last rows come first, since under a causal mask they have the most work
+    sequences: how tiles of ragged queries are numbered, None where all have M rows
     """
 
     over: Literal["q", "kv", "head"]
@@ -223,15 +221,15 @@ class ErrorBound:
     Higham; arXiv 1909.03469).
 
     Filled by the plan, evaluated by `verify.tolerance` together with the score's own running error analysis.
-    tile_kv: most keys that one partial sum may hold, over all configs, and min_tile_kv the fewest (it
-    gives the number of tiles);
-    splits: partial results joined; product_error: relative error of a product in a dot (0 where products
-    are exact in f32), and addition_error of an addition there;
-    exp_ulps: error of the target's exp2; intrinsics: (name, absolute error) of other functions;
-    renormalised: o is rescaled
-    at every step (FlashAttention-1), which adds roundings per tile; largest_shift: how far what the exponent
-    subtracts may be from the row's maximum, and from 0 (a unified maximum); least_probability: what the row's
-    largest probability may be stored as.
+
+    tile_kv, min_tile_kv: most and fewest keys that one partial sum may hold, over all configs; the fewest
+    give the number of tiles
+    splits: partial results joined
+    product_error, addition_error: of a product in a dot (0 where products are exact in f32), of an addition
+    exp_ulps: error of the target's exp2; intrinsics: (name, absolute error) of other functions
+    renormalised: o is rescaled at every step (FlashAttention-1), which adds roundings per tile
+    largest_shift: how far what the exponent subtracts may be from the row's maximum, and from 0 (a unified
+    maximum); least_probability: what the row's largest probability may be stored as
     """
 
     head_dim: int
@@ -261,13 +259,15 @@ class Kernel:
 
     structure: "forward_q_kv" (FlashAttention-2 loop order), "forward_kv_q" (FlashAttention-1's) or "decode",
     and for the backward what `ir_backward` says; it names the template.
-    kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order; program:
-    scalars computed once per program; outer: values along the outer axis, loaded once per outer tile; tma: K
-    and V tiles may come through tensor descriptors; shared: bytes of shared memory that one block of each
-    config must be allowed (`resources.room`; in a decode kernel those that it takes); rows: where the rows of
-    q, k, v and o lie, those that are not in ordinary tensors; stored: rows of o that the program's sequence
-    has, of which only the first M exist; pack, split, parts, unified: see `ir_decode`, for the structure
-    "decode" alone; cuda: how a CUDA kernel lies on the machine (None for Triton).
+    kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order
+    program: scalars computed once per program; outer: values along the outer axis, loaded once per outer tile
+    tma: K and V tiles may come through tensor descriptors
+    shared: bytes of shared memory that one block of each config must be allowed (`resources.room`; in a
+    decode kernel those that it takes)
+    rows: where the rows of q, k, v and o lie, those that are not in ordinary tensors
+    stored: rows of o that the program's sequence has, of which only the first M exist
+    pack, split, parts, unified: see `ir_decode`, for the structure "decode" alone
+    cuda: how a CUDA kernel lies on the machine (None for Triton)
     """
 
     name: str

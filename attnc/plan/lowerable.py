@@ -21,6 +21,7 @@ from attnc.plan.names import clashes, clashes_as_size, clashes_with_kernel
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import capacity, has_rows, is_plain
 from attnc.plan.unified_max import check_bounds
+from attnc.plan.unsupported import unsupported
 from attnc.source import Span
 
 #: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
@@ -40,7 +41,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
         yield from check_cuda(variant, schedule)
     if "combine" in schedule.knobs:
         for knob in schedule.knobs["combine"].values():
-            yield _unsupported(
+            yield unsupported(
                 "the combine kernel has nothing to configure on Triton", knob.span, "one row per program"
             )
     if is_decode(schedule):
@@ -59,7 +60,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
                 and choice.name == "online"
                 and choice.args.get("rescale") == "every_step"
             ):
-                yield _unsupported(
+                yield unsupported(
                     "loops = [kv, q] needs softmax = online(rescale = every_step)",
                     softmax.span,
                     "o lies in memory, normalised, between two visits",
@@ -70,7 +71,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 def _no_unified_max(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
     knob = knobs.get("softmax")
     if knob and any(isinstance(choice, Choice) and choice.name == "unified_max" for choice in knob.choices):
-        yield _unsupported(
+        yield unsupported(
             "a unified maximum belongs to the decode kernel",
             knob.span,
             "with many q rows a running maximum costs nothing",
@@ -88,26 +89,26 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
         match key, knob.choices[0]:
             case "loops", ("kv", "q"):
                 label = "a query tile would lose its place in the loop over the keys"
-                yield _unsupported("loops = [kv, q] cannot pack or split", knob.span, label)
+                yield unsupported("loops = [kv, q] cannot pack or split", knob.span, label)
             case "persistent", True:
-                yield _unsupported("the decode kernel is not persistent", knob.span, "with split.kv or pack")
+                yield unsupported("the decode kernel is not persistent", knob.span, "with split.kv or pack")
             case "order", "longest_first":
                 label = "few q tiles, all as long"
-                yield _unsupported("the decode kernel has no order of q tiles", knob.span, label)
+                yield unsupported("the decode kernel has no order of q tiles", knob.span, label)
             case "softmax", Choice(name="unified_max", args={"fallback": fallback}):
                 yield from check_bounds(variant, knob)
                 if fallback != ONLINE:
                     label = "after a unified maximum"
-                    yield _unsupported("the fallback is an online softmax", knob.span, label, "= online")
+                    yield unsupported("the fallback is an online softmax", knob.span, label, "= online")
             case "softmax", Choice(name="two_pass") | Choice(args={"rescale": "every_step"}):
                 label = "with split.kv or pack"
-                yield _unsupported("the decode kernel rescales deferred or lazily", knob.span, label)
+                yield unsupported("the decode kernel rescales deferred or lazily", knob.span, label)
     yield from _whole_shares(knobs)
     if isinstance(attention.q.storage, Ragged):
         span = attention.q.storage.span
-        yield _unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
+        yield unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
     if attention.softmax.dropout is not None:
-        yield _unsupported(
+        yield unsupported(
             "the decode kernel has no dropout", attention.softmax.span, "a probability is drawn to be dropped"
         )
 
@@ -121,7 +122,7 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
             case Choice(name="fixed", args={"size": int() as size}):
                 cut = [tile for tile in tiles if isinstance(tile, int) and size % tile]
                 if cut and split:
-                    yield _unsupported(
+                    yield unsupported(
                         f"shares of {size} keys are not made of whole tiles of {cut[0]}",
                         split.span,
                         "a share begins and ends with a tile",
@@ -180,28 +181,28 @@ def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         if schedule.target == "triton":
             yield from _knob(knob)
         if knob.key.startswith("accumulate.") and len(knob.choices) > 1:
-            yield _unsupported(
+            yield unsupported(
                 "one way to sum a gradient for all configs", knob.span, "decides which kernels there are"
             )
         match knob.key, knob.choices:
             case "loops", choices if choices != (("kv", "q"),):
-                yield _unsupported(
+                yield unsupported(
                     "the backward walks over K/V blocks first, and over Q blocks inside",
                     knob.span,
                     "this order cannot be asked for",
                     "write 'loops = [kv, q]'; with 'accumulate.dq = sequential' it is FlashAttention-1's",
                 )
             case "accumulate.dq", (str(way), *_) if way != "two_pass" and not is_plain(attention):
-                yield _unsupported(
+                yield unsupported(
                     "dq of packed sequences is made by a pass of its own",
                     knob.span,
                     f"'{way}' cannot be asked for",
                     "write 'accumulate.dq = two_pass'",
                 )
             case "persistent", (True, *_):
-                yield _unsupported("the backward's programs are not persistent", knob.span, "here")
+                yield unsupported("the backward's programs are not persistent", knob.span, "here")
             case str(key), ("two_pass", *_) if key.removeprefix("accumulate.d") in scattered:
-                yield _unsupported(
+                yield unsupported(
                     f"the gradient of '{key.removeprefix('accumulate.d')}' has to be scattered",
                     knob.span,
                     "its index is not one of b, h, q_idx, q_pos and kv_idx",
@@ -213,7 +214,7 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
     for tensor in variant.attention.inputs:
         if not isinstance(tensor.storage, Dense):
             kind = _STORAGE[type(tensor.storage)]
-            yield _unsupported(
+            yield unsupported(
                 f"loops = [kv, q] needs ordinary tensors, and {tensor.name} is {kind}",
                 tensor.storage.span,
                 "of this input",
@@ -234,7 +235,7 @@ def _names(variant: Variant, target: str) -> Iterator[Diagnostic]:
     ]
     named += [("size", name, t.span) for name, t in free.items() if clashes_as_size(name, target)]
     for what, name, span in named:
-        yield _unsupported(
+        yield unsupported(
             f"the {what} cannot be called '{name}' in a generated module",
             span,
             "the generated code has a meaning for it",
@@ -246,7 +247,7 @@ def _sizes(variant: Variant) -> Iterator[Diagnostic]:
     attention = variant.attention
     for name in sorted(unbound(arguments(attention)) - {size.name for size in capacity(attention)}):
         culprit = next(t for t in attention.inputs if any(name in str(size) for size in t.shape))
-        yield _unsupported(
+        yield unsupported(
             f"the size '{name}' cannot be inferred from the arguments",
             culprit.span,
             f"'{name}' appears only inside a product or a sum",
@@ -256,7 +257,7 @@ def _sizes(variant: Variant) -> Iterator[Diagnostic]:
 
 def _knob(knob: Knob) -> Iterator[Diagnostic]:
     if knob.key in _STRUCTURE and len(knob.choices) > 1:
-        yield _unsupported(
+        yield unsupported(
             f"'{knob.key}' has one value in a Triton schedule",
             knob.span,
             "each value is a kernel of its own",
@@ -265,30 +266,24 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
     for value in knob.choices:
         match knob.key, value:
             case "tile.q" | "tile.kv" | "warps", int(size) if size & (size - 1):
-                yield _unsupported(
+                yield unsupported(
                     f"Triton needs a power of two, not {size}", knob.span, f"'{knob.key}' cannot be {size}"
                 )
             case "tile.kv", int(size) if size < 16:
-                yield _unsupported(
+                yield unsupported(
                     f"Triton multiplies tiles of 16 keys and more, not {size}", knob.span, "too few keys"
                 )
             case "warp_split", "kv":
-                yield _unsupported(
+                yield unsupported(
                     "Triton lays out its own warps",
                     knob.span,
                     "split-K between warps cannot be asked for",
                     "use 'warp_split = q' here, or a CUDA target",
                 )
             case "tile.d", _:
-                yield _unsupported(
+                yield unsupported(
                     "Triton keeps the head dimension whole", knob.span, "cannot be tiled", "remove it"
                 )
             case _:
                 continue
         return
-
-
-def _unsupported(message: str, span: Span | None, label: str, *hints: str) -> Diagnostic:
-    if span is None:
-        raise ValueError(f"no span for: {message}")
-    return Diagnostic(code="E0602", message=message, primary=Label(span, label), hints=hints)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from attnc.plan.ir_projection import ProjectionModule
+from attnc.runtime.dtypes import TORCH
 from attnc.runtime.graphs import replayed
 from attnc.runtime.loader import load_text
 from attnc.runtime.timing import Launch
@@ -28,7 +29,7 @@ class Layer:
         self.N, self.K = sizes[0], sizes[1]
         self.planned = planned
         self.module: Any = load_text(text)
-        dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[projection.dtype]
+        dtype = TORCH[projection.dtype]
         self.bytes = self.N * self.K * projection.dtype.bytes
         generator = torch.Generator("cuda").manual_seed(0)
 

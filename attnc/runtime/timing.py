@@ -34,6 +34,11 @@ class Timing:
         """Width of the middle 80 % as a share of the median."""
         return (self.high - self.low) / self.median
 
+    def microseconds(self) -> dict[str, float]:
+        """Median and quantiles as reports write them."""
+        figures = {"us": self.median, "low": self.low, "high": self.high}
+        return {name: round(milliseconds * 1e3, 3) for name, milliseconds in figures.items()}
+
 
 def interleave(
     launches: Mapping[str, Launch], rounds: int = 15, *, sample_ms: float = _SAMPLE_MS

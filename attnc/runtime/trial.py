@@ -15,17 +15,10 @@ from attnc.model.tensors import DType, Paged, Ragged, Role
 from attnc.plan import ir
 from attnc.plan.ir_backward import KernelName
 from attnc.plan.storage import PAGES
+from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
 
-_TORCH = {
-    DType.F16: torch.float16,
-    DType.BF16: torch.bfloat16,
-    DType.F32: torch.float32,
-    DType.I32: torch.int32,
-    DType.I64: torch.int64,
-    DType.BOOL: torch.bool,
-}
 #: Sizes that a spec leaves open, apart from the lengths.
 _DIMS = {"H": 16, "Hkv": 4, "G": 4}
 _TOKENS = 16384
@@ -163,7 +156,7 @@ def synchronize() -> None:
 def _draw(arg: ir.Arg, dims: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
     axes = zip(arg.tensor.shape, arg.axes, strict=True)
     shape = [dims[PAGES.name] if size == PAGES else _size(bind, dims) for size, bind in axes]
-    dtype = _TORCH[DType(arg.tensor.dtype)]
+    dtype = TORCH[DType(arg.tensor.dtype)]
     device = generator.device
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)

@@ -13,6 +13,7 @@ from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
 from attnc.reference import Array, Floats
+from attnc.runtime.dtypes import TORCH
 from attnc.verify.data import Rng, Sizes, draw_qkv, generator
 from attnc.verify.memory import untouched
 from attnc.verify.storage import (
@@ -27,14 +28,6 @@ from attnc.verify.storage import (
 )
 from attnc.verify.strategies import Case, Layout, all_dims, size
 
-TORCH: Mapping[DType, torch.dtype] = {
-    DType.F16: torch.float16,
-    DType.BF16: torch.bfloat16,
-    DType.F32: torch.float32,
-    DType.I32: torch.int32,
-    DType.I64: torch.int64,
-    DType.BOOL: torch.bool,
-}
 #: What surrounds the tensors: of a float, an int and a bool type. Results must not depend on it.
 FILLS: Mapping[str, tuple[float, int, bool]] = {
     "nan": (float("nan"), -(2**31), True),

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from attnc.model.projection import ProjectionVariant
-from attnc.model.tensors import DType
+from attnc.runtime.dtypes import TORCH
 from attnc.verify.strategies import Case, Layout
 
 #: Numbers that have broken products: see `draw`.
@@ -140,7 +140,7 @@ def draw(variant: ProjectionVariant, case: Case, device: str) -> dict[str, torch
             x, w = x * 2.0**-7, w * 2.0**-7
         case _:
             pass
-    dtype = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32}[projection.dtype]
+    dtype = TORCH[projection.dtype]
     made = {"x": x.to(dtype), "w": w.to(dtype)} | ({"bias": bias.to(dtype)} if projection.has_bias else {})
     special = SPECIALS[case.special]
     if special is not None and special[0] in made and made[special[0]].numel():

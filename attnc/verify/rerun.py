@@ -11,8 +11,9 @@ import torch
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.reference import empty_outputs, to_arrays
+from attnc.runtime.dtypes import TORCH
 from attnc.verify.check import Subject
-from attnc.verify.problem import TORCH, Value, build
+from attnc.verify.problem import Value, build
 from attnc.verify.strategies import Case
 
 Inputs: TypeAlias = Mapping[str, Value]

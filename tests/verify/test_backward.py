@@ -20,11 +20,11 @@ from attnc.model.tensors import DType
 from attnc.model.variants import variants
 from attnc.plan import ir, plan
 from attnc.reference_gradients import gradients
+from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
-from attnc.verify.problem import TORCH
 
 SPECS = Path(__file__).parents[2] / "specs"
 FRAME = """attention under_test {{

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -190,11 +192,7 @@ def test_bits_do_not_depend_on_the_batch() -> None:
     q, pool = torch.randn(3, 1, 4, 16).half(), torch.randn(2, 40, 16, 2, 16).half()
     table = torch.randperm(40)[:30].reshape(3, 10).to(torch.int32)
     length = torch.tensor([150, 3, 77], dtype=torch.int32)
-    together = made.a(q, *pool, table, length)
-    for b in range(3):
-        alone = made.a(q[b : b + 1], *pool, table[b : b + 1], length[b : b + 1])
-        for one, other in zip(alone, together, strict=True):
-            assert torch.equal(one[0], other[b])
+    check_alone(made, q, pool, table, length)
 
 
 def test_bits_of_shares_of_a_fixed_size_depend_on_the_sequence_alone() -> None:
@@ -208,7 +206,15 @@ def test_bits_of_shares_of_a_fixed_size_depend_on_the_sequence_alone() -> None:
     roomier = made.a(q, *pool, table.repeat(1, 3), length)
     for one, other in zip(together, roomier, strict=True):
         assert torch.equal(one, other)
-    for b in range(3):
+    check_alone(made, q, pool, table, length)
+
+
+def check_alone(
+    made: Any, q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, length: torch.Tensor
+) -> None:
+    """Each sequence by itself gives the bits that it has in the batch."""
+    together = made.a(q, *pool, table, length)
+    for b in range(len(q)):
         alone = made.a(q[b : b + 1], *pool, table[b : b + 1], length[b : b + 1])
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[b])

@@ -16,8 +16,9 @@ from attnc.build import front, plan_program
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan import ir
+from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
-from attnc.verify.problem import TORCH, build
+from attnc.verify.problem import build
 from attnc.verify.strategies import Case, free_dims
 
 SPECS = Path(__file__).parents[2] / "specs"
