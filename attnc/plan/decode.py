@@ -28,7 +28,7 @@ from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions
 from attnc.plan.ir_decode import Pack, Split, UnifiedMax
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import shared_memory
+from attnc.plan.resources import room, staged
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths, outruns, rows, sizes, stored
 from attnc.plan.sequence import program as program_of
@@ -68,7 +68,12 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     loops = named_bounds(loops, names)
     split = None
     if _splits(choices) > 1:
-        split = Split(lo=loops.loops[0].start, hi=loops.loops[-1].stop, reach=reach(attention.mask))
+        split = Split(
+            lo=loops.loops[0].start,
+            hi=loops.loops[-1].stop,
+            reach=reach(attention.mask),
+            staged=() if on_cuda else tuple(staged(config, variant) for config in choices),
+        )
     softmax, score = plan_softmax(attention, default, names)
     unified = unified_max(attention, default)
     step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, "kv")
@@ -91,7 +96,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         tma=False,
         configs=choices,
         shared=tuple(
-            sum(layout.shared_memory(config).values()) if layout else shared_memory(config, variant)
+            sum(layout.shared_memory(config).values()) if layout else room(config, variant)
             for config in choices
         ),
         cuda=layout,
@@ -171,6 +176,11 @@ def share_of(config: Config) -> int:
             return size
         case _:
             return 0
+
+
+def has_fixed_shares(kernel: Kernel) -> bool:
+    """Whether any config cuts sequences into shares of a fixed number of keys."""
+    return kernel.split is not None and any(map(share_of, kernel.configs))
 
 
 def _splits(choices: tuple[Config, ...]) -> int:

@@ -23,12 +23,14 @@ class Split:
     depend on any length. A share may be empty.
 
     reach: the most keys that one row visits, where the mask limits them to a window; None: as many as there
-    are.
+    are. staged: bytes of shared memory that a block of each config takes where tensor cores read tiles
+    there, 0 if no more than elsewhere (`resources.staged`).
     """
 
     lo: Expr
     hi: Expr
     reach: int | None
+    staged: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

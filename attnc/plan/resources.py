@@ -8,7 +8,7 @@ scores and the probabilities live through every step, a lower bound that ptxas m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config
@@ -122,6 +122,14 @@ def room(config: Config, variant: Variant, kernel: Which = "forward") -> int:
     return max(min(enough, default=0), *too_few, 0)
 
 
-def shared_memory(config: Config, variant: Variant, kernel: Which = "forward") -> int:
-    """Bytes of shared memory of one block, the most over the supported devices."""
-    return max(estimate(config, variant, device, kernel).shared for device in DEVICES.values())
+def staged(config: Config, variant: Variant) -> int:
+    """Bytes of shared memory that a block takes where tensor cores read tiles there and so more of them wait;
+    0 if its tiles are too small for that.
+    """
+
+    def shared(device: Device) -> int:
+        return estimate(config, variant, device).shared
+
+    readers = [device for device in DEVICES.values() if device.has_mma_from_shared]
+    more = (shared(d) for d in readers if shared(d) > shared(replace(d, has_mma_from_shared=False)))
+    return max(more, default=0)

@@ -6,12 +6,12 @@ from attnc.expr.nodes import Const, Ref, walk
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.cuda_layout import CudaLayout
+from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.regions import ZERO
 from attnc.target.cuda import scalar
 from attnc.target.cuda_kernel import CudaText
 from attnc.target.cuda_places import PLACES
-from attnc.target.triton_decode import has_fixed_shares
 
 
 class CudaDecodeText(CudaText):

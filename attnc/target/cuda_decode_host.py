@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from attnc.plan.ir import Kernel, Module
 from attnc.target.cuda_decode import CudaDecodeText
 from attnc.target.cuda_host import CudaHostText
+from attnc.target.shares import SharesText
 from attnc.target.triton_decode import DecodeText
-from attnc.target.triton_decode_host import DecodeHost, most_visited
+from attnc.target.triton_decode_host import DecodeHost
 
 
 class CudaDecodeHost(CudaHostText):
@@ -18,38 +19,23 @@ class CudaDecodeHost(CudaHostText):
 
     def __init__(self, module: Module, kernel: Kernel, text: CudaDecodeText) -> None:
         super().__init__(module, kernel, text)
-        self.call = DecodeHost(module, kernel, DecodeText(module, kernel))
+        rows = DecodeText(module, kernel)
+        self.call = DecodeHost(module, kernel, rows)
+        self.shares = SharesText(kernel=kernel, text=rows, longest=self.call.longest, quotient=_quotient)
         self.is_split = text.is_split
         if text.is_split:
             dv = text.layout.dv
             self.more_fields = ["lse_parts: int = 0  # where they begin in the memory for parts, in bytes"]
-            self.also_kept = f", {4 * dv} * rows, (((rows * {dv + 1},), (1,)),)"
+            self.also_kept = f", {4 * dv} * rows * splits, (((rows * splits * {dv + 1},), (1,)),)"
         self.sections = False
         self.has_fixed_shares = text.has_fixed_shares
         self.combine = text.combine_name
         self.joined_bytes = 4 * (text.layout.dv + 1)  # of shared memory, for each warp
 
     @property
-    def _tiles(self) -> str:
-        text = self._text
-        heads = {"1": ""}.get(text.kv_heads, f" * {text.kv_heads}") if text.group else " * H"
-        return f"-(-{text.all_rows('M')} // config.BLOCK_M) * B{heads}"
-
-    @property
     def workspace(self) -> Iterator[str]:
-        if not self.is_split:
-            return
-        layout, longest = self._text.layout, self.call.longest
-        dv, width = layout.dv, layout.d + (0 if layout.v_in_k else layout.dv)
-        yield f"tiles = {self._tiles}"
-        yield f"key_tiles = -(-{most_visited(self._text.kernel, longest)} // config.BLOCK_N)"
-        sizes = f"config.BLOCK_N * {width * layout.element.bytes}, B * H * M * {4 * (dv + 1)}, config.shared"
-        auto = f"_splits(tiles, key_tiles, {sizes}, q.device)"
-        if self._text.has_fixed_shares:
-            yield f"fixed = -(-{longest} // config.share) if config.share else 0"
-            yield f"splits = config.splits or fixed or {auto}"
-        else:
-            yield f"splits = config.splits or {auto}"
+        if self.is_split:
+            yield from self.shares.lines
 
     @property
     def scratch(self) -> list[str]:
@@ -85,4 +71,8 @@ class CudaDecodeHost(CudaHostText):
 
     @property
     def blocks(self) -> str:
-        return "tiles * splits" if self.is_split else self._tiles
+        return "tiles * splits" if self.is_split else self.shares.tiles
+
+
+def _quotient(x: str, size: str) -> str:
+    return f"-(-{x} // {size})"

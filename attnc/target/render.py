@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import kernels_of
 from attnc.plan.tuned import NOT_TUNED, Tuned
@@ -15,7 +16,7 @@ from attnc.target.numbers import numbers_in
 from attnc.target.operator import OperatorText
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_backward_host import BackwardHostText
-from attnc.target.triton_decode import DecodeText, has_fixed_shares
+from attnc.target.triton_decode import DecodeText
 from attnc.target.triton_decode_host import DecodeHost
 from attnc.target.triton_host import HostText
 from attnc.target.triton_kernel import KernelText
@@ -73,6 +74,7 @@ def render(
             "maxnreg": any(limits_registers(planned.kernel) for planned in kernels_of(module).values()),
             "early_dp": any(dp_order(planned) == "both" for planned in kernels_of(module).values()),
             "shares": has_fixed_shares(kernel),
+            "staged": kernel.split is not None and any(kernel.split.staged),
         },
         uses=frozenset(re.findall(r"\b_\w+", kernels)),
     )

@@ -9,7 +9,7 @@ from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.columns import block
-from attnc.plan.decode import share_of
+from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Fetch, Kernel, Loop, Module, Statement
 from attnc.plan.regions import ZERO
 from attnc.target.triton import TL_DTYPES, scalar
@@ -353,8 +353,3 @@ class DecodeText(KernelText):
     @property
     def o_offset(self) -> str:
         return self.offset("o")
-
-
-def has_fixed_shares(kernel: Kernel) -> bool:
-    """Whether any config cuts sequences into shares of a fixed number of keys."""
-    return kernel.split is not None and any(share_of(config) for config in kernel.configs)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.model.tensors import DType
-from attnc.plan.decode import MOST_SPLITS
+from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Kernel, Module
-from attnc.target.triton_decode import DecodeText, has_fixed_shares
+from attnc.target.shares import SharesText
+from attnc.target.triton_decode import DecodeText
 from attnc.target.triton_host import HostText
 
-#: The model of time by which shares are counted. In bytes that a multiprocessor reads meanwhile: to start and
-#: end a wave of programs, and to launch the kernel that joins the shares. And how much faster a
-#: multiprocessor reads while others idle, rows in a tensor and rows in pages. Measured on an H200.
-WAVE_BYTES, COMBINE_BYTES, IDLE_GAIN, PAGED_IDLE_GAIN = 96 << 10, 96 << 10, 1.3, 1.2
 #: Of the second axis of a grid, along which the shares of a sequence lie.
 _MOST_PROGRAMS = 65535
 
@@ -29,10 +25,9 @@ class DecodeHost(HostText):
             self.more_fields = ["combine: _Launch | None = None  # None: no sequence is shared"]
         self.sections = False
         self.begins_early = True
-        self.most_splits = MOST_SPLITS
-        self.wave_bytes, self.combine_bytes = WAVE_BYTES, COMBINE_BYTES
-        self.idle_gain = PAGED_IDLE_GAIN if text.paged else IDLE_GAIN
-        self.part_width = text.dv + 1
+        self.shares = SharesText(
+            kernel=kernel, text=text, longest=self.longest, quotient=_quotient, most=_MOST_PROGRAMS
+        )
 
     @property
     def parameters(self) -> list[str]:
@@ -56,32 +51,8 @@ class DecodeHost(HostText):
 
     @property
     def workspace(self) -> Iterator[str]:
-        yield f"tiles = {self._tiles}"
-        if not self.is_split:
-            return
-        yield f"key_tiles = triton.cdiv({most_visited(self._kernel, self.longest)}, config.BLOCK_N)"
-        yield "rows = B * H * M"
-        size = DType(self.module.variant.attention.q.dtype).bytes
-        columns = self._text.d + (0 if self._text.rows("v").tensor == "k" else self._text.dv)
-        tile = f"config.BLOCK_N * {columns * size}"
-        part = f"rows * {4 * self.part_width}"
-        auto = f"_splits(tiles, key_tiles, {tile}, {part}, config.shared, q.device)"
-        if has_fixed_shares(self._kernel):
-            yield f"fixed = triton.cdiv({self.longest}, config.share) if config.share else 0"
-            yield f"splits = config.splits or fixed or {auto}"
-            yield f"if splits > {_MOST_PROGRAMS}:"
-            yield f"    least = triton.cdiv({self.longest}, {_MOST_PROGRAMS})"
-            message = "config: expected shares of at least {least} keys, got {config.share}"
-            yield f'    raise ValueError(f"{message}")'
-        else:
-            yield f"splits = config.splits or {auto}"
-
-    @property
-    def _tiles(self) -> str:
-        text = self._text
-        heads = {"1": ""}.get(text.kv_heads, f" * {text.kv_heads}") if text.group is not None else " * H"
-        rows = "M" if text.group is None else f"M * {text.group}"
-        return f"triton.cdiv({rows}, config.BLOCK_M) * B{heads}"
+        if self.is_split:
+            yield from self.shares.lines
 
     @property
     def scratch(self) -> list[str]:
@@ -89,7 +60,7 @@ class DecodeHost(HostText):
 
     @property
     def scratch_layouts(self) -> str:
-        return f"((rows * splits * {self.part_width},), (1,)),"
+        return f"((rows * splits * {self.shares.part_width},), (1,)),"
 
     @property
     def scratch_lines(self) -> Iterator[str]:
@@ -105,7 +76,7 @@ class DecodeHost(HostText):
 
     @property
     def grid(self) -> str:
-        return "tiles, splits" if self.is_split else "tiles,"
+        return "tiles, splits" if self.is_split else f"{self.shares.tiles},"
 
     @property
     def combine_warps(self) -> int:
@@ -141,8 +112,5 @@ class DecodeHost(HostText):
         return [*lines, "H, M, splits, rows * splits"]
 
 
-def most_visited(kernel: Kernel, longest: str) -> str:
-    """Keys that the rows of a tile visit at most: all that a cache has room for, or a window."""
-    if kernel.split is None or kernel.split.reach is None:
-        return longest
-    return f"min({longest}, {kernel.split.reach} + config.BLOCK_M)"
+def _quotient(x: str, size: str) -> str:
+    return f"triton.cdiv({x}, {size})"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnc.plan.decode import share_of
+from attnc.plan.decode import has_fixed_shares, share_of
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.tuned import Buckets, Tuned
-from attnc.target.triton_decode import has_fixed_shares
 from attnc.target.triton_parameters import dp_order
 
 
@@ -35,6 +34,8 @@ def config_text(kernel: Kernel, position: int) -> str:
         values.append(str(count if isinstance(count, int) else 0))
         if has_fixed_shares(kernel):
             values.append(str(share_of(config)))
+        if any(kernel.split.staged) and kernel.split.staged[position]:
+            values.append(f"staged={kernel.split.staged[position]}")
     return ", ".join(values)
 
 

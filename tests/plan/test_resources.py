@@ -12,7 +12,7 @@ from attnc.model.attention import Attention, Softmax, Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES
-from attnc.plan.resources import estimate, misfit, room, shared_memory
+from attnc.plan.resources import estimate, misfit, room, staged
 from attnc.plan.triton_configs import portable
 from attnc.source import Source
 
@@ -131,8 +131,9 @@ def test_nothing_fits() -> None:
     )
 
 
-def test_shared_memory_is_that_of_the_neediest_device() -> None:
-    assert shared_memory(config(128, 64, 2), variant(128)) == 99328
+def test_large_tiles_stay_where_tensor_cores_read_them() -> None:
+    assert staged(config(128, 64, 2), variant(128)) == 99328
+    assert staged(config(32, 64, 2), variant(128)) == 0
 
 
 def test_a_result_passes_through_shared_memory_after_all_else() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +113,53 @@ def test_k_and_v_have_as_many_pages() -> None:
     table, length = torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"v: expected shape \[3, 16, 2, 64\], got \[2, 16, 2, 64\]"):
         module.paged_decode(q, k, k[:2], table, length)
+
+
+@pytest.fixture
+def mla() -> ModuleType:
+    """Its first tiles are so large that what they take depends on the device."""
+    module = load_text((GENERATED / "mla_decode" / "triton" / "d576_dv512.py").read_text(encoding="utf-8"))
+    module._splits.cache_clear()
+    return module
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, major: int, room: int) -> torch.device:
+    """A device on whose multiprocessors blocks can have so many bytes of shared memory."""
+    properties = SimpleNamespace(
+        name="none",
+        major=major,
+        multi_processor_count=108,
+        shared_memory_per_block_optin=room,
+        shared_memory_per_multiprocessor=room + 1024,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("major", "room", "chosen"), [(8, 166912, 0), (9, 232448, 0), (8, 101376, 5)])
+def test_a_device_takes_the_first_config_that_it_can_run(
+    mla: ModuleType, monkeypatch: pytest.MonkeyPatch, major: int, room: int, chosen: int
+) -> None:
+    device = pretend(monkeypatch, major, room)
+    assert mla._choose(None, device, 8192) == mla.CONFIGS[chosen]
+
+
+@pytest.mark.parametrize(("major", "room", "programs"), [(8, 166912, 1), (8, 232448, 2), (9, 232448, 1)])
+def test_programs_are_counted_by_what_they_take_on_the_device(
+    mla: ModuleType, monkeypatch: pytest.MonkeyPatch, major: int, room: int, programs: int
+) -> None:
+    device, config = pretend(monkeypatch, major, room), mla.CONFIGS[1]
+    plain = config._replace(shared=room // programs, staged=0)
+    for tiles in (16, 128, 1024):
+        found = mla._splits(tiles, 256, 36864, 2052 * tiles, config, device)
+        assert found == mla._splits(tiles, 256, 36864, 2052 * tiles, plain, device)
+
+
+def test_a_config_that_does_not_say_what_it_takes_is_shared_out_too(
+    mla: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = pretend(monkeypatch, 9, 232448)
+    assert mla._splits(16, 256, 36864, 2052, mla.Config(64, 32, 8, 2), device) > 1
 
 
 def test_a_cuda_module_says_that_it_needs_a_gpu() -> None:

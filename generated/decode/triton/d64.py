@@ -52,12 +52,12 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(16, 128, 4, 3, 72704, 0),
-    Config(16, 128, 4, 5, 138240, 0),
-    Config(16, 64, 4, 3, 37888, 0),
-    Config(16, 64, 4, 5, 70656, 0),
-    Config(16, 32, 4, 3, 20480, 0),
-    Config(16, 32, 4, 5, 36864, 0),
+    Config(16, 128, 4, 3, 71680, 0),
+    Config(16, 128, 4, 5, 137216, 0),
+    Config(16, 64, 4, 3, 36864, 0),
+    Config(16, 64, 4, 5, 69632, 0),
+    Config(16, 32, 4, 3, 19456, 0),
+    Config(16, 32, 4, 5, 35840, 0),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
@@ -405,10 +405,7 @@ def _prepare(
     tiles = triton.cdiv(M * G, config.BLOCK_M) * B * Hkv
     key_tiles = triton.cdiv(N, config.BLOCK_N)
     rows = B * H * M
-    splits = (
-        config.splits
-        or _splits(tiles, key_tiles, config.BLOCK_N * 256, rows * 260, config.shared, q.device)
-    )
+    splits = config.splits or _splits(tiles, key_tiles, config.BLOCK_N * 256, rows * 260, config, q.device)
     forward = _Launch(
         decode_forward,
         (tiles, splits),
@@ -509,7 +506,7 @@ def _choose(config: Config | None, device: torch.device, longest: int) -> Config
 
 @functools.lru_cache(maxsize=1024)
 def _splits(
-    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, shared: int, device: torch.device,
+    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, config: Config, device: torch.device,
 ) -> int:
     """Shares of a sequence: the number with the shortest time, by a model of a kernel bound by memory.
 
@@ -522,7 +519,9 @@ def _splits(
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         processors = properties.multi_processor_count
-        resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
+        shared = config.shared
+        if shared > 0:  # else a caller's config that does not say
+            resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
 
     def cost(n: int) -> float:
         share = -(-key_tiles // n) * tile_bytes

@@ -49,21 +49,23 @@ class Config(NamedTuple):
     num_stages: int
     shared: int = 0
     splits: int = 0  # shares of a sequence, each for a program of its own; 0: as many as fill the device
+    # bytes that one block takes where tensor cores read tiles in shared memory; 0: no more than elsewhere
+    staged: int = 0
 
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 64, 8, 2, 222464, 0),
-    Config(64, 32, 8, 2, 148608, 0),
-    Config(64, 32, 8, 3, 185600, 0),
-    Config(32, 64, 4, 2, 115968, 0),
+    Config(64, 64, 8, 2, 155904, 0, staged=222464),
+    Config(64, 32, 8, 2, 114816, 0, staged=148608),
+    Config(64, 32, 8, 3, 151808, 0, staged=185600),
+    Config(32, 64, 4, 2, 114944, 0),
     Config(32, 64, 4, 3, 189952, 0),
-    Config(32, 32, 4, 2, 76928, 0),
-    Config(32, 32, 4, 3, 113920, 0),
-    Config(16, 64, 4, 2, 95488, 0),
+    Config(32, 32, 4, 2, 75904, 0),
+    Config(32, 32, 4, 3, 112896, 0),
+    Config(16, 64, 4, 2, 94464, 0),
     Config(16, 64, 4, 3, 169472, 0),
-    Config(16, 32, 4, 2, 57472, 0),
-    Config(16, 32, 4, 3, 94464, 0),
+    Config(16, 32, 4, 2, 56448, 0),
+    Config(16, 32, 4, 3, 93440, 0),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
@@ -503,10 +505,7 @@ def _prepare(
     tiles = triton.cdiv(M * H, config.BLOCK_M) * B
     key_tiles = triton.cdiv(N, config.BLOCK_N)
     rows = B * H * M
-    splits = (
-        config.splits
-        or _splits(tiles, key_tiles, config.BLOCK_N * 1152, rows * 2052, config.shared, q.device)
-    )
+    splits = config.splits or _splits(tiles, key_tiles, config.BLOCK_N * 1152, rows * 2052, config, q.device)
     forward = _Launch(
         mla_decode_forward,
         (tiles, splits),
@@ -607,7 +606,7 @@ def _choose(config: Config | None, device: torch.device, longest: int) -> Config
 
 @functools.lru_cache(maxsize=1024)
 def _splits(
-    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, shared: int, device: torch.device,
+    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, config: Config, device: torch.device,
 ) -> int:
     """Shares of a sequence: the number with the shortest time, by a model of a kernel bound by memory.
 
@@ -620,7 +619,9 @@ def _splits(
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         processors = properties.multi_processor_count
-        resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
+        shared = config.staged if config.staged and properties.major in (9, 10) else config.shared
+        if shared > 0:  # else a caller's config that does not say
+            resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
 
     def cost(n: int) -> float:
         share = -(-key_tiles // n) * tile_bytes

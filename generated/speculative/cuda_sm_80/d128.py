@@ -163,7 +163,7 @@ def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
 
 @functools.lru_cache(maxsize=1024)
 def _splits(
-    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, shared: int, device: torch.device,
+    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, config: Config, device: torch.device,
 ) -> int:
     """Shares of a sequence: the number with the shortest time, by a model of a kernel bound by memory.
 
@@ -176,7 +176,9 @@ def _splits(
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         processors = properties.multi_processor_count
-        resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
+        shared = config.shared
+        if shared > 0:  # else a caller's config that does not say
+            resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
 
     def cost(n: int) -> float:
         share = -(-key_tiles // n) * tile_bytes
@@ -342,15 +344,13 @@ def _prepare(
     config = _choose(config, gpu, N)
     tiles = -(-M * G // config.BLOCK_M) * B * Hkv
     key_tiles = -(-N // config.BLOCK_N)
-    splits = (
-        config.splits
-        or _splits(tiles, key_tiles, config.BLOCK_N * 512, B * H * M * 516, config.shared, q.device)
-    )
+    rows = B * H * M
+    splits = config.splits or _splits(tiles, key_tiles, config.BLOCK_N * 512, rows * 516, config, q.device)
     kernels = [_Kernel(_FORWARD, config, tiles * splits)]
     if splits > 1:
         # With its own shared memory, not a tile's, which few blocks fit.
         joining = config._replace(shared=config.WARPS * 516)
-        kernels.append(_Kernel("speculative_combine", joining, B * H * M))
+        kernels.append(_Kernel("speculative_combine", joining, rows))
     numbers = _NUMBERS.pack(
         stride_qb, stride_qm, stride_qh,
         stride_kp, stride_kh, stride_kn,
@@ -369,8 +369,7 @@ def _prepare(
     forward = _Launch(gpu, kernels, _ADDRESSES, numbers, rows_aligned)
     if splits == 1:
         return _Call(results, forward)
-    rows = B * H * M * splits
-    return _Call(results, forward, 512 * rows, (((rows * 129,), (1,)),))
+    return _Call(results, forward, 512 * rows * splits, (((rows * splits * 129,), (1,)),))
 
 
 def _sizes(

@@ -47,16 +47,18 @@ class Config(NamedTuple):
     num_stages: int
     shared: int = 0
     splits: int = 0  # shares of a sequence, each for a program of its own; 0: as many as fill the device
+    # bytes that one block takes where tensor cores read tiles in shared memory; 0: no more than elsewhere
+    staged: int = 0
 
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 64, 4, 4, 149248, 0),
-    Config(64, 64, 4, 3, 116224, 0),
-    Config(32, 64, 4, 4, 112384, 0),
-    Config(32, 64, 4, 3, 79360, 0),
-    Config(16, 64, 4, 4, 106240, 0),
-    Config(16, 64, 4, 3, 73216, 0),
+    Config(64, 64, 4, 4, 123648, 0, staged=149248),
+    Config(64, 64, 4, 3, 90624, 0, staged=116224),
+    Config(32, 64, 4, 4, 111360, 0),
+    Config(32, 64, 4, 3, 78336, 0),
+    Config(16, 64, 4, 4, 105216, 0),
+    Config(16, 64, 4, 3, 72192, 0),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
@@ -494,10 +496,7 @@ def _prepare(
     tiles = triton.cdiv(M * G, config.BLOCK_M) * B * Hkv
     key_tiles = triton.cdiv(N, config.BLOCK_N)
     rows = B * H * M
-    splits = (
-        config.splits
-        or _splits(tiles, key_tiles, config.BLOCK_N * 512, rows * 516, config.shared, q.device)
-    )
+    splits = config.splits or _splits(tiles, key_tiles, config.BLOCK_N * 512, rows * 516, config, q.device)
     forward = _Launch(
         speculative_forward,
         (tiles, splits),
@@ -589,7 +588,7 @@ def _choose(config: Config | None, device: torch.device, longest: int) -> Config
 
 @functools.lru_cache(maxsize=1024)
 def _splits(
-    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, shared: int, device: torch.device,
+    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, config: Config, device: torch.device,
 ) -> int:
     """Shares of a sequence: the number with the shortest time, by a model of a kernel bound by memory.
 
@@ -602,7 +601,9 @@ def _splits(
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         processors = properties.multi_processor_count
-        resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
+        shared = config.staged if config.staged and properties.major in (9, 10) else config.shared
+        if shared > 0:  # else a caller's config that does not say
+            resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
 
     def cost(n: int) -> float:
         share = -(-key_tiles // n) * tile_bytes
