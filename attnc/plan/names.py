@@ -35,7 +35,7 @@ MODULE = frozenset((
     "config", "CONFIGS", "configs", "ctx", "delta", "dk", "dk_config", "dkdv_config", "dlse", "do", "dq",
     "dq_config", "dv", "dv_config", "enumerate", "fixed", "float", "forward", "functools", "grid", "inspect",
     "launches",
-    "isinstance", "key_tiles", "l", "layout", "layouts", "LAZY", "len", "LN2", "LOG2E", "lse2", "m",
+    "isinstance", "key_tiles", "l", "layout", "layouts", "LAZY", "len", "LN2", "LOG2E", "lse2", "m", "made",
     "M_padded", "NamedTuple", "out", "pages", "parts", "range", "results", "rows", "rows_config",
     "RuntimeError",
     "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",
@@ -48,6 +48,7 @@ CUDA_MODULE = frozenset((
     "hashlib", "joining", "kernels", "l", "launch", "m", "NamedTuple", "numbers", "os", "out", "parts",
     "Path", "rows", "rows_aligned", "stat", "struct", "tempfile", "torch", "TUNED",
     "section", "kv_section", "dq_sum",
+    "dk_at", "do_at", "dq_at", "dv_at", "k_at", "o_at", "q_at", "v_at",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((

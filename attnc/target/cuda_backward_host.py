@@ -12,9 +12,9 @@ from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Backward, BackwardKernel
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_rows import ROWS_WARPS, finish_name
-from attnc.target.cuda_host import batched
+from attnc.target.cuda_host import addresses_of, batched
 from attnc.target.triton_backward import BackwardText
-from attnc.target.triton_backward_host import BackwardHostText
+from attnc.target.triton_backward_host import BackwardHostText, Made
 from attnc.target.triton_parameters import config_name, limits_registers
 
 #: Pointers in a line of the packed arguments.
@@ -47,19 +47,18 @@ class CudaBackwardHost(BackwardHostText):
         self._kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
 
     @property
-    def allocations(self) -> Iterator[str]:
+    def planned(self) -> Iterator[str]:
         if self.packs_queries:
             rows = [f"{config}.BLOCK_M" for config in self.configs]
             most = ", ".join(rows)
             yield f"ROW_TILE = max({most})" if len(rows) > 1 else f"ROW_TILE = {most}"
             yield f"M_padded = ({self._queries} // ROW_TILE + B + 1) * ROW_TILE"
-        for line in super().allocations:
-            if line.startswith("dq = torch.zeros(q.shape, dtype=torch.float32"):
-                yield "dq = torch.empty_like(q, memory_format=torch.contiguous_format)"
-                shape = f"B, H, {self._q_tiles}, _dq_size({self.configs[-1]})"
-                yield f"dq_sum = torch.zeros(({shape}), dtype=torch.float32, device=q.device)"
-            else:
-                yield line
+        yield from super().planned
+
+    def _sum_of_dq(self) -> Iterator[Made]:
+        yield Made("dq", "q.shape", self._dtype("q"))
+        shape = f"(B, H, {self._q_tiles}, _dq_size({self.configs[-1]}))"
+        yield Made("dq_sum", shape, "torch.float32", zero=True)
 
     @property
     def _row_sizes(self) -> str:
@@ -79,16 +78,16 @@ class CudaBackwardHost(BackwardHostText):
         return ", ".join(self._matrices)
 
     @property
-    def bits(self) -> str:
-        """Of their addresses."""
-        return " | ".join(f"{name}.data_ptr()" for name in self._matrices)
-
-    @property
-    def addresses(self) -> Iterator[str]:
-        """Values of the packed struct that change from call to call, line by line like its fields."""
-        pointers = [_pointer(name) for _, name in self._arguments.pointers]
-        for names in batched(pointers, _POINTERS):
-            yield ", ".join(names)
+    def launch_lines(self) -> Iterator[str]:
+        """With the bits of the matrices' addresses, and all addresses, line by line like the fields."""
+        yield from addresses_of(self._matrices)
+        yield "call.backward("
+        yield f"    {' | '.join(f'{name}_at' for name in self._matrices)},"
+        pointers = [
+            f"{name}_at" if name in self._matrices else _pointer(name) for _, name in self._arguments.pointers
+        ]
+        yield from (f"    {', '.join(names)}," for names in batched(pointers, _POINTERS))
+        yield ")"
 
     @property
     def numbers(self) -> Iterator[str]:

@@ -19,6 +19,13 @@ def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
+def addresses_of(names: Sequence[str]) -> Iterator[str]:
+    """Statements that ask for the addresses of tensors once, where they are passed and looked at besides."""
+    for some in batched(names, 5):
+        places, values = ([form.format(name) for name in some] for form in ("{}_at", "{}.data_ptr()"))
+        yield f"{', '.join(places)} = {', '.join(values)}"
+
+
 class CudaHostText:
     """Text of the module; attribute by attribute what `templates/cuda/host.py.jinja` and its parts print.
 
@@ -103,10 +110,13 @@ class CudaHostText:
     @property
     def launches(self) -> Iterator[str]:
         """With the bits of the matrices' addresses, and all addresses, line by line like the fields."""
+        matrices = [arg.tensor.name for arg in self._matrices]
+        yield from addresses_of(matrices)
         yield "call.forward("
-        yield f"    {' | '.join(f'{arg.tensor.name}.data_ptr()' for arg in self._matrices)},"
+        yield f"    {' | '.join(f'{name}_at' for name in matrices)},"
         for names in self._pointer_lines:
-            yield f"    {', '.join(map(self._pointer, names))},"
+            pointers = (f"{name}_at" if name in matrices else self._pointer(name) for name in names)
+            yield f"    {', '.join(pointers)},"
         yield ")"
 
     @property

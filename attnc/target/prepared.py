@@ -8,18 +8,34 @@ from attnc.target.call import CallText
 from attnc.target.triton import torch_dtype
 
 
+def described(name: str) -> str:
+    """What preparing a call depends on of a tensor that is always given."""
+    return f"{name}.shape, {name}.stride(), {name}.dtype, {name}.device"
+
+
 class PreparedText(CallText):
     """Text of the callable; attribute by attribute what `templates/_prepared_call.py.jinja` and
     `templates/_prepare.py.jinja` print of it.
     """
 
     @property
-    def key(self) -> str:
-        """The first arguments of `_key`: the tensors, and the outputs if they are given."""
+    def key(self) -> Iterator[str]:
+        """What `_key` says of the tensors, line by line: a loop would take longer, at every call."""
+        for tensor in self.inputs:
+            yield described(tensor.name)
         optional = [arg.tensor.name for arg in self.module.kept]
         optional += ["fallbacks"] if self.counts_fallbacks else []
-        tensors = ", ".join([*(tensor.name for tensor in self.inputs), *optional])
-        return f"({tensors}), {'out' if len(self.results) > 1 else 'None if out is None else (out,)'}"
+        yield from (f"_described({name})" for name in optional)
+
+    @property
+    def prepared_parameters(self) -> list[str]:
+        """Parameters of `_key` and `_prepare`: all but what only gradients depend on."""
+        return [line for line in self.bare_parameters if not line.startswith("backward_config:")]
+
+    @property
+    def prepared_for(self) -> str:
+        """Their names."""
+        return ", ".join(line.split(":")[0] for line in self.prepared_parameters)
 
     @property
     def contiguous(self) -> str:

@@ -4,7 +4,10 @@ left.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 from attnc.expr.nodes import Const
 from attnc.expr.show import show
@@ -13,10 +16,21 @@ from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Adjoint, Backward, Part
 from attnc.plan.storage import is_plain, longest
 from attnc.target.call import corrections, kept_shape
+from attnc.target.prepared import described
 from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_parameters import config_name
 from attnc.target.triton_prologue import Launch, PreprocessText
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Text of a tensor that the backward allocates. zero: kernels add to it, or leave some of it alone."""
+
+    name: str
+    shape: str
+    dtype: str
+    zero: bool = False
 
 
 class BackwardHostText:
@@ -112,21 +126,47 @@ class BackwardHostText:
                 yield "Hkv = 1"
             yield "G = H // Hkv"
 
-    @property
-    def allocations(self) -> Iterator[str]:
+    @cached_property
+    def made(self) -> list[Made]:
+        """What a call allocates, in the order in which it is written about."""
+        return list(self._made())
+
+    def _made(self) -> Iterator[Made]:
         # Keys that a length cuts off, and rows behind the last packed sequence, are nobody's.
-        made = "zeros" if self.shortened or not is_plain(self.module.variant.attention) else "empty"
+        zero = self.shortened or not is_plain(self.module.variant.attention)
         matrices = dict.fromkeys(name for text in self._texts for name in text.makes)
         for name in matrices:
-            x = name.removeprefix("d")
-            yield f"{name} = torch.{made}_like({x}, memory_format=torch.contiguous_format)"
+            yield Made(name, f"{name.removeprefix('d')}.shape", self._dtype(name.removeprefix("d")), zero)
         if self._adds_dq:
-            yield "dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)"
+            yield from self._sum_of_dq()
         if self.stores_rows:
-            yield f"lse2 = torch.empty(({self._row_sizes}), dtype=torch.float32, device=q.device)"
-            yield "delta = torch.empty_like(lse2)"
+            yield Made("lse2", f"({self._row_sizes})", "torch.float32")
+            yield Made("delta", f"({self._row_sizes})", "torch.float32")
         for adjoint, tiles in self._adjoints():
-            yield f"{adjoint.name} = {self._workspace(adjoint, tiles)}"
+            yield self._workspace(adjoint, tiles)
+
+    def _sum_of_dq(self) -> Iterator[Made]:
+        """What dq is summed in."""
+        yield Made("dq", "q.shape", "torch.float32", zero=True)
+
+    def _dtype(self, name: str) -> str:
+        return torch_dtype(next(tensor for tensor in self.inputs if tensor.name == name))
+
+    @property
+    def planned(self) -> Iterator[str]:
+        """The same without memory: their shapes and strides."""
+        for x in self.made:
+            yield f'{x.name} = torch.empty({x.shape}, dtype={x.dtype}, device="meta")'
+
+    @property
+    def made_layouts(self) -> str:
+        layouts = [f"_layout({x.name})" for x in self.made]
+        return f"{layouts[0]}," if len(layouts) == 1 else ", ".join(layouts)
+
+    @property
+    def allocations(self) -> Iterator[str]:
+        for i, x in enumerate(self.made):
+            yield f"{x.name} = _empty(call.made[{i}], {x.dtype}, q){'.zero_()' if x.zero else ''}"
 
     @property
     def _row_sizes(self) -> str:
@@ -155,16 +195,16 @@ class BackwardHostText:
             ):
                 yield adjoint, tiles
 
-    def _workspace(self, adjoint: Adjoint, tiles: str) -> str:
+    def _workspace(self, adjoint: Adjoint, tiles: str) -> Made:
         x = adjoint.load.tensor
         if adjoint.accumulate == "atomic":
-            return f"torch.zeros({x}.shape, dtype=torch.float32, device=q.device)"
+            return Made(adjoint.name, f"{x}.shape", "torch.float32", zero=True)
         shape = {(): tiles, ("q",): "M_padded", ("kv",): "N", ("q", "kv"): "M_padded, N"}[adjoint.along]
         part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
         whole = adjoint.along == ("q", "kv") and len(part.places) == 4  # no sum: the gradient itself
-        dtype = f"{x}.dtype" if whole else "torch.float32"
+        dtype = self._dtype(x) if whole else "torch.float32"
         partial = adjoint.along == ("q", "kv") or (self.shortened and adjoint.along != ())
-        return f"torch.{'zeros' if partial else 'empty'}((B, H, {shape}), dtype={dtype}, device=q.device)"
+        return Made(adjoint.name, f"(B, H, {shape})", dtype, partial)
 
     @property
     def places(self) -> bool:
@@ -172,10 +212,33 @@ class BackwardHostText:
         return any("_placed(" in line for line in self.sums)
 
     @property
+    def gradient_parameters(self) -> Iterator[str]:
+        """Of the function that computes gradients, but for configs: what came in, was given and went out."""
+        optional = ["do"] if self.keeps_lse else ["do", "dlse"]
+        yield from (f"{name}: torch.Tensor | None" for name in optional)
+        yield from (f"{name}: torch.Tensor" for name in (*(x.name for x in self.inputs), "o", "lse"))
+
+    @property
+    def prepared_parameters(self) -> Iterator[str]:
+        """Of what prepares it: by then there is a do."""
+        yield "do: torch.Tensor"
+        yield from list(self.gradient_parameters)[1:]
+
+    @property
     def taken(self) -> str:
-        """What the launches depend on besides configs: all that is given."""
-        dlse = [] if self.keeps_lse else ["dlse"]
-        return ", ".join(["do", *dlse, self.arguments, "o", "lse"])
+        """Their names."""
+        return ", ".join(line.split(":")[0] for line in self.gradient_parameters)
+
+    @property
+    def key(self) -> Iterator[str]:
+        """What a preparation depends on, tensor by tensor."""
+        for name in self.taken.split(", "):
+            yield "_described(dlse)" if name == "dlse" else described(name)
+
+    @property
+    def launch_lines(self) -> Iterator[str]:
+        for i, launch in enumerate(self.launches):
+            yield f"call.backward[{i}]({launch.tensors})"
 
     @property
     def launches(self) -> Iterator[Launch]:
@@ -184,6 +247,12 @@ class BackwardHostText:
             yield self.preprocess.launch
         for text in self._texts:
             yield text.parameters.launch
+
+    @property
+    def sum_sizes(self) -> Iterator[str]:
+        """The sizes again, where the sums are of rows that there are."""
+        if any(re.search(r"\b[MN]\b", line) for line in self.sums):
+            yield from self.sizes
 
     @property
     def sums(self) -> Iterator[str]:

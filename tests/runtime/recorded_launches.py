@@ -31,8 +31,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self._library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
         os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
-        cuda: Any = torch.cuda
-        cuda.current_device = lambda: None  # tensors of the CPU are on no numbered device
+        vars(torch._C)["_cuda_getDevice"] = lambda: None  # tensors of the CPU are on no numbered device
         vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: STREAM
         import triton
         from triton.backends.nvidia.driver import CudaDriver
@@ -77,6 +76,24 @@ def parameter_sizes(signature: Any) -> Iterator[int]:
     yield from (8, 8)
 
 
+class Memory:
+    """What a module allocates: the same memory for the same allocations, call by call."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, torch.Tensor] = {}
+        self._count = 0
+
+    def start(self) -> None:
+        self._count = 0
+
+    def empty(self, layout: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+        self._count += 1
+        key = (self._count, layout, dtype)
+        if key not in self._made:
+            self._made[key] = torch.empty_strided(*layout, dtype=dtype)
+        return self._made[key]
+
+
 class Case:
     """One module, whose results always go to the same memory."""
 
@@ -86,21 +103,18 @@ class Case:
 
         planned = plan_program(front(SPECS / f"{spec}.attn")).modules
         self.planned = next(made for made in planned if made.variant.attention.name == spec)
-        self.recorder = recorder
+        self.recorder, self.memory = recorder, Memory()
         self.module = self._without_gpu(load_module(self.planned))
         self.function: Callable[..., Any] = getattr(self.module, spec)
 
     def _without_gpu(self, module: Any) -> Any:
         module._on = lambda device: nullcontext()
-        memory: dict[object, torch.Tensor] = {}
-
-        def empty(layout: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-            if (layout, dtype) not in memory:
-                memory[layout, dtype] = torch.empty_strided(*layout, dtype=dtype)
-            return memory[layout, dtype]
-
-        module._empty = empty
+        module._empty = self.memory.empty
         return module
+
+    def call(self, *tensors: torch.Tensor, **options: Any) -> Any:
+        self.memory.start()
+        return self.function(*tensors, **options)
 
     def tensors(self, **sizes: int) -> list[torch.Tensor]:
         from attnc.runtime.trial import problem_for
@@ -113,15 +127,15 @@ class Case:
         for _ in range(2):
             self.forget()
             self.recorder.take()
-            self.function(*tensors, **options)
+            self.call(*tensors, **options)
             self.recorder.learn(self.module)
         return self.recorder.take()
 
     def quick(self, *tensors: torch.Tensor, **options: Any) -> Record:
         """By the launch that was made ready, whatever else has been called before."""
-        self.function(*tensors, **options)
+        self.call(*tensors, **options)
         self.recorder.take()
-        self.function(*tensors, **options)
+        self.call(*tensors, **options)
         return self.recorder.take()
 
     def forget(self) -> None:
@@ -146,7 +160,7 @@ class Case:
         tensors = self.tensors()
         yield from self.changes(tensors)
         yield "config", tensors, {"config": self.module.CONFIGS[1]}
-        out = self.function(*tensors)
+        out = self.call(*tensors)
         results = out if isinstance(out, tuple) else (out,)
         for name, change in (("dense", torch.clone), ("spread", spread), ("shifted", shifted)):
             given = (change(results[0]), *map(torch.clone, results[1:]))
@@ -173,42 +187,12 @@ class Case:
                 yield f"alignment of {i}", [*tensors[:i], shifted(x), *tensors[i + 1 :]], {}
 
 
-class Memory:
-    """torch for a module that allocates: the same memory for the same allocations, call by call."""
-
-    def __init__(self) -> None:
-        self._made: dict[object, torch.Tensor] = {}
-        self.count = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        self.count += 1
-        return self._made.setdefault(
-            (self.count, tuple(shape), dtype), torch.empty(shape, dtype=dtype, device=device)
-        )
-
-    zeros = empty
-
-    def empty_like(self, x: torch.Tensor, *, memory_format: object = None) -> torch.Tensor:
-        return self.empty(x.shape, dtype=x.dtype, device=x.device)
-
-    zeros_like = empty_like
-
-
 class Gradients(Case):
     """The backward of a module: what comes in are do, dlse (if lse is a result), the inputs, o and lse."""
 
     def __init__(self, recorder: Recorder, spec: str) -> None:
         super().__init__(recorder, spec)
-        self.module.torch = memory = Memory()
-
-        def gradients(*tensors: torch.Tensor, configs: Any = None) -> Any:
-            memory.count = 0
-            return self.module._gradients(*tensors, configs)
-
-        self.function = gradients
+        self.function = lambda *tensors, configs=None: self.module._gradients(*tensors, configs)
 
     def tensors(self, **sizes: int) -> list[Any]:
         inputs = super().tensors(**sizes)
@@ -225,7 +209,7 @@ class Gradients(Case):
 
     @property
     def launches(self) -> list[Any]:
-        return [launch for launches in self.prepared.values() for launch in launches]
+        return [launch for call in self.prepared.values() for launch in call.backward]
 
     def variations(self) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
         tensors = self.tensors()
@@ -273,7 +257,7 @@ def check(case: Case) -> Iterator[str]:
         # all alive, hence at addresses of their own
         kept = [[x.clone() for x in tensors] for _ in range(100)]
         for clones in kept:
-            case.function(*clones)
+            case.call(*clones)
         if any(len(maps) > 64 for launch in case.launches for maps in getattr(launch, "maps", ())):
             yield "more than 64 tensor maps are kept"
         yield from without_quick_launches(case, tensors)

@@ -31,6 +31,7 @@ ALLOCATIONS = {
     "aten.zeros_like.default",
     "aten.full.default",
     "aten.new_zeros.default",
+    "aten.zero_.default",
 }
 VIEWS = {"aten.detach.default", "aten.view.default", "aten.unbind.int", "aten.alias.default"}
 #: Sums over what programs left, their scale, and their conversion to the input's type.
@@ -57,7 +58,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ann
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.operators.add(str(func))
-        if str(func) in ALLOCATIONS and not result.is_meta:
+        if str(func) in ALLOCATIONS - {"aten.zero_.default"} and not result.is_meta:
             self.bytes += result.numel() * result.element_size()
         return result
 
@@ -81,7 +82,9 @@ def without_kernels(
     for attribute in vars(loaded):
         if attribute.startswith((f"{name}_forward", f"{name}_backward")):
             monkeypatch.setattr(loaded, attribute, Launches())
-    monkeypatch.setattr(loaded, "_CALLS", {})
+    for prepared in ("_CALLS", "_GRADIENTS"):
+        if hasattr(loaded, prepared):
+            monkeypatch.setattr(loaded, prepared, {})
     return loaded, getattr(loaded, name)
 
 

@@ -103,7 +103,9 @@ def decode_sink(
     """
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, sink, block_table, kv_len, out, config)
-    layout = _key((q, k, v, sink, block_table, kv_len), None if out is None else (out,), config)
+    if config is not None:
+        _check_config(config)
+    layout = _key(q, k, v, sink, block_table, kv_len, out, config)
     call = _CALLS.get(layout)
     if call is None:
         call = _prepare(q, k, v, sink, block_table, kv_len, out, config)
@@ -119,10 +121,11 @@ def decode_sink(
     parts = None
     if call.scratch:
         parts = _empty(call.scratch[0], torch.float32, q)  # of o, and behind them of lse
+    q_at, k_at, v_at, o_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
     call.forward(
-        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr(),
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), sink.data_ptr(), block_table.data_ptr(),
-        kv_len.data_ptr(), o.data_ptr(),
+        q_at | k_at | v_at | o_at,
+        q_at, k_at, v_at, sink.data_ptr(), block_table.data_ptr(),
+        kv_len.data_ptr(), o_at,
         0 if parts is None else parts.data_ptr(), 0 if parts is None else parts.data_ptr() + call.lse_parts,
     )
     return o
@@ -152,8 +155,6 @@ def _gpu(index: int) -> Gpu:
 def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
     """The caller's config, the measured one for this device and key length, or the first that fits the device."""
     if config is not None:
-        if not isinstance(config, Config):
-            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
         return config
     for limit, index in TUNED.get(gpu.name, ()):
         if limit is None or longest <= limit:
@@ -213,17 +214,17 @@ class _Launch:
     def __init__(
         self, gpu: Gpu, kernels: list[_Kernel], addresses: struct.Struct, numbers: bytes, rows_aligned: bool,
     ) -> None:
-        self.gpu, self.kernels, self.addresses, self.numbers = gpu, kernels, addresses, numbers
+        self.gpu, self.kernels, self.pack, self.numbers = gpu, kernels, addresses.pack, numbers
         self.rows_aligned = rows_aligned
         self.starts: dict[bool, Callable[[bytes], None]] = {}
 
     def __call__(self, bits: int, *addresses: int) -> None:
         """bits: those of the matrices' addresses, or-ed."""
-        aligned = self.rows_aligned and bits % 16 == 0
+        aligned = bits % 16 == 0
         start = self.starts.get(aligned)
         if start is None:
-            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned)
-        start(self.addresses.pack(*addresses) + self.numbers)
+            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned and self.rows_aligned)
+        start(self.pack(*addresses) + self.numbers)
 
 
 def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes], None]:
@@ -279,23 +280,41 @@ class _Call(NamedTuple):
 _CALLS: dict[object, _Call] = {}
 
 
-def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+def _key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sink: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_len: torch.Tensor,
+    out: torch.Tensor | None,
+    config: Config | None,
+) -> object:
     """All that a call's preparation depends on, or None if the arguments are not what they should be.
 
     Besides, it depends on addresses being multiples of 16, which every launch looks at.
     """
     try:
-        given = tensors if out is None else (*tensors, *out)
-        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
-        # by its text: a config of 16.0 rows equals one of 16
-        return (type(config), repr(config), out is None, *described)
+        return (
+            q.shape, q.stride(), q.dtype, q.device,
+            k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device,
+            sink.shape, sink.stride(), sink.dtype, sink.device,
+            block_table.shape, block_table.stride(), block_table.dtype, block_table.device,
+            kv_len.shape, kv_len.stride(), kv_len.dtype, kv_len.device,
+            _described(out), config,
+        )
     except (AttributeError, TypeError):
         return None
 
 
+def _described(x: torch.Tensor | None) -> object:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
 def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
     """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
-    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
         return _empty_strided_cuda(*layout, dtype)
     return torch.empty_strided(*layout, dtype=dtype, device=like.device)
 
@@ -377,6 +396,11 @@ def _prepare(
     if splits == 1:
         return _Call(results, forward)
     return _Call(results, forward, 256 * rows * splits, (((rows * splits * 65,), (1,)),))
+
+
+def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
+    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
+        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(
@@ -472,8 +496,8 @@ def _operate_out(
 
 def _written(config: Config | None) -> str:
     """The caller's choice as an operator takes it: a literal, or nothing."""
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    if config is not None:
+        _check_config(config)
     return "" if config is None else repr(tuple(config))
 
 

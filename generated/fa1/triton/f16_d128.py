@@ -400,10 +400,12 @@ def fa1(
         return _compiled(q, k, v, out, config, backward_config)
     if backward_config is not None:
         _check_backward(backward_config)
-    layout = _key((q, k, v), out, config)
+    if config is not None:
+        _check_config(config)
+    layout = _key(q, k, v, out, config)
     call = _CALLS.get(layout)
     if call is None:
-        call = _prepare(q, k, v, out, config, backward_config)
+        call = _prepare(q, k, v, out, config)
         if layout is not None:
             _CALLS[layout] = call
     if out is None:
@@ -429,7 +431,7 @@ class _Launch:
 
     def __init__(self, kernel, grid, numbers, constants, device, boxes=None, **options):
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
-        self.device, self.options = device, options
+        self.device, self.index, self.options = device, device.index, options
         self.boxes, self.maps = boxes or (), [{} for _ in boxes or ()]
         self.has_boxes = boxes is not None  # whether the kernel can take descriptors, if not of these tensors
         self.trailing = (*numbers, *constants.values(), *([bool(boxes)] if self.has_boxes else []))
@@ -441,13 +443,13 @@ class _Launch:
         for address in addresses:
             bits |= address
         aligned = bits % 16 == 0
-        if self.start is not None and aligned and torch.cuda.current_device() == self.device.index:
+        if self.start is not None and aligned and torch._C._cuda_getDevice() == self.index:
             arguments = []
             for i, maps in enumerate(self.maps):
                 arguments += maps.get(addresses[i]) or self.map(i, addresses[i], tensors[i])
             arguments += addresses[len(self.maps) :]
             arguments += self.trailing
-            self.start(torch._C._cuda_getCurrentRawStream(self.device.index), arguments)
+            self.start(torch._C._cuda_getCurrentRawStream(self.index), arguments)
             return
         with _on(self.device):
             tma = bool(self.boxes) and all(address % 16 == 0 for address in addresses[: len(self.boxes)])
@@ -513,27 +515,37 @@ class _Call(NamedTuple):
 
 #: By what `_key` says of the arguments.
 _CALLS: dict[object, _Call] = {}
-#: The same for gradients.
-_GRADIENTS: dict[object, tuple[_Launch, ...]] = {}
 
 
-def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+def _key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> object:
     """All that a call's preparation depends on, or None if the arguments are not what they should be.
 
     Besides, it depends on addresses being multiples of 16, which every launch looks at.
     """
     try:
-        given = tensors if out is None else (*tensors, *out)
-        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
-        # by its text: a config of 16.0 rows equals one of 16
-        return (type(config), repr(config), out is None, *described)
+        return (
+            q.shape, q.stride(), q.dtype, q.device,
+            k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device,
+            None if out is None else tuple(map(_described, out)), config,
+        )
     except (AttributeError, TypeError):
         return None
 
 
+def _described(x: torch.Tensor | None) -> object:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
 def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
     """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
-    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
         return _empty_strided_cuda(*layout, dtype)
     return torch.empty_strided(*layout, dtype=dtype, device=like.device)
 
@@ -549,7 +561,6 @@ def _prepare(
     v: torch.Tensor,
     out: tuple[torch.Tensor, torch.Tensor] | None,
     config: Config | None,
-    backward_config: dict[str, Config] | None,
 ) -> _Call:
     """Checks the arguments, and decides all that does not depend on their contents."""
     if len(_CALLS) >= 1024:
@@ -620,6 +631,9 @@ def _boxes(
     )
 
 
+def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
+    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
+        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 def _sizes(
     name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
 ) -> torch.Size:
@@ -672,8 +686,6 @@ def _choose(
 ) -> Config:
     """The caller's config, the measured one for this device and key length, or the first that fits the device."""
     if config is not None:
-        if not isinstance(config, Config):
-            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
         return config
     if device.type != "cuda":
         return configs[0]
@@ -712,6 +724,17 @@ class _Differentiable(torch.autograd.Function):
         return None, None, dq, dk, dv
 
 
+class _Gradients(NamedTuple):
+    """What the gradients of all such tensors have in common."""
+
+    made: tuple[_Layout, ...]  # of dk, dv, dq, lse2, delta
+    backward: tuple[_Launch, ...] | None  # None: there is nothing to compute
+
+
+#: By layouts and configs.
+_GRADIENTS: dict[object, _Gradients] = {}
+
+
 def _gradients(
     do: torch.Tensor | None,
     dlse: torch.Tensor | None,
@@ -727,71 +750,100 @@ def _gradients(
         do = torch.zeros_like(o)
     if do.stride(-1) != 1:
         do = do.contiguous()
+    layout = (
+        do.shape, do.stride(), do.dtype, do.device,
+        _described(dlse),
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        o.shape, o.stride(), o.dtype, o.device,
+        lse.shape, lse.stride(), lse.dtype, lse.device,
+        None if configs is None else tuple(configs.items()),
+    )
+    call = _GRADIENTS.get(layout)
+    if call is None:
+        call = _GRADIENTS[layout] = _prepare_gradients(do, dlse, q, k, v, o, lse, configs or {})
+    if call.backward is None:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dk = _empty(call.made[0], torch.float16, q)
+    dv = _empty(call.made[1], torch.float16, q)
+    dq = _empty(call.made[2], torch.float32, q).zero_()
+    lse2 = _empty(call.made[3], torch.float32, q)
+    delta = _empty(call.made[4], torch.float32, q)
+    call.backward[0](o, do, lse, dlse, lse2, delta)
+    call.backward[1](q, k, v, do, dk, dv, lse2, delta, dq)
+    dq = (dq * 0.08838834764831843).to(q.dtype)
+    return dq, dk, dv
+
+
+def _prepare_gradients(
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    configs: dict[str, Config],
+) -> _Gradients:
+    """Decides all that does not depend on the tensors' contents."""
+    if len(_GRADIENTS) >= 1024:
+        _GRADIENTS.clear()
     B, H, M, _ = q.shape
     _, _, N, _ = k.shape
     if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    dkdv_config, = _choose_backward(configs or {}, q.device, N)
+        return _Gradients((), None)
+    dkdv_config, = _choose_backward(configs, q.device, N)
     M_padded = _whole_tiles(M, dkdv_config)
-    dk = torch.empty_like(k, memory_format=torch.contiguous_format)
-    dv = torch.empty_like(v, memory_format=torch.contiguous_format)
-    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device=q.device)
-    delta = torch.empty_like(lse2)
-    layout = _key((do, dlse, q, k, v, o, lse), None, (dkdv_config,))
-    launches = _GRADIENTS.get(layout)
-    if launches is None:
-        if len(_GRADIENTS) >= 1024:
-            _GRADIENTS.clear()
-        launches = (
-            _Launch(
-                fa1_backward_preprocess,
-                (M_padded // dkdv_config.BLOCK_M * B * H,),
-                (
-                    o.stride(0), o.stride(1), o.stride(2),
-                    do.stride(0), do.stride(1), do.stride(2),
-                    lse.stride(0), lse.stride(1), lse.stride(2),
-                    _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
-                    B, H, M, N, M_padded,
-                ),
-                {"BLOCK_M": dkdv_config.BLOCK_M},
-                q.device,
+    dk = torch.empty(k.shape, dtype=torch.float16, device="meta")
+    dv = torch.empty(v.shape, dtype=torch.float16, device="meta")
+    dq = torch.empty(q.shape, dtype=torch.float32, device="meta")
+    lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device="meta")
+    delta = torch.empty((B, H, M_padded), dtype=torch.float32, device="meta")
+    made = (_layout(dk), _layout(dv), _layout(dq), _layout(lse2), _layout(delta))
+    return _Gradients(made, (
+        _Launch(
+            fa1_backward_preprocess,
+            (M_padded // dkdv_config.BLOCK_M * B * H,),
+            (
+                o.stride(0), o.stride(1), o.stride(2),
+                do.stride(0), do.stride(1), do.stride(2),
+                lse.stride(0), lse.stride(1), lse.stride(2),
+                _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
+                B, H, M, N, M_padded,
             ),
-            _Launch(
-                fa1_backward_dkdv,
-                (B * H,),
-                (
-                    q.stride(0), q.stride(1), q.stride(2),
-                    k.stride(0), k.stride(1), k.stride(2),
-                    v.stride(0), v.stride(1), v.stride(2),
-                    do.stride(0), do.stride(1), do.stride(2),
-                    dk.stride(0), dk.stride(1), dk.stride(2),
-                    dv.stride(0), dv.stride(1), dv.stride(2),
-                    dq.stride(0), dq.stride(1), dq.stride(2),
-                    B, H, M, N, M_padded,
-                ),
-                {"BLOCK_M": dkdv_config.BLOCK_M, "BLOCK_N": dkdv_config.BLOCK_N},
-                q.device,
-                _boxes(
-                    (q, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_M, 128)),
-                    (k, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
-                    (v, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
-                    (do, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_M, 128)),
-                    (dk, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
-                    (dv, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
-                    (lse2.flatten(0, 1), (0, 1), (1, dkdv_config.BLOCK_M)),
-                    (delta.flatten(0, 1), (0, 1), (1, dkdv_config.BLOCK_M)),
-                ),
-                num_warps=dkdv_config.num_warps,
-                num_stages=dkdv_config.num_stages,
+            {"BLOCK_M": dkdv_config.BLOCK_M},
+            q.device,
+        ),
+        _Launch(
+            fa1_backward_dkdv,
+            (B * H,),
+            (
+                q.stride(0), q.stride(1), q.stride(2),
+                k.stride(0), k.stride(1), k.stride(2),
+                v.stride(0), v.stride(1), v.stride(2),
+                do.stride(0), do.stride(1), do.stride(2),
+                dk.stride(0), dk.stride(1), dk.stride(2),
+                dv.stride(0), dv.stride(1), dv.stride(2),
+                dq.stride(0), dq.stride(1), dq.stride(2),
+                B, H, M, N, M_padded,
             ),
-        )
-        if layout is not None:
-            _GRADIENTS[layout] = launches
-    launches[0](o, do, lse, dlse, lse2, delta)
-    launches[1](q, k, v, do, dk, dv, lse2, delta, dq)
-    dq = (dq * 0.08838834764831843).to(q.dtype)
-    return dq, dk, dv
+            {"BLOCK_M": dkdv_config.BLOCK_M, "BLOCK_N": dkdv_config.BLOCK_N},
+            q.device,
+            _boxes(
+                (q, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_M, 128)),
+                (k, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
+                (v, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
+                (do, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_M, 128)),
+                (dk, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
+                (dv, (0, 1, 2, 3), (1, 1, dkdv_config.BLOCK_N, 128)),
+                (lse2.flatten(0, 1), (0, 1), (1, dkdv_config.BLOCK_M)),
+                (delta.flatten(0, 1), (0, 1), (1, dkdv_config.BLOCK_M)),
+            ),
+            num_warps=dkdv_config.num_warps,
+            num_stages=dkdv_config.num_stages,
+        ),
+    ))
 
 
 def _check_backward(given: dict[str, Config]) -> None:
@@ -801,8 +853,8 @@ def _check_backward(given: dict[str, Config]) -> None:
     for kernel, config in given.items():
         if kernel not in BACKWARD_CONFIGS:
             raise ValueError(f"backward_config: the kernels are {', '.join(BACKWARD_CONFIGS)}, not {kernel}")
-        if config is not None and not isinstance(config, Config):
-            raise TypeError(f"backward_config: expected one of BACKWARD_CONFIGS['{kernel}'], got {config!r}")
+        if config is not None:
+            _check_config(config, "backward_config", f"BACKWARD_CONFIGS['{kernel}']")
 
 
 def _choose_backward(given: dict[str, Config], device: torch.device, longest: int) -> list[Config]:
@@ -903,8 +955,8 @@ def _pull(ctx, do, dlse):
 
 def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
     """The caller's choice as an operator takes it: a literal, or nothing."""
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    if config is not None:
+        _check_config(config)
     if backward_config is not None:
         _check_backward(backward_config)
     configs = {"": config, **(backward_config or {})}

@@ -89,7 +89,9 @@ def fa2_split_k(
     """
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, out, config)
-    layout = _key((q, k, v), out, config)
+    if config is not None:
+        _check_config(config)
+    layout = _key(q, k, v, out, config)
     call = _CALLS.get(layout)
     if call is None:
         call = _prepare(q, k, v, out, config)
@@ -103,9 +105,10 @@ def fa2_split_k(
         o, lse = out
     if call.forward is None:
         return o, lse
+    q_at, k_at, v_at, o_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
     call.forward(
-        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr(),
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(),
+        q_at | k_at | v_at | o_at,
+        q_at, k_at, v_at, o_at, lse.data_ptr(),
     )
     return o, lse
 
@@ -134,8 +137,6 @@ def _gpu(index: int) -> Gpu:
 def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
     """The caller's config, the measured one for this device and key length, or the first that fits the device."""
     if config is not None:
-        if not isinstance(config, Config):
-            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
         return config
     for limit, index in TUNED.get(gpu.name, ()):
         if limit is None or longest <= limit:
@@ -169,17 +170,17 @@ class _Launch:
     def __init__(
         self, gpu: Gpu, kernels: list[_Kernel], addresses: struct.Struct, numbers: bytes, rows_aligned: bool,
     ) -> None:
-        self.gpu, self.kernels, self.addresses, self.numbers = gpu, kernels, addresses, numbers
+        self.gpu, self.kernels, self.pack, self.numbers = gpu, kernels, addresses.pack, numbers
         self.rows_aligned = rows_aligned
         self.starts: dict[bool, Callable[[bytes], None]] = {}
 
     def __call__(self, bits: int, *addresses: int) -> None:
         """bits: those of the matrices' addresses, or-ed."""
-        aligned = self.rows_aligned and bits % 16 == 0
+        aligned = bits % 16 == 0
         start = self.starts.get(aligned)
         if start is None:
-            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned)
-        start(self.addresses.pack(*addresses) + self.numbers)
+            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned and self.rows_aligned)
+        start(self.pack(*addresses) + self.numbers)
 
 
 def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes], None]:
@@ -233,23 +234,35 @@ class _Call(NamedTuple):
 _CALLS: dict[object, _Call] = {}
 
 
-def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+def _key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> object:
     """All that a call's preparation depends on, or None if the arguments are not what they should be.
 
     Besides, it depends on addresses being multiples of 16, which every launch looks at.
     """
     try:
-        given = tensors if out is None else (*tensors, *out)
-        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
-        # by its text: a config of 16.0 rows equals one of 16
-        return (type(config), repr(config), out is None, *described)
+        return (
+            q.shape, q.stride(), q.dtype, q.device,
+            k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device,
+            None if out is None else tuple(map(_described, out)), config,
+        )
     except (AttributeError, TypeError):
         return None
 
 
+def _described(x: torch.Tensor | None) -> object:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
 def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
     """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
-    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
         return _empty_strided_cuda(*layout, dtype)
     return torch.empty_strided(*layout, dtype=dtype, device=like.device)
 
@@ -309,6 +322,11 @@ def _prepare(
     ) % 8 == 0
     forward = _Launch(gpu, kernels, _ADDRESSES, numbers, rows_aligned)
     return _Call(results, forward)
+
+
+def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
+    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
+        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(
@@ -406,8 +424,8 @@ def _operate_out(
 
 def _written(config: Config | None) -> str:
     """The caller's choice as an operator takes it: a literal, or nothing."""
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    if config is not None:
+        _check_config(config)
     return "" if config is None else repr(tuple(config))
 
 

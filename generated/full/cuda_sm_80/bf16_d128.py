@@ -128,10 +128,12 @@ def full(
         return _compiled(q, k, v, out, config, backward_config)
     if backward_config is not None:
         _check_backward(backward_config)
-    layout = _key((q, k, v), out, config)
+    if config is not None:
+        _check_config(config)
+    layout = _key(q, k, v, out, config)
     call = _CALLS.get(layout)
     if call is None:
-        call = _prepare(q, k, v, out, config, backward_config)
+        call = _prepare(q, k, v, out, config)
         if layout is not None:
             _CALLS[layout] = call
     if out is None:
@@ -141,9 +143,10 @@ def full(
         o, lse = out
     if call.forward is None:
         return o, lse
+    q_at, k_at, v_at, o_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
     call.forward(
-        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr(),
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(),
+        q_at | k_at | v_at | o_at,
+        q_at, k_at, v_at, o_at, lse.data_ptr(),
     )
     return o, lse
 
@@ -178,8 +181,6 @@ def _choose(
 ) -> Config:
     """The caller's config, the measured one for this device and key length, or the first that fits the device."""
     if config is not None:
-        if not isinstance(config, Config):
-            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
         return config
     for limit, index in tuned.get(gpu.name, ()):
         if limit is None or longest <= limit:
@@ -213,17 +214,17 @@ class _Launch:
     def __init__(
         self, gpu: Gpu, kernels: list[_Kernel], addresses: struct.Struct, numbers: bytes, rows_aligned: bool,
     ) -> None:
-        self.gpu, self.kernels, self.addresses, self.numbers = gpu, kernels, addresses, numbers
+        self.gpu, self.kernels, self.pack, self.numbers = gpu, kernels, addresses.pack, numbers
         self.rows_aligned = rows_aligned
         self.starts: dict[bool, Callable[[bytes], None]] = {}
 
     def __call__(self, bits: int, *addresses: int) -> None:
         """bits: those of the matrices' addresses, or-ed."""
-        aligned = self.rows_aligned and bits % 16 == 0
+        aligned = bits % 16 == 0
         start = self.starts.get(aligned)
         if start is None:
-            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned)
-        start(self.addresses.pack(*addresses) + self.numbers)
+            start = self.starts[aligned] = _starter(self.gpu, self.kernels, aligned and self.rows_aligned)
+        start(self.pack(*addresses) + self.numbers)
 
 
 def _starter(gpu: Gpu, kernels: list[_Kernel], aligned: bool) -> Callable[[bytes], None]:
@@ -275,27 +276,37 @@ class _Call(NamedTuple):
 
 #: By what `_key` says of the arguments.
 _CALLS: dict[object, _Call] = {}
-#: The same for gradients.
-_GRADIENTS: dict[object, _Launch] = {}
 
 
-def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+def _key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> object:
     """All that a call's preparation depends on, or None if the arguments are not what they should be.
 
     Besides, it depends on addresses being multiples of 16, which every launch looks at.
     """
     try:
-        given = tensors if out is None else (*tensors, *out)
-        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
-        # by its text: a config of 16.0 rows equals one of 16
-        return (type(config), repr(config), out is None, *described)
+        return (
+            q.shape, q.stride(), q.dtype, q.device,
+            k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device,
+            None if out is None else tuple(map(_described, out)), config,
+        )
     except (AttributeError, TypeError):
         return None
 
 
+def _described(x: torch.Tensor | None) -> object:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
 def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
     """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
-    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
         return _empty_strided_cuda(*layout, dtype)
     return torch.empty_strided(*layout, dtype=dtype, device=like.device)
 
@@ -311,7 +322,6 @@ def _prepare(
     v: torch.Tensor,
     out: tuple[torch.Tensor, torch.Tensor] | None,
     config: Config | None,
-    backward_config: dict[str, Config] | None,
 ) -> _Call:
     """Checks the arguments, and decides all that does not depend on their contents."""
     if len(_CALLS) >= 1024:
@@ -356,6 +366,11 @@ def _prepare(
     ) % 8 == 0
     forward = _Launch(gpu, kernels, _ADDRESSES, numbers, rows_aligned)
     return _Call(results, forward)
+
+
+def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
+    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
+        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(
@@ -420,6 +435,17 @@ class _Differentiable(torch.autograd.Function):
         return None, None, dq, dk, dv
 
 
+class _Gradients(NamedTuple):
+    """What the gradients of all such tensors have in common."""
+
+    made: tuple[_Layout, ...]  # of dk, dv, dq, dq_sum, lse2, delta
+    backward: _Launch | None  # None: there is nothing to compute
+
+
+#: By layouts and configs.
+_GRADIENTS: dict[object, _Gradients] = {}
+
+
 def _gradients(
     do: torch.Tensor | None,
     dlse: torch.Tensor | None,
@@ -435,58 +461,90 @@ def _gradients(
         do = torch.zeros_like(o)
     if do.stride(-1) != 1:
         do = do.contiguous()
-    B, M, H, _ = q.shape
-    _, N, _, _ = k.shape
-    if B * H * M == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    dkdv_config, = _choose_backward(configs or {}, _gpu(q.get_device()), N)
-    M_padded = _whole_tiles(M, dkdv_config)
-    dk = torch.empty_like(k, memory_format=torch.contiguous_format)
-    dv = torch.empty_like(v, memory_format=torch.contiguous_format)
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-    dq_sum = torch.zeros(
-        (B, H, -(-M // dkdv_config.BLOCK_M), _dq_size(dkdv_config)), dtype=torch.float32, device=q.device,
+    layout = (
+        do.shape, do.stride(), do.dtype, do.device,
+        _described(dlse),
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        o.shape, o.stride(), o.dtype, o.device,
+        lse.shape, lse.stride(), lse.dtype, lse.device,
+        None if configs is None else tuple(configs.items()),
     )
-    lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device=q.device)
-    delta = torch.empty_like(lse2)
-    layout = _key((do, dlse, q, k, v, o, lse), None, (dkdv_config,))
-    launch = _GRADIENTS.get(layout)
-    if launch is None:
-        if len(_GRADIENTS) >= 1024:
-            _GRADIENTS.clear()
-        gpu = _gpu(q.get_device())
-        section, kv_section = _heads_in_cache(gpu, B * H, N * 512), _heads_in_cache(gpu, B * H, M * 512)
-        kernels = [
-            _Kernel(
-                "full_backward_preprocess", _row_config(dkdv_config), M_padded // dkdv_config.BLOCK_M * B * H,
-            ),
-            _Kernel("full_backward_dkdv", dkdv_config, -(-N // dkdv_config.BLOCK_N) * B * H),
-            _Kernel("full_backward_finish", dkdv_config, -(-M // dkdv_config.BLOCK_M) * B * H),
-        ]
-        numbers = _BACKWARD_NUMBERS.pack(
-            q.stride(0), q.stride(1), q.stride(2),
-            k.stride(0), k.stride(1), k.stride(2),
-            v.stride(0), v.stride(1), v.stride(2),
-            o.stride(0), o.stride(1), o.stride(2),
-            do.stride(0), do.stride(1), do.stride(2),
-            lse.stride(0), lse.stride(1), lse.stride(2),
-            _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
-            dq.stride(0), dq.stride(1), dq.stride(2),
-            dk.stride(0), dk.stride(1), dk.stride(2),
-            dv.stride(0), dv.stride(1), dv.stride(2),
-            B, H, M, N, M_padded, section, kv_section,
-        )
-        rows_aligned = _rows_aligned(q, k, v, o, do, dq, dk, dv)
-        launch = _Launch(gpu, kernels, _BACKWARD_ADDRESSES, numbers, rows_aligned)
-        if layout is not None:
-            _GRADIENTS[layout] = launch
-    launch(
-        q.data_ptr() | k.data_ptr() | v.data_ptr() | o.data_ptr() | do.data_ptr() | dq.data_ptr() | dk.data_ptr() | dv.data_ptr(),
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), do.data_ptr(),
-        lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
+    call = _GRADIENTS.get(layout)
+    if call is None:
+        call = _GRADIENTS[layout] = _prepare_gradients(do, dlse, q, k, v, o, lse, configs or {})
+    if call.backward is None:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dk = _empty(call.made[0], torch.bfloat16, q)
+    dv = _empty(call.made[1], torch.bfloat16, q)
+    dq = _empty(call.made[2], torch.bfloat16, q)
+    dq_sum = _empty(call.made[3], torch.float32, q).zero_()
+    lse2 = _empty(call.made[4], torch.float32, q)
+    delta = _empty(call.made[5], torch.float32, q)
+    q_at, k_at, v_at, o_at, do_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), do.data_ptr()
+    dq_at, dk_at, dv_at = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+    call.backward(
+        q_at | k_at | v_at | o_at | do_at | dq_at | dk_at | dv_at,
+        q_at, k_at, v_at, o_at, do_at,
+        lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(), dq_at, dk_at, dv_at,
         lse2.data_ptr(), delta.data_ptr(), dq_sum.data_ptr(),
     )
     return dq, dk, dv
+
+
+def _prepare_gradients(
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    configs: dict[str, Config],
+) -> _Gradients:
+    """Decides all that does not depend on the tensors' contents."""
+    if len(_GRADIENTS) >= 1024:
+        _GRADIENTS.clear()
+    B, M, H, _ = q.shape
+    _, N, _, _ = k.shape
+    if B * H * M == 0:
+        return _Gradients((), None)
+    dkdv_config, = _choose_backward(configs, _gpu(q.get_device()), N)
+    M_padded = _whole_tiles(M, dkdv_config)
+    dk = torch.empty(k.shape, dtype=torch.bfloat16, device="meta")
+    dv = torch.empty(v.shape, dtype=torch.bfloat16, device="meta")
+    dq = torch.empty(q.shape, dtype=torch.bfloat16, device="meta")
+    dq_sum = torch.empty(
+        (B, H, -(-M // dkdv_config.BLOCK_M), _dq_size(dkdv_config)), dtype=torch.float32, device="meta",
+    )
+    lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device="meta")
+    delta = torch.empty((B, H, M_padded), dtype=torch.float32, device="meta")
+    made = (_layout(dk), _layout(dv), _layout(dq), _layout(dq_sum), _layout(lse2), _layout(delta))
+    gpu = _gpu(q.get_device())
+    section, kv_section = _heads_in_cache(gpu, B * H, N * 512), _heads_in_cache(gpu, B * H, M * 512)
+    kernels = [
+        _Kernel(
+            "full_backward_preprocess", _row_config(dkdv_config), M_padded // dkdv_config.BLOCK_M * B * H,
+        ),
+        _Kernel("full_backward_dkdv", dkdv_config, -(-N // dkdv_config.BLOCK_N) * B * H),
+        _Kernel("full_backward_finish", dkdv_config, -(-M // dkdv_config.BLOCK_M) * B * H),
+    ]
+    numbers = _BACKWARD_NUMBERS.pack(
+        q.stride(0), q.stride(1), q.stride(2),
+        k.stride(0), k.stride(1), k.stride(2),
+        v.stride(0), v.stride(1), v.stride(2),
+        o.stride(0), o.stride(1), o.stride(2),
+        do.stride(0), do.stride(1), do.stride(2),
+        lse.stride(0), lse.stride(1), lse.stride(2),
+        _stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),
+        dq.stride(0), dq.stride(1), dq.stride(2),
+        dk.stride(0), dk.stride(1), dk.stride(2),
+        dv.stride(0), dv.stride(1), dv.stride(2),
+        B, H, M, N, M_padded, section, kv_section,
+    )
+    rows_aligned = _rows_aligned(q, k, v, o, do, dq, dk, dv)
+    return _Gradients(made, _Launch(gpu, kernels, _BACKWARD_ADDRESSES, numbers, rows_aligned))
 
 
 def _check_backward(given: dict[str, Config]) -> None:
@@ -496,8 +554,8 @@ def _check_backward(given: dict[str, Config]) -> None:
     for kernel, config in given.items():
         if kernel not in BACKWARD_CONFIGS:
             raise ValueError(f"backward_config: the kernels are {', '.join(BACKWARD_CONFIGS)}, not {kernel}")
-        if config is not None and not isinstance(config, Config):
-            raise TypeError(f"backward_config: expected one of BACKWARD_CONFIGS['{kernel}'], got {config!r}")
+        if config is not None:
+            _check_config(config, "backward_config", f"BACKWARD_CONFIGS['{kernel}']")
 
 
 def _choose_backward(given: dict[str, Config], device: Gpu, longest: int) -> list[Config]:
@@ -615,8 +673,8 @@ def _pull(ctx, do, dlse):
 
 def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
     """The caller's choice as an operator takes it: a literal, or nothing."""
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    if config is not None:
+        _check_config(config)
     if backward_config is not None:
         _check_backward(backward_config)
     configs = {"": config, **(backward_config or {})}

@@ -357,7 +357,9 @@ def paged_decode(
     """
     if torch.compiler.is_compiling():
         return _compiled(q, k, v, block_table, kv_len, out, config)
-    layout = _key((q, k, v, block_table, kv_len), out, config)
+    if config is not None:
+        _check_config(config)
+    layout = _key(q, k, v, block_table, kv_len, out, config)
     call = _CALLS.get(layout)
     if call is None:
         call = _prepare(q, k, v, block_table, kv_len, out, config)
@@ -391,7 +393,7 @@ class _Launch:
         constants = {**constants, "PDL": early}
         options |= {"launch_pdl": True} if early else {}
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
-        self.device, self.options = device, options
+        self.device, self.index, self.options = device, device.index, options
         self.trailing = (*numbers, *constants.values())
         self.start = None
 
@@ -401,8 +403,8 @@ class _Launch:
         for address in addresses:
             bits |= address
         aligned = bits % 16 == 0
-        if self.start is not None and aligned and torch.cuda.current_device() == self.device.index:
-            self.start(torch._C._cuda_getCurrentRawStream(self.device.index), (*addresses, *self.trailing))
+        if self.start is not None and aligned and torch._C._cuda_getDevice() == self.index:
+            self.start(torch._C._cuda_getCurrentRawStream(self.index), (*addresses, *self.trailing))
             return
         with _on(self.device):
             binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
@@ -451,23 +453,39 @@ class _Call(NamedTuple):
 _CALLS: dict[object, _Call] = {}
 
 
-def _key(tensors: tuple[torch.Tensor | None, ...], out: object, config: Config | None) -> object:
+def _key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_len: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    config: Config | None,
+) -> object:
     """All that a call's preparation depends on, or None if the arguments are not what they should be.
 
     Besides, it depends on addresses being multiples of 16, which every launch looks at.
     """
     try:
-        given = tensors if out is None else (*tensors, *out)
-        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
-        # by its text: a config of 16.0 rows equals one of 16
-        return (type(config), repr(config), out is None, *described)
+        return (
+            q.shape, q.stride(), q.dtype, q.device,
+            k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device,
+            block_table.shape, block_table.stride(), block_table.dtype, block_table.device,
+            kv_len.shape, kv_len.stride(), kv_len.dtype, kv_len.device,
+            None if out is None else tuple(map(_described, out)), config,
+        )
     except (AttributeError, TypeError):
         return None
 
 
+def _described(x: torch.Tensor | None) -> object:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
 def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
     """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
-    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch.cuda.current_device():
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
         return _empty_strided_cuda(*layout, dtype)
     return torch.empty_strided(*layout, dtype=dtype, device=like.device)
 
@@ -559,6 +577,9 @@ def _prepare(
     return _Call(results, forward, combine, (((rows * splits * 65,), (1,)),))
 
 
+def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
+    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
+        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 def _sizes(
     name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
 ) -> torch.Size:
@@ -610,8 +631,6 @@ def _contiguous_rows(**tensors: torch.Tensor) -> None:
 def _choose(config: Config | None, device: torch.device, longest: int) -> Config:
     """The caller's config, the measured one for this device and key length, or the first that fits the device."""
     if config is not None:
-        if not isinstance(config, Config):
-            raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
         return config
     if device.type != "cuda":
         return CONFIGS[0]
@@ -715,8 +734,8 @@ def _operate_out(
 
 def _written(config: Config | None) -> str:
     """The caller's choice as an operator takes it: a literal, or nothing."""
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config: expected one of CONFIGS, got {config!r}")
+    if config is not None:
+        _check_config(config)
     return "" if config is None else repr(tuple(config))
 
 
