@@ -17,8 +17,8 @@ from attnc.runtime.trial import problem_for
 SPECS = Path(__file__).parents[2] / "specs"
 TARGETS = ("triton", "cuda.sm_80")
 SIZES = {"B": 2, "H": 8, "Hkv": 2, "G": 4, "M": 200, "N": 200}
-#: Microseconds of the host for a call; 14 at most on a machine with an H200.
-MOST = 25.0
+#: Microseconds of the host for a call; 13 at most where PyTorch's own attention takes 14.
+MOST = 20.0
 
 
 class Loaded:
@@ -166,7 +166,7 @@ def host_microseconds(call: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["causal_gqa", "varlen", "decode"])
+@pytest.mark.parametrize("name", ["causal_gqa", "bias", "varlen", "decode", "unified_decode"])
 def test_a_call_costs_the_host_little(name: str, target: str) -> None:
     made = Loaded(name, target)
     tensors = made.tensors()

@@ -97,6 +97,21 @@ def test_what_is_no_tensor_is_refused_by_name_before_a_variant_is_chosen(name: s
         getattr(dispatcher, name)(x.reshape(1, 16, 128), x, x, *rest)
 
 
+@pytest.mark.parametrize("target", ["triton", "cuda_sm_80"])
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_config_of_other_numbers_is_refused_at_every_call(target: str, batch: int) -> None:
+    """Also where there is nothing to compute, and where a call with an equal config has been prepared."""
+    ensure_interpreter()
+    module = load_text((GENERATED / "alibi" / target / "d64.py").read_text(encoding="utf-8"))
+    x, slopes = sequence()[:batch], torch.zeros(2)
+    good = module.CONFIGS[0]
+    if batch == 0 or target == "triton":
+        module.alibi(x, x, x, slopes, config=good)
+    for wrong in (good._replace(BLOCK_M=float(good.BLOCK_M)), tuple(good), list(good)):
+        with pytest.raises(TypeError, match="^config: expected one of CONFIGS, got "):
+            module.alibi(x, x, x, slopes, config=wrong)
+
+
 def test_everything_is_dropped_at_one(dropout: ModuleType) -> None:
     q = torch.ones_like(sequence())
     o, lse = dropout.dropout(q, q, q, 1, 0)
