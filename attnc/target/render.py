@@ -16,6 +16,7 @@ from attnc.target.numbers import numbers_in
 from attnc.target.operator import OperatorText
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_backward_host import BackwardHostText
+from attnc.target.triton_combine import CombineText
 from attnc.target.triton_decode import DecodeText
 from attnc.target.triton_decode_host import DecodeHost
 from attnc.target.triton_host import HostText
@@ -49,9 +50,12 @@ def render(
         "padded": text.padded,
         "precision": text.precision,
     }
-    templates = [kernel.structure, *(["combine"] if kernel.split is not None else [])]
+    forward: dict[str, KernelText] = {kernel.structure: text}
+    if kernel.split is not None:
+        forward["combine"] = CombineText(module, kernel)
     kernels = "\n\n".join(
-        environment.get_template(f"{module.target}/{name}.py.jinja").render(common) for name in templates
+        environment.get_template(f"{module.target}/{name}.py.jinja").render(common, text=own)
+        for name, own in forward.items()
     )
     back = None
     if module.backward is not None:

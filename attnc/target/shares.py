@@ -83,7 +83,7 @@ class SharesText:
     @property
     def idle_gain(self) -> float:
         """How much faster a multiprocessor reads while others idle."""
-        return 1.2 if self.text.paged else 1.3
+        return 1.2 if self.text.pages else 1.3
 
     @property
     def staging(self) -> str:

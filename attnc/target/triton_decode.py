@@ -1,4 +1,4 @@
-"""The pieces of a decode kernel's text, and of the kernel that joins its shares."""
+"""The pieces of a decode kernel's text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from attnc.plan.columns import block
 from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Fetch, Kernel, Loop, Module, Statement
 from attnc.plan.regions import ZERO
-from attnc.target.triton import TL_DTYPES, scalar
-from attnc.target.triton_kernel import MATRICES, KernelText, PartText, typed
+from attnc.target.triton import scalar
+from attnc.target.triton_kernel import MATRICES, KernelText, PartText
+from attnc.target.triton_pages import PagesText
 
 
 class DecodeText(KernelText):
-    """Attribute by attribute what `templates/triton/decode.py.jinja` and `combine.py.jinja` print."""
+    """Attribute by attribute what `templates/triton/decode.py.jinja` prints."""
 
     def __init__(self, module: Module, kernel: Kernel) -> None:
         super().__init__(module, kernel)
@@ -25,7 +26,6 @@ class DecodeText(KernelText):
         self.padded = any(width != block(width) for width in widths)
         self.group = None if kernel.pack is None else scalar(kernel.pack.group)
         self.kv_heads = show(module.variant.attention.k.size(Role.HEAD))
-        self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
 
     @property
     def summary(self) -> str:
@@ -156,56 +156,18 @@ class DecodeText(KernelText):
     # -- the walk over the keys ----------------------------------------------------------------------------
 
     @property
-    def paged(self) -> bool:
-        return bool(self.rows("k").page)
+    def pages(self) -> PagesText | None:
+        """None where keys do not lie in pages."""
+        k, first = self.rows("k"), self.kernel.regions.loops[0]
+        if not k.page:
+            return None
+        whole = self._cut == "MASKED" and first.masked is False  # as a step then does not mask them
+        return PagesText(rows=k, first=first, whole=whole, split=self.kernel.split is not None)
 
     @property
     def find_pages(self) -> str:
-        """Nothing: a step gets the pages of its tile, found one tile ahead."""
+        """Nothing: a step gets the pages of its tile, found some tiles ahead."""
         return ""
-
-    @property
-    def first_pages(self) -> str:
-        """The pages of the first tile: looked up while q is on its way."""
-        first = self.kernel.regions.loops[0]
-        if self._is_whole(first):
-            return self._pages_of(scalar(first.start), scalar(first.stop), whole=True)
-        return self._pages_of(scalar(first.start), "N")
-
-    def pages_after(self, tiles: int) -> str:
-        """The pages of the tile so many tiles after the first."""
-        first = self.kernel.regions.loops[0]
-        start = f"{scalar(first.start)} + {tiles} * BLOCK_N"
-        if self._is_whole(first):
-            return self._pages_of(start, scalar(first.stop), whole=True)
-        return self._pages_within(start, first)
-
-    def later_pages(self, loop: Loop) -> str:
-        """Those of a tile further on: a look-up waits for all rows that were asked for before.
-
-        Three tiles ahead a short share starts sooner; where programs have whole sequences, two are faster.
-        Entry by entry, although they could be vectors: those the compiler asks for behind the rows of a tile.
-        """
-        ahead = "2" if self.kernel.split is None else "(3 if SPLIT else 2)"
-        return self._pages_within(f"kv_lo + {ahead} * BLOCK_N", loop)
-
-    def _pages_within(self, start: str, loop: Loop) -> str:
-        """None past the loop's end, where somebody would wait for them."""
-        return self._pages_of(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
-
-    @property
-    def own_pages(self) -> str:
-        return self._pages_of("kv_lo", "N")
-
-    def _pages_of(self, start: str, stop: str, whole: bool = False) -> str:
-        """The pages of the tile that begins with this key: up to N, as its rows are read up to there."""
-        k = self.rows("k")
-        forms = f"{whole}, {'False' if self.kernel.split is None else 'SPLIT'}"
-        return f"_pages_of({k.table}, {k.table_stride}, {start}, {stop}, {forms}, BLOCK_N, {k.page})"
-
-    def _is_whole(self, loop: Loop) -> bool:
-        """Whether its tiles have all of their rows: what a step then does not mask."""
-        return self._cut == "MASKED" and loop.masked is False
 
     def keys_of(self, loop: Loop) -> str:
         """What a loop runs over; the few partial tiles after full ones are not worth filling a pipeline."""
@@ -216,7 +178,7 @@ class DecodeText(KernelText):
         return loop is not self.kernel.regions.loops[0]
 
     def looks_ahead(self, loop: Loop) -> bool:
-        return self.paged and not self._is_rest(loop)
+        return self.pages is not None and not self._is_rest(loop)
 
     @property
     def again(self) -> tuple[Loop]:
@@ -323,33 +285,3 @@ class DecodeText(KernelText):
     def shares(self) -> list[str]:
         """The constant of configs that give a share a fixed number of keys."""
         return ["SHARE"] if has_fixed_shares(self.kernel) else []
-
-    # -- the kernel that joins them ------------------------------------------------------------------------
-
-    @property
-    def combine_name(self) -> str:
-        return f"{self.module.variant.attention.name}_combine"
-
-    @property
-    def combine_lines(self) -> list[list[str]]:
-        lse = ["lse_ptr"] if self.has_lse else []
-        strides = [list(self.strides(arg)) for arg in self.module.outputs]
-        return [["parts_ptr", "O", *lse], *strides, self.combine_sizes, ["BLOCK_S", "PDL"]]
-
-    @property
-    def combine_parameters(self) -> list[str]:
-        return [", ".join(typed(line)) for line in self.combine_lines]
-
-    @property
-    def combine_sizes(self) -> list[str]:
-        return ["H", "M", "SPLITS", "PARTS"]
-
-    @property
-    def part_mask(self) -> str:
-        return "(split < SPLITS)[:, None]" + (
-            "" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})"
-        )
-
-    @property
-    def o_offset(self) -> str:
-        return self.offset("o")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Kernel, Module
 from attnc.target.shares import SharesText
+from attnc.target.triton_combine import CombineText
 from attnc.target.triton_decode import DecodeText
 from attnc.target.triton_host import HostText
 
@@ -25,6 +26,7 @@ class DecodeHost(HostText):
             self.more_fields = ["combine: _Launch | None = None  # None: no sequence is shared"]
         self.sections = False
         self.begins_early = True
+        self._combine = CombineText(module, kernel)
         self.shares = SharesText(
             kernel=kernel, text=text, longest=self.longest, quotient=_quotient, most=_MOST_PROGRAMS
         )
@@ -85,7 +87,7 @@ class DecodeHost(HostText):
 
     @property
     def combine_kernel(self) -> str:
-        return self._text.combine_name
+        return self._combine.name
 
     @property
     def _sizes_line(self) -> str:
@@ -99,12 +101,12 @@ class DecodeHost(HostText):
 
     @property
     def combine_tensors(self) -> str:
-        tensors, *_ = self._text.combine_lines
+        tensors, *_ = self._combine.parameter_lines
         return ", ".join(name.removesuffix("_ptr").replace("O", "o") for name in tensors)
 
     @property
     def combine_numbers(self) -> list[str]:
-        _, *strides, _, _ = self._text.combine_lines
+        _, *strides, _, _ = self._combine.parameter_lines
         lines = []
         for arg, names in zip(self.module.outputs, strides, strict=True):
             at = dict(zip(arg.strides, range(len(arg.strides)), strict=True))

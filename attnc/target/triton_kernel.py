@@ -42,6 +42,7 @@ class KernelText(ProgramText):
         self.may_lack_lse = bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel_expressions(kernel))
+        self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
 
     # -- loads of tiles ------------------------------------------------------------------------------------
@@ -277,10 +278,9 @@ class KernelText(ProgramText):
 
     @property
     def store_o(self) -> str:
-        dtype = TL_DTYPES[self.kernel.bound.o_dtype]
         return (
             f"_store_rows(O, {'b, h, ' if self.kernel.tma else ''}q_lo, {self.stored}, stride_om, "
-            f"o.to({dtype}), BLOCK_M, {self._width(self.dv)}{', TMA' if self.kernel.tma else ''})"
+            f"o.to({self.o_dtype}), BLOCK_M, {self._width(self.dv)}{', TMA' if self.kernel.tma else ''})"
         )
 
     @property

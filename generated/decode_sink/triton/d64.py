@@ -209,7 +209,10 @@ def decode_sink_forward(
     share = tl.cdiv(tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N), SPLITS) * BLOCK_N
     split_lo = lo + split * share
     split_hi = tl.minimum(split_lo + share, hi)
-    page = _pages_of(block_table_row, stride_block_table_1, split_lo, N, False, SPLIT, BLOCK_N, 16)
+    page = _pages_of(
+        block_table_row, stride_block_table_1, split_lo, tl.where(split_lo < split_hi, N, 0), False, SPLIT,
+        BLOCK_N, 16,
+    )
     next_page = _pages_of(
         block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N,
         tl.where(split_lo + 1 * BLOCK_N < split_hi, N, 0), False, SPLIT, BLOCK_N, 16,
@@ -655,9 +658,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.decode_sink_d64_5ae3b410_out(q, k, v, sink, block_table, kv_len, o, _written(config))
+        torch.ops.attnc.decode_sink_d64_fe5d998a_out(q, k, v, sink, block_table, kv_len, o, _written(config))
         return o
-    return torch.ops.attnc.decode_sink_d64_5ae3b410(q, k, v, sink, block_table, kv_len, _written(config))
+    return torch.ops.attnc.decode_sink_d64_fe5d998a(q, k, v, sink, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -706,11 +709,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of decode_sink, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "decode_sink_d64_5ae3b410"):
+    if hasattr(torch.ops.attnc, "decode_sink_d64_fe5d998a"):
         return True
-    forward = torch.library.custom_op("attnc::decode_sink_d64_5ae3b410", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::decode_sink_d64_fe5d998a", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::decode_sink_d64_5ae3b410_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::decode_sink_d64_fe5d998a_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 
