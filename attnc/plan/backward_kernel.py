@@ -45,7 +45,7 @@ from attnc.plan.steps import (
     other_axis,
     statement_expressions,
 )
-from attnc.plan.storage import is_plain
+from attnc.plan.storage import has_descriptors
 from attnc.plan.triton_configs import triton_configs
 
 #: A load with the way its gradient is summed.
@@ -109,7 +109,7 @@ class KernelMaker:
                 regions=loops,
                 step=step,
                 softmax=softmax,
-                tma=not lengths and is_plain(attention),
+                tma=not lengths and has_descriptors(attention),
                 configs=choices,
                 shared=tuple(self._shared(config, name_of(makes)) for config in choices),
                 bound=error_bound(attention, choices, softmax),

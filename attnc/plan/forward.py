@@ -30,7 +30,7 @@ from attnc.plan.steps import (
     named_bounds,
     other_axis,
 )
-from attnc.plan.storage import is_plain
+from attnc.plan.storage import has_descriptors
 from attnc.plan.triton_configs import triton_configs
 
 
@@ -69,7 +69,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         regions=loops,
         step=step,
         softmax=softmax,
-        tma=not lines and is_plain(attention),
+        tma=not lines and has_descriptors(attention),
         configs=choices,
         shared=tuple(
             sum(layout.shared_memory(config).values()) if layout else room(config, variant)

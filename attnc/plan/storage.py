@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr
 from attnc.model.attention import Attention
-from attnc.model.tensors import Dense, Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged, Role, Tensor
 from attnc.plan.columns import block, feature
 from attnc.plan.ir import Let
 from attnc.plan.ir_decode import Part
@@ -41,6 +41,17 @@ def memory(tensor: Tensor) -> Tensor | None:
 def is_plain(attention: Attention) -> bool:
     """Whether q, k and v are ordinary tensors, whose sequences all have M and N rows of memory."""
     return all(isinstance(t.storage, Dense) for t in (attention.q, attention.k, attention.v))
+
+
+def has_descriptors(attention: Attention) -> bool:
+    """Whether tiles of q, k and v may come through tensor descriptors: of ordinary tensors, but for wide f32.
+
+    Of f32, tensor cores multiply tiles in two parts. What a descriptor brought Triton parts in registers,
+    which then spill at 128 columns; what pointers brought it parts in shared memory, where `wgmma` reads it
+    (on an H200 the forward is 1.2 times as fast so; at 64 columns descriptors are 1.1 times as fast).
+    """
+    is_wide = max(block(feature(tensor)) for tensor in (attention.q, attention.v)) > 64
+    return is_plain(attention) and not (DType(attention.q.dtype) is DType.F32 and is_wide)
 
 
 def has_rows(attention: Attention) -> bool:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Schedule, knobs_of
+from attnc.model.schedule import Config, Phase, Schedule, knobs_of
+from attnc.model.tensors import DType
+from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, phase_of
+from attnc.plan.fitting import SIZES, Tiles, first_fitting, nothing_fits, phase_of
 from attnc.plan.ir_backward import Which
 from attnc.plan.resources import Rejection, estimate, misfit
 
+Sizes: TypeAlias = tuple[int, int, int, int]
 #: What a backward kernel tries where its schedule names none of these keys, in this order.
 _SMALLER: tuple[Tiles, ...] = (
     {},
@@ -21,6 +26,18 @@ _SMALLER: tuple[Tiles, ...] = (
     {"tile.q": 32, "tile.kv": 32, "stages": 1},
     {"tile.q": 16, "tile.kv": 16, "stages": 1},
 )
+#: Columns of q or v up to which a backward kernel of f32 tries these first: tile.q, tile.kv, warps, stages;
+#: the fastest on an H200 first, the last for less shared memory.
+_F32_TILES: Mapping[str, Mapping[int, tuple[Sizes, ...]]] = {
+    "dq": {
+        64: ((128, 64, 8, 1), (64, 32, 4, 1), (16, 16, 4, 1)),
+        128: ((32, 32, 4, 1), (16, 16, 4, 1)),
+    },
+    "dkdv": {
+        64: ((32, 128, 8, 2), (32, 64, 4, 1), (16, 16, 4, 1)),
+        128: ((32, 32, 4, 1), (16, 16, 4, 1)),
+    },
+}
 _SMALLER_KEYS = {key for tiles in _SMALLER for key in tiles}
 #: Tried in this order to say what would fit, the smallest change of each knob first.
 _CHANGES: Mapping[str, tuple[int, ...]] = {
@@ -38,9 +55,18 @@ def triton_configs(variant: Variant, schedule: Schedule, kernel: Which = "forwar
     phase = phase_of(kernel)
     found = configs(schedule, phase, variant)
     if kernel != "forward" and not _SMALLER_KEYS & knobs_of(schedule, phase).keys():
-        groups = ((tiles,) for tiles in _SMALLER)
+        groups = (*_f32_tiles(variant.attention, phase), *((tiles,) for tiles in _SMALLER))
         found = first_fitting(found, groups, lambda config: _misfit(config, variant, kernel))
     return portable(found, variant, schedule, kernel)
+
+
+def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]]:
+    """The group that suits the head dimension, if the backward is of f32 and there is one."""
+    if DType(attention.q.dtype) is DType.F32:
+        widest = max(feature(attention.q), feature(attention.v))
+        groups = (group for columns, group in _F32_TILES[phase].items() if widest <= columns)
+        for group in islice(groups, 1):
+            yield tuple(dict(zip(SIZES, sizes, strict=True)) for sizes in group)
 
 
 def portable(

@@ -13,7 +13,8 @@ from attnc.model.schedule import Config, Knob, Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES
 from attnc.plan.resources import estimate, misfit, room, staged
-from attnc.plan.triton_configs import portable
+from attnc.plan.storage import has_descriptors
+from attnc.plan.triton_configs import portable, triton_configs
 from attnc.source import Source
 
 SPEC = Source("specs/huge.attn", "schedule huge for triton {\n  tile.q = 128, tile.kv = 256, stages = 4\n}\n")
@@ -86,6 +87,20 @@ def test_a_tile_of_f32_is_split_while_it_is_at_hand() -> None:
         "v now": "2 x 64x128",
         "barriers": "and alignment",
     }
+
+
+@pytest.mark.parametrize(("d", "dtype"), [(64, DType.F32), (128, DType.F32), (256, DType.BF16)])
+def test_wide_tiles_of_f32_come_by_pointers(d: int, dtype: DType) -> None:
+    assert has_descriptors(variant(d, dtype=dtype).attention) == (dtype is DType.BF16 or d == 64)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_gradients_of_f32_fit_every_device(d: int) -> None:
+    schedule = Schedule(attention="huge", target="triton", knobs={}, where={})
+    for kernel in ("dq", "dkdv"):
+        found = triton_configs(variant(d, dtype=DType.F32), schedule, kernel)
+        needs = [room(config, variant(d, dtype=DType.F32), kernel) for config in found]
+        assert all(min(needs) <= device.shared_per_block for device in DEVICES.values())
 
 
 def test_k_and_v_may_differ_in_width_and_are_padded_to_powers_of_two() -> None:

@@ -240,7 +240,8 @@ from attnc.runtime.cubin import backward_usage, usage_of
 
 compiled, compile = [], triton.compile
 triton.compile = lambda *args, **options: compiled.append(compile(*args, **options)) or compiled[-1]
-module = plan_program(front(Path(sys.argv[1]))).modules[0]
+modules = plan_program(front(Path(sys.argv[1]))).modules
+(module,) = (m for m in modules if (m.target, m.variant.params["D"]) == ("triton", int(sys.argv[3])))
 usage_of(module, 0, DEVICES[sys.argv[2]])
 for name in kernels_of(module):
     backward_usage(module, name, 0, DEVICES[sys.argv[2]])
@@ -260,11 +261,12 @@ for binary in compiled:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", ["64", "128"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_triton_adds_the_sum_of_each_tile_of_f32_by_itself(arch: str) -> None:
+def test_triton_adds_the_sum_of_each_tile_of_f32_by_itself(arch: str, width: str) -> None:
     """The error bound of f32 counts on it: the first of three products starts at 0, the last is added."""
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", SUMS, str(SPECS / "f32.attn"), arch]
+    command = [sys.executable, "-c", SUMS, str(SPECS / "f32.attn"), arch, width]
     subprocess.run(command, check=True, env=environment)

@@ -74,7 +74,7 @@ BACKWARD_CONFIGS = {
     ),
 }
 BACKWARD_TUNED: dict[str, Tuned] = {
-    "dkdv": {},
+    "dkdv": {"NVIDIA H200": ((1024, 1), (4096, 1), (None, 0))},
 }
 #: struct Args of the kernel: addresses, and numbers behind them.
 _ADDRESSES, _NUMBERS = struct.Struct("=5Q"), struct.Struct("=15q6i")

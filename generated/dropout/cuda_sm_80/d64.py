@@ -77,7 +77,7 @@ BACKWARD_CONFIGS = {
     ),
 }
 BACKWARD_TUNED: dict[str, Tuned] = {
-    "dq": {},
+    "dq": {"NVIDIA H200": ((1024, 2), (4096, 2), (None, 2))},
     "dkdv": {},
 }
 #: struct Args of the kernel: addresses, and numbers behind them.

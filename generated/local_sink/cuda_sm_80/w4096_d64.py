@@ -75,7 +75,7 @@ BACKWARD_CONFIGS = {
     ),
 }
 BACKWARD_TUNED: dict[str, Tuned] = {
-    "dq": {},
+    "dq": {"NVIDIA H200": ((1024, 1), (4096, 1), (None, 1))},
     "dkdv": {},
 }
 #: struct Args of the kernel: addresses, and numbers behind them.

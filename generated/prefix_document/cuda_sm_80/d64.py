@@ -76,7 +76,7 @@ BACKWARD_CONFIGS = {
     ),
 }
 BACKWARD_TUNED: dict[str, Tuned] = {
-    "dq": {},
+    "dq": {"NVIDIA H200": ((1024, 0), (4096, 1), (None, 2))},
     "dkdv": {},
 }
 #: struct Args of the kernel: addresses, and numbers behind them.
