@@ -66,7 +66,11 @@ def compile_(
     if not ok or (is_check and drifts):
         raise typer.Exit(1)
     if aot:
-        _ahead_of_time([out / output.path for output in outputs if output.path.endswith(".cu")], aot)
+        made = {output.path for output in outputs}
+        # The forward kernel is called like its module, which knows the kernels of its gradients.
+        forwards = (path for path in sorted(made) if path.endswith(".cu"))
+        modules = (path.removesuffix(".cu") + ".py" for path in forwards)
+        _ahead_of_time([out / module for module in modules if module in made], aot)
 
 
 def _check_architectures(archs: list[str]) -> None:
@@ -79,16 +83,16 @@ def _check_architectures(archs: list[str]) -> None:
             raise Mistake(f"there is no architecture '{arch}'", hint)
 
 
-def _ahead_of_time(sources: list[Path], archs: list[str]) -> None:
+def _ahead_of_time(modules: list[Path], archs: list[str]) -> None:
     """Puts the machine code of CUDA kernels beside their modules. Raises Mistake where that cannot be."""
     from attnc.runtime.aot import build_cubins
 
     made: set[Path] = set()
     try:
-        with progress("aot", len(sources)) as bar:
-            for source in sources:
-                bar.advance(source.name)
-                made.update(build_cubins(source.with_suffix(".py"), archs))
+        with progress("aot", len(modules)) as bar:
+            for module in modules:
+                bar.advance(module.stem)
+                made.update(build_cubins(module, archs))
     except FileNotFoundError as failure:
         raise Mistake(str(failure), "NVRTC compiles CUDA kernels where there is no GPU") from None
     for folder in {path.parent for path in made}:

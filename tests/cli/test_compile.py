@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import TINY, Run
 
 
@@ -128,3 +130,36 @@ def test_fmt_is_idempotent_and_diffs(run: Run, folder: Path) -> None:
     assert run("fmt").out == "formatted specs/tiny.attn\n"
     assert spec.read_text() == TINY
     assert run("fmt", "--check").code == 0
+
+
+TRAINED = """\
+attention trained {
+  input q: f16[B, H, M, 64]
+  input k, v: f16[B, H, N, 64]
+  score = dot(q, k) / sqrt(D)
+  normalize = softmax
+  output o: f16[B, H, M, 64]
+  grad q, k, v
+}
+schedule trained for cuda.sm_80 {
+  tile.q = 64, tile.kv = 64
+}
+"""
+
+
+def test_ahead_of_time_takes_each_module_once(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels of its gradients are files of their own, and no modules."""
+    (folder / "specs" / "trained.attn").write_text(TRAINED)
+    built: list[tuple[str, list[str]]] = []
+
+    def build(module: Path, archs: list[str]) -> tuple[Path, ...]:
+        assert module.is_file()
+        built.append((module.relative_to(folder / "generated").as_posix(), archs))
+        return ()
+
+    monkeypatch.setattr("attnc.runtime.aot.build_cubins", build)
+    done = run("compile", "--aot", "sm_90", "--out", str(folder / "generated"))
+    assert (done.code, built) == (0, [("trained/cuda_sm_80/default.py", ["sm_90"])])
+    assert len(list(folder.glob("generated/trained/cuda_sm_80/*.cu"))) > 1
