@@ -97,6 +97,16 @@ def decode() -> str:
     return f"{table(rows)}\n{calls}"
 
 
+def host() -> str:
+    """What calls cost the host, by target, beside PyTorch's."""
+    record = json.loads((ROOT / "docs" / "figures" / "host_h200.json").read_text(encoding="utf-8"))
+    titles = {"triton": "Triton", "cuda.sm_80": "`cuda.sm_80`", "PyTorch": "PyTorch"}
+    rows: list[tuple[str, ...]] = [("call", *titles.values()), ("---",) * (1 + len(titles))]
+    for what, costs in record["us"].items():
+        rows.append((what, *(f"{costs[whose]:.1f}" if whose in costs else "" for whose in titles)))
+    return table(rows)
+
+
 def serving() -> str:
     """The further cells of the decode benchmark: speed, share of the roofline, and how the others compare."""
     record = json.loads((ROOT / "docs" / "figures" / "decode_h200.json").read_text(encoding="utf-8"))

@@ -61,6 +61,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "decode"): lambda page: documented_figures.decode(),
     ("docs/performance.md", "serving"): lambda page: documented_figures.serving(),
     ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),
+    ("docs/performance.md", "host"): lambda page: documented_figures.host(),
     ("docs/training.md", "figures"): lambda page: documented_figures.training(),
 }
 SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from attnc.cli.console import Mistake, note, progress, say
+from attnc.cli.console import Mistake, find_specs, note, progress, say
 
 if TYPE_CHECKING:
     from attnc.bench.cells import Cell, Phase
@@ -46,6 +46,10 @@ def bench(
     is_f32: Annotated[
         bool, typer.Option("--f32", help="Full and causal attention in single precision.")
     ] = False,
+    host: Annotated[
+        list[Path] | None,
+        typer.Option(help="Time what calls of this spec's kernels cost the host; can be repeated."),
+    ] = None,
     is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
 ) -> None:
@@ -53,7 +57,8 @@ def bench(
 
     One interleaved run on the same data: medians, spreads, TFLOP/s, the ratio to the best peer and the share
     of the matmul ceiling measured in the same seconds. With --decode GB/s of K and V, under CUDA graph replay
-    with a cold L2, in files named decode.*. Needs a CUDA GPU.
+    with a cold L2, in files named decode.*. With --host, which wants some 50 rounds, microseconds of the host
+    for a call, in files named host.*. Needs a CUDA GPU.
 
     Peers are cudnn, fa2, efficient, flex and eager; of attnc triton, its kernels for Triton beside those of
     --target, two_pass, CUDA gradients that are the same bits in every run, and with --decode page_8 and
@@ -64,7 +69,9 @@ def bench(
     from attnc.bench.cells import masks, quick, single, standard
 
     check_target(target)
-    if is_decode:
+    if host:
+        _host(out, host, rounds)
+    elif is_decode:
         _decode(out, cells, peers, target, rounds, is_list)
     elif is_papers:
         _papers(out, cells, rounds, is_list=is_list)
@@ -118,6 +125,28 @@ def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> N
     with progress("papers", len(chosen)) as bar:
         rows = measure(chosen, rounds, bar.advance)
     for path in write_papers(rows, out):
+        note(f"wrote {path}")
+
+
+def _host(out: Path, specs: list[Path], rounds: int) -> None:
+    """`attnc bench --host`: microseconds until a call returns, of every target."""
+    from attnc.bench.host_cost import calls_of, jobs_of, markdown, measure_host, modules_of, peers, write_host
+
+    modules = modules_of(find_specs(specs))
+    if not modules:
+        raise Mistake("no attention of these specs has kernels", "'attnc check' says why")
+    need_gpu()
+    from attnc.bench.decode_run import warm_up
+    from attnc.bench.report import machine
+
+    note(f"compiling {len(modules)} modules")
+    warm_up(jobs_of(modules))
+    calls = {call: launch for module in modules for call, launch in calls_of(module).items()} | peers()
+    with progress("bench", rounds) as bar:
+        costs = measure_host(calls, rounds, bar.advance)
+    made_on = machine(", ".join(sorted({module.target for module in modules})))
+    say(markdown(costs, made_on))
+    for path in write_host(costs, made_on, out):
         note(f"wrote {path}")
 
 

@@ -89,6 +89,12 @@ def test_an_unknown_peer_is_told_before_a_gpu_is_sought(run: Run, more: tuple[st
     assert "there is no peer 'fa4'" in done.err
 
 
+def test_calls_are_timed_of_specs_that_there_are(run: Run) -> None:
+    done = run("bench", "--host", "specs/tinny.attn")
+    assert done.code == 2
+    assert "there is no file 'specs/tinny.attn'\n   = help: did you mean 'tiny.attn'?" in done.err
+
+
 @pytest.mark.parametrize("more", [("bench",), ("bench", "--decode"), ("tune",)])
 def test_an_unknown_target_is_told_before_a_gpu_is_sought(run: Run, more: tuple[str, ...]) -> None:
     done = run(*more, "--target", "cuda.sm_79")

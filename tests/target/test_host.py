@@ -108,7 +108,7 @@ def test_a_config_of_other_numbers_is_refused_at_every_call(target: str, batch: 
     if batch == 0 or target == "triton":
         module.alibi(x, x, x, slopes, config=good)
     for wrong in (good._replace(BLOCK_M=float(good.BLOCK_M)), tuple(good), list(good)):
-        with pytest.raises(TypeError, match="^config: expected one of CONFIGS, got "):
+        with pytest.raises(TypeError, match=r"^config: expected one of CONFIGS, got "):
             module.alibi(x, x, x, slopes, config=wrong)
 
 
