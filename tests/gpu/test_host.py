@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from attnc.bench.host_cost import SIZES
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
 
 SPECS = Path(__file__).parents[2] / "specs"
 TARGETS = ("triton", "cuda.sm_80")
-SIZES = {"B": 2, "H": 8, "Hkv": 2, "G": 4, "M": 200, "N": 200}
-#: Microseconds of the host for a call; 13 at most where PyTorch's own attention takes 14.
+
+#: Microseconds of the host for a call; 15.6 at most where PyTorch's own attention takes 19.2.
 MOST = 20.0
 
 
