@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import FUNCTIONS
 from attnc.model.names import OUTPUTS, RESERVED
 from attnc.model.scope import Context
 from attnc.model.tensors import Tensor
 from attnc.syntax import ast
+
+#: Values that Python and FlexAttention have, and what to write here.
+_ELSEWHERE: Mapping[str, str] = {
+    "True": "write 'true'",
+    "False": "write 'false'",
+    "None": "leave it out",
+    **dict.fromkeys(("inf", "INF", "Inf"), "what a score of -inf excludes, a mask does: write 'mask = ...'"),
+}
 
 
 def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> None:
@@ -43,12 +53,14 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
     elif name in OUTPUTS:
         at.error("E0207", f"'{name}' is an output", span, "cannot be read")
     elif meaning is not None or name in RESERVED:
-        at.error("E0207", f"'{name}' is not a value", span, RESERVED.get(name, "an element type"))
+        label, hint = RESERVED.get(name, "an element type"), _ELSEWHERE.get(name)
+        at.error("E0207", f"'{name}' is not a value", span, label, hints=(hint,) if hint else ())
     else:
+        known = (*scope.names(), *FUNCTIONS)
         at.error(
             "E0203",
             f"unknown name '{name}'",
             span,
             "not an index, dimension, input, param, let or def",
-            hints=did_you_mean(name, (*scope.names(), *FUNCTIONS)),
+            hints=(_ELSEWHERE[name],) if name in _ELSEWHERE else did_you_mean(name, known),
         )

@@ -22,6 +22,11 @@ TARGETS = (
     *(f"cuda.sm_{arch}" for arch in ("80", "86", "89", "90", "90a", "100", "120")),
 )
 
+#: What Triton and FlashAttention call the keys.
+_ELSEWHERE: Mapping[str, str] = {
+    "BLOCK_M": "tile.q", "BLOCK_N": "tile.kv", "num_warps": "warps", "num_stages": "stages",
+    "num_splits": "split.kv",
+}  # fmt: skip
 #: Phases that stand in the schedule itself.
 _TOP = tuple(phase for phase in PHASES if whole_of(phase) is None)
 
@@ -163,13 +168,14 @@ class _Block:
                 hints = did_you_mean(name.id, keys_of("backward", self._grads()))
                 self.report.error("E0410", f"'{name.id}' is not a gradient", name.span, label, hints=hints)
         else:
+            known = _ELSEWHERE.get(name.id)
             self.report.error(
                 "E0402",
                 f"unknown key '{name.id}'",
                 name.span,
                 "not a key of a schedule",
                 notes=(f"the keys are {', '.join((*KEYS, 'accumulate.<gradient>'))}",),
-                hints=did_you_mean(name.id, everywhere),
+                hints=(f"write '{known}'",) if known else did_you_mean(name.id, everywhere),
             )
         return None
 

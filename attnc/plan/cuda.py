@@ -5,7 +5,7 @@ ldmatrix and cp.async; `cuda.sm_90a` asks for wgmma and TMA, a family of kernels
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
@@ -17,7 +17,7 @@ from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
 from attnc.plan.cuda_layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.device import DEVICES
-from attnc.plan.fitting import Tiles, first_fitting, nothing_fits
+from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.resources import Estimate
 from attnc.plan.unsupported import unsupported
@@ -47,6 +47,16 @@ _F32_DECODE_TILES: tuple[Tiles, ...] = (
 )
 #: Columns of o that a warp can keep to itself for 16 rows, in 128 registers of a thread.
 _WIDEST = 256
+
+
+#: What makes a config fit where nothing of a schedule does: other shares for the warps, then other tiles.
+REMEDIES: Mapping[str, Sequence[Value]] = {
+    "warps": (2, 1, 8),
+    "stages": (1,),
+    "tile.kv": (32, 64, 16, 128),
+    "tile.q": (64, 32, 16, 128),
+}
+_SPLIT: Mapping[str, Sequence[Value]] = {"warp_split": ("kv",)}
 
 
 def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -164,20 +174,10 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        hints = _remedies(candidates[0], variant, schedule)
+        changes = REMEDIES if "warp_split" in schedule.knobs.get("forward", {}) else {**_SPLIT, **REMEDIES}
+        hints = remedy(candidates[0], changes, lambda config: cuda_misfit(config, variant, schedule))
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
-
-
-def _remedies(config: Config, variant: Variant, schedule: Schedule) -> list[str]:
-    """Other shares for the warps under which the tiles of the config fit."""
-    changes: list[tuple[str, Value]] = [("warps", 2), ("warps", 1)]
-    if "warp_split" not in schedule.knobs.get("forward", {}):
-        changes.insert(0, ("warp_split", "kv"))
-    for key, value in changes:
-        if cuda_misfit(config.changed({key: value}), variant, schedule) is None:
-            return [f"'{key} = {value}' fits"]
-    return []
 
 
 def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:

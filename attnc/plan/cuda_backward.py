@@ -12,10 +12,11 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Config, Knob, Schedule, knobs_of
 from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
+from attnc.plan.cuda import REMEDIES
 from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
 from attnc.plan.cuda_layout import MMA, CudaLayout
 from attnc.plan.device import DEVICES
-from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of
+from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of, remedy
 from attnc.plan.resources import Estimate
 from attnc.plan.unsupported import unsupported
 
@@ -89,7 +90,8 @@ def cuda_choices(
     reasons = [_misfit(config, plan, variant, kernel) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        raise nothing_fits(schedule, kernel, reasons[0] or "", where=schedule.target)
+        hints = remedy(candidates[0], REMEDIES, lambda config: _misfit(config, plan, variant, kernel))
+        raise nothing_fits(schedule, kernel, reasons[0] or "", where=schedule.target, hints=hints)
     return kept
 
 

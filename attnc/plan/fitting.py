@@ -6,6 +6,7 @@ Where a schedule says nothing of tiles, a target has groups of them, which take 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations, product
 from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
@@ -42,6 +43,17 @@ def phase_of(kernel: Which) -> Phase:
             return "dq"
         case _:
             return "dkdv"
+
+
+def remedy(config: Config, changes: Mapping[str, Sequence[Value]], misfit: Misfit) -> tuple[str, ...]:
+    """A hint that changes as few keys as possible, or none. changes: what to try, the likeliest first."""
+    for count in range(1, len(changes) + 1):
+        for keys in combinations(changes, count):
+            for values in product(*(changes[key] for key in keys)):
+                tried = dict(zip(keys, values, strict=True))
+                if misfit(config.changed(tried)) is None:
+                    return (f"'{', '.join(f'{key} = {value}' for key, value in tried.items())}' fits",)
+    return ()
 
 
 def nothing_fits(
