@@ -39,11 +39,11 @@ def test_calls_run_where_their_tensors_are(name: str, target: str, other: torch.
     for _ in range(3):
         for found in (made.function(*there), made.function(shifted, *there[1:])):
             assert {x.device for x in results(found)} == {other}
-            close([x.to(here[0].device) for x in results(found)], expected)
+            close(tuple(x.to(here[0].device) for x in results(found)), expected)
         close(made.function(*here), expected)
         out = tuple(torch.empty_like(x) for x in results(found))
         made.function(*there, out=out if len(out) > 1 else out[0])
-        close([x.to(here[0].device) for x in out], expected)
+        close(tuple(x.to(here[0].device) for x in out), expected)
     assert torch.cuda.current_device() == 0
 
 
@@ -60,7 +60,7 @@ def test_gradients_run_where_their_tensors_are(name: str, target: str, other: to
             o = results(made.function(*tensors))[0]
             found.append(torch.autograd.grad(o.float().square().sum(), wanted))
         assert {x.device for x in found[1]} == {other}
-        close([x.to(here[0].device) for x in found[1]], found[0])
+        close(tuple(x.to(here[0].device) for x in found[1]), found[0])
     assert torch.cuda.current_device() == 0
 
 
@@ -103,11 +103,11 @@ def test_new_threads_launch_on_any_device(target: str, other: torch.device) -> N
     def run(tensors: list[torch.Tensor]) -> None:
         found.append(made.function(*tensors))
 
-    for tensors in (moved(here, other), here):
+    for tensors in (moved(here, other), here, list(map(misplaced, here))):
         torch.cuda.synchronize(other)
         thread = threading.Thread(target=run, args=(tensors,))
         thread.start()
         thread.join()
     for each in found:
-        close([x.to(here[0].device) for x in results(each)], expected)
-    assert len(found) == 2
+        close(tuple(x.to(here[0].device) for x in results(each)), expected)
+    assert len(found) == 3

@@ -209,3 +209,25 @@ def test_q_is_looked_at_before_lse_is_kept_for_gradients(target: str) -> None:
     k = torch.zeros(1, 16, 2, 64, dtype=torch.bfloat16, requires_grad=True)
     with pytest.raises(TypeError, match="q: expected a tensor, got NoneType"):
         module.alibi(None, k, k, torch.zeros(2))
+
+
+def test_a_thread_without_a_context_gets_one_where_descriptors_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton refuses to make one there; a launch of torch's brings the context."""
+    module = load_text((GENERATED / "causal_gqa" / "triton" / "bf16_d64.py").read_text(encoding="utf-8"))
+    brought: list[object] = []
+
+    def make(problem: str, *, size: int) -> int:
+        if problem and not brought:
+            raise RuntimeError(problem)
+        return size
+
+    monkeypatch.setattr(module.torch, "zeros", lambda shape, device: brought.append(device))
+    assert module._in_context(make, "", size=3) == 3
+    assert brought == []
+    with pytest.raises(RuntimeError, match="out of memory"):
+        module._in_context(make, "out of memory", size=3)
+    assert brought == []
+    assert module._in_context(make, "Failed to create it: invalid device context", size=3) == 3
+    assert brought == ["cuda"]

@@ -526,7 +526,7 @@ class _Launch:
             if tma:
                 tensors = (*map(TensorDescriptor, tensors, *zip(*self.boxes)), *tensors[len(self.boxes) :])
             constants = {**self.constants, "TMA": tma} if self.has_boxes else self.constants
-            binary = self.kernel[self.grid](*tensors, *self.numbers, **constants, **self.options)
+            binary = _in_context(self.kernel[self.grid], *tensors, *self.numbers, **constants, **self.options)
         if aligned and binary is not None:
             self.binary, self.start = binary, _starter(binary, len(self.boxes), *self.grid)
 
@@ -534,13 +534,24 @@ class _Launch:
         """What Triton makes of tensor i's descriptor: the copy engine's map, sizes and strides. The last 64 are kept."""
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
-        made = make_tensordesc_arg(
-            TensorDescriptor(x, *self.boxes[i]), self.binary.metadata.tensordesc_meta[i],
-        )
-        if len(self.maps[i]) == 64:
-            self.maps[i].pop(next(iter(self.maps[i])), None)  # the oldest
+        described = TensorDescriptor(x, *self.boxes[i])
+        made = _in_context(make_tensordesc_arg, described, self.binary.metadata.tensordesc_meta[i])
+        if len(self.maps[i]) >= 64:
+            # the oldest; a list, since other threads add to them
+            self.maps[i].pop(list(self.maps[i])[0], None)
         self.maps[i][address] = made
         return made
+
+
+def _in_context(make, *arguments, **options):
+    """make(...), also on a thread that has no CUDA context yet, without which no descriptor is made."""
+    try:
+        return make(*arguments, **options)
+    except RuntimeError as error:
+        if "device context" not in str(error):
+            raise
+        torch.zeros((), device="cuda")  # a launch of torch's brings one
+        return make(*arguments, **options)
 
 
 def _starter(binary, maps: int, x: int, y: int = 1, z: int = 1):
