@@ -40,6 +40,7 @@ class Calibration:
     """
 
     attention: str
+    target: str
     span: Span
     text: str
     count: int
@@ -67,7 +68,8 @@ def calibrate(path: Path, samples: Path | None, keys: int) -> tuple[Calibration,
         if knob is not None and (choice := _unified(knob)) is not None and knob.span is not None:
             made_for = (schedule.attention, schedule.target)
             own = [made for made in modules if (made.variant.attention.name, made.target) == made_for]
-            found.append(_calibrate(own, choice, knob.span, given, keys))
+            if own:
+                found.append(_calibrate(own, choice, knob.span, given, keys))
     return tuple(found)
 
 
@@ -95,6 +97,7 @@ def _calibrate(
     knobs = f"phi = {phi:g}, bounds = [{bounds[0]:g}, {bounds[1]:g}], fallback = online"
     return Calibration(
         attention=modules[0].variant.attention.name,
+        target=modules[0].target,
         span=span,
         text=f"softmax = unified_max({knobs})",
         count=len(values),

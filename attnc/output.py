@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -78,14 +79,18 @@ def write(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tu
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file in one step: it is never seen half written. Raises OSError."""
+    """Writes a file in one step: it is never seen half written. Raises OSError, which names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
         temporary.replace(path)
+    except OSError as failure:
+        failure.filename, failure.filename2 = str(path), None
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _is_generated(file: Path) -> bool:

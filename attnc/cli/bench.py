@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from attnc.cli.console import Mistake, find_specs, note, progress, say
+from attnc.cli.console import Mistake, find_specs, loading, note, progress, say
 
 if TYPE_CHECKING:
     from attnc.bench.cells import Cell, Phase
@@ -223,7 +223,8 @@ def _list(cells: tuple[Cell, ...], phase: Phase) -> None:
 
 def need_gpu() -> None:
     """Raises Mistake where there is no GPU to measure on."""
-    from attnc.runtime.devices import gpus
+    with loading():
+        from attnc.runtime.devices import gpus
 
     if not gpus():
         raise Mistake("timing needs a CUDA GPU, and PyTorch sees none", "attnc doctor says what is missing")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.compile import SPEC
-from attnc.cli.console import Mistake, note, one_spec, say
+from attnc.cli.console import Mistake, loading, note, one_spec, say
 
 if TYPE_CHECKING:
     from attnc.calibrate import Calibration
@@ -32,11 +32,12 @@ def calibrate(
 
     Example: attnc calibrate specs/unified_decode.attn --samples activations.pt --write
     """
-    from attnc.calibrate import calibrate as measure
-    from attnc.output import write_text
-
+    one_spec(spec)
     try:
-        found = measure(one_spec(spec), None if samples == "random" else Path(samples), keys)
+        with loading():
+            from attnc.calibrate import calibrate as measure
+
+            found = measure(spec, None if samples == "random" else Path(samples), keys)
     except ValueError as misfit:
         raise Mistake(
             f"the samples do not fit {spec}: {misfit}", "the file holds a dict of the spec's inputs by name"
@@ -49,6 +50,8 @@ def calibrate(
         for line in report(one):
             say(line)
     if is_written:
+        from attnc.output import write_text
+
         text = found[0].span.source.text  # what the spans are of, ends of lines included
         for one in sorted(found, key=lambda one: one.span.start, reverse=True):
             text = text[: one.span.start] + one.text + text[one.span.end :]
@@ -62,7 +65,7 @@ def report(one: Calibration) -> list[str]:
 
     seen = ", ".join(f"{at:g} % {value:.2f}" for at, value in zip(PERCENTILES, one.percentiles, strict=True))
     return [
-        f"{one.attention}: largest scores of {one.count} rows and shares: {seen}",
+        f"{one.attention} for {one.target}: largest scores of {one.count} rows and shares: {seen}",
         f"  safe exponents: {one.safe[0]:.1f} to {one.safe[1]:.1f}",
         f"  outside the bounds: {100 * one.outside_before:.3g} % now, {100 * one.outside:.3g} % with",
         f"  {one.text}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from attnc.cli.console import Mistake, without_kernels
+from attnc.cli.console import Mistake, progress, without_kernels
 from attnc.cli.judge import AttentionJudge, Judge, ProjectionJudge
 from attnc.diagnostics import did_you_mean
 
@@ -29,8 +29,12 @@ def chosen(
     """
     from attnc.build import front, plan_program
 
-    programs = [front(path) for path in paths]
-    planned = [plan_program(program) for program in programs]
+    programs, planned = [], []
+    with progress("plan", len(paths)) as bar:
+        for path in paths:
+            bar.advance(path.name)
+            programs.append(front(path))
+            planned.append(plan_program(programs[-1]))
     found: list[Judge] = [
         *(
             AttentionJudge(module, _peers(module, plan.modules))

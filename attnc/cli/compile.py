@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.console import Mistake, find_specs, note, paint, progress, say, show_diagnostics
+from attnc.cli.console import Mistake, counted, find_specs, note, paint, progress, say, show_diagnostics
 from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _ahead_of_time(modules: list[Path], archs: list[str]) -> None:
     for folder in {path.parent for path in made}:
         for old in set(folder.glob("*.cubin")) - made:
             old.unlink()
-    say(f"wrote {_count(len(made), 'cubin')} for {', '.join(archs)}")
+    say(f"wrote {counted(len(made), 'cubin')} for {', '.join(archs)}")
 
 
 def check(specs: SPECS = None, as_json: JSON = False) -> None:
@@ -113,8 +113,8 @@ def check(specs: SPECS = None, as_json: JSON = False) -> None:
         say(to_json(diagnostics))
     else:
         show_diagnostics(diagnostics)
-        warnings = _count(len(diagnostics) - errors, "warning")
-        note(f"{_count(len(paths), 'spec')}: {_count(errors, 'error')}, {warnings}")
+        warnings = counted(len(diagnostics) - errors, "warning")
+        note(f"{counted(len(paths), 'spec')}: {counted(errors, 'error')}, {warnings}")
     if errors:
         raise typer.Exit(1)
 
@@ -175,12 +175,8 @@ def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -
                 say(f"    ... {len(lines) - _DIFF_LINES} more lines")
     if is_check and drifts:
         note(
-            f"{_count(len(drifts), 'file')} of {out.as_posix()}/ not up to date; 'attnc compile' writes them"
+            f"{counted(len(drifts), 'file')} of {out.as_posix()}/ not up to date; 'attnc compile' writes them"
         )
     else:
         done = "out of date" if is_check else "written"
-        note(f"{_count(total, 'file')} in {out.as_posix()}/, {len(drifts)} {done}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+        note(f"{counted(total, 'file')} in {out.as_posix()}/, {len(drifts)} {done}")

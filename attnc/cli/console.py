@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from attnc.diagnostics import Diagnostic, did_you_mean, render
+from attnc.diagnostics import Diagnostic, render, suggest
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
+
+
+_NAME_ONE = "name a spec file, such as my.attn"
 
 
 class Mistake(Exception):
@@ -67,13 +70,13 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, brief: bool = False) 
 def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The spec files meant: those named, those in the folders named, or those in specs/. Raises Mistake."""
     if not paths and not Path("specs").is_dir():
-        raise Mistake("there is no folder 'specs' here", "name a spec file: attnc compile my.attn")
+        raise Mistake("there is no folder 'specs' here", _NAME_ONE)
     found: list[Path] = []
     for path in paths or (Path("specs"),):
         if path.is_dir():
             inside = sorted(file for file in path.glob("*.attn") if not file.is_dir())
             if not inside:
-                raise Mistake(f"no .attn files in folder '{path}'")
+                raise Mistake(f"no .attn files in folder '{path}'", "name another folder, or a spec file")
             found += inside
         else:
             found.append(one_spec(path))
@@ -84,9 +87,15 @@ def one_spec(path: Path) -> Path:
     """The path of a spec file, if it is one that can be read. Raises Mistake."""
     if path.is_dir():
         raise Mistake(f"'{path}' is a folder", "name one spec file")
+    if path.is_symlink() and not path.exists():
+        raise Mistake(f"'{path}' is a link to nothing", f"it points to '{path.readlink()}'")
     if not path.exists():
-        beside = [other.name for other in path.parent.glob("*.attn")] if path.parent.is_dir() else []
-        raise Mistake(f"there is no file '{path}'", "".join(did_you_mean(path.name, beside)))
+        beside = {other.name: str(other) for other in path.parent.glob("*.attn") if other.is_file()}
+        found = suggest(path.name, beside)
+        raise Mistake(
+            f"there is no file '{path}'",
+            f"did you mean '{beside[found]}'?" if found else _NAME_ONE,
+        )
     return path
 
 
@@ -110,6 +119,17 @@ def progress(label: str, total: int | None) -> Iterator[Progress]:
 
     with RichBar(console=Console(stderr=True), transient=True) as bar:
         yield Progress(bar, bar.add_task(label, total=total))
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Says on terminals that something is on its way: importing PyTorch takes seconds, and so does g++."""
+    with progress("loading", None):
+        yield
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Progress:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.compile import SPEC
-from attnc.cli.console import Mistake, one_spec, paint, say, without_kernels
+from attnc.cli.console import Mistake, counted, loading, one_spec, paint, say, without_kernels
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -51,12 +51,13 @@ def demo(
     say(f"{paint('read it', '1')}   {path} ({lines} lines, needs torch and {needs} only)")
     _show_mask(module)
 
-    from attnc.verify.rehearsal import rehearse
+    with loading():
+        from attnc.verify.rehearsal import rehearse
 
     outcome = rehearse(module)
     _show_outcome(outcome)
     if compiled.warnings:
-        count = f"{len(compiled.warnings)} warning{'s' * (len(compiled.warnings) > 1)}"
+        count = counted(len(compiled.warnings), "warning")
         say(f"{paint('noted', '1')}     {count}, shown by: attnc check {spec}")
     if not outcome.verdict.ok:
         raise typer.Exit(1)

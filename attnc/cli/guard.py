@@ -57,7 +57,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _reason(failure: OSError) -> str:
-    what = (failure.strerror or str(failure)).lower()
+    what = failure.strerror.lower() if failure.strerror else str(failure)
     return f"{failure.filename}: {what}" if failure.filename else what
 
 

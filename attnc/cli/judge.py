@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnc.cli.console import Mistake, paint, progress, say
+from attnc.cli.console import Mistake, counted, loading, paint, progress, say
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -39,8 +39,8 @@ class Judged:
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
         say(
-            f"{state} {self.judge.title}: {report.examples} cases in {report.seconds:.1f} s on {self.place};"
-            f" worst error {100 * report.worst:.0f} % of the bound{where}"
+            f"{state} {self.judge.title}: {counted(report.examples, 'case')} in {report.seconds:.1f} s"
+            f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}"
         )
         for failure in report.failures:
             say(f"      {failure.verdict.message}")
@@ -102,11 +102,12 @@ class AttentionJudge(Judge):
         self.target, self.path = module.target, f"{folder_of(module)}/{module.variant.name}.py"
 
     def verify(self, text: str | None, count: int, seconds: float) -> Judged:
-        from attnc.verify.check import verify
-        from attnc.verify.properties import violations
-        from attnc.verify.subjects import place, subject_of
+        with loading():
+            from attnc.verify.check import verify
+            from attnc.verify.properties import violations
+            from attnc.verify.subjects import place, subject_of
 
-        subject, title = subject_of(self.module, text), self.title
+            subject, title = subject_of(self.module, text), self.title
         with progress(title, count) as bar:
             report = verify(
                 subject,
@@ -118,11 +119,12 @@ class AttentionJudge(Judge):
         return Judged(judge=self, device=subject.device, place=place(subject), report=report)
 
     def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
-        from attnc.verify.check import fuzz
-        from attnc.verify.properties import violations
-        from attnc.verify.subjects import place, subject_of
+        with loading():
+            from attnc.verify.check import fuzz
+            from attnc.verify.properties import violations
+            from attnc.verify.subjects import place, subject_of
 
-        subject, title = subject_of(self.module), self.title
+            subject, title = subject_of(self.module), self.title
         rules = self._agreement() if across else violations
         with progress(title, examples) as bar:
             report = fuzz(
@@ -146,9 +148,10 @@ class AttentionJudge(Judge):
         return across({peer.target: subject_of(peer) for peer in self.peers})
 
     def verdict(self, case: Case) -> Verdict:
-        from attnc.verify.check import check, keeps
-        from attnc.verify.properties import violations
-        from attnc.verify.subjects import subject_of
+        with loading():
+            from attnc.verify.check import check, keeps
+            from attnc.verify.properties import violations
+            from attnc.verify.subjects import subject_of
 
         subject = subject_of(self.module)
         verdict = check(subject, case)
@@ -166,7 +169,8 @@ class ProjectionJudge(Judge):
         self.path = f"{projection_folder(module)}/{module.variant.name}.py"
 
     def verify(self, text: str | None, count: int, seconds: float) -> Judged:
-        from attnc.verify.projection_check import projection_subject, verify_projection
+        with loading():
+            from attnc.verify.projection_check import projection_subject, verify_projection
 
         subject, title = projection_subject(self.module, text), self.title
         with progress(title, count) as bar:
@@ -176,7 +180,8 @@ class ProjectionJudge(Judge):
         return self._judged(subject.device, report)
 
     def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
-        from attnc.verify.projection_check import fuzz_projection, projection_subject
+        with loading():
+            from attnc.verify.projection_check import fuzz_projection, projection_subject
 
         subject = projection_subject(self.module)
         with progress(self.title, None):
@@ -190,7 +195,8 @@ class ProjectionJudge(Judge):
         return Judged(judge=self, device=device, place=place, report=report)
 
     def verdict(self, case: Case) -> Verdict:
-        from attnc.verify.projection_check import check_projection, projection_subject
+        with loading():
+            from attnc.verify.projection_check import check_projection, projection_subject
 
         return check_projection(projection_subject(self.module), case)
 

@@ -17,10 +17,15 @@ from platformdirs import user_cache_path
 def cache_folder() -> Path:
     """`$ATTNC_CACHE_DIR`, else the user's cache folder; created with mode 0700.
 
-    PermissionError if it is a link, belongs to somebody else or can be written by others.
+    PermissionError if it cannot be made, is a link, belongs to somebody else or can be written by others.
     """
     folder = Path(os.environ.get("ATTNC_CACHE_DIR") or user_cache_path("attnc"))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as failure:
+        raise PermissionError(
+            f"{folder} cannot be made ({failure.strerror}); set ATTNC_CACHE_DIR to a folder of yours"
+        ) from failure
     found = folder.lstat()
     if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(

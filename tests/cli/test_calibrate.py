@@ -89,3 +89,14 @@ def test_what_cannot_be_calibrated_is_refused(run: Run, spec: Path, folder: Path
     wrong.write_bytes(b"no tensors")
     assert run("calibrate", str(spec), "--samples", str(wrong)).code == 2
     assert run("calibrate", str(spec), "--samples", "absent.pt").code == 2
+
+
+def test_each_schedule_is_told_by_its_target(run: Run, spec: Path) -> None:
+    """One whose target makes no kernel yet has nothing to calibrate."""
+    schedule = SPEC[SPEC.index("schedule ") :]
+    more = (schedule.replace("triton", target) for target in ("cuda.sm_80", "cuda.sm_90a"))
+    spec.write_text(SPEC + "".join(more).replace("tile.kv = 16", "tile.kv = 64, warp_split = kv"))
+    done = run("calibrate", "specs/a.attn")
+    assert done.code == 0
+    told = [line.split(":")[0] for line in done.out.splitlines() if not line.startswith(" ")]
+    assert told == ["a for triton", "a for cuda.sm_80"]

@@ -26,7 +26,7 @@ def test_missing_file(run: Run, command: str) -> None:
     done = run(command, "specs/tinny.attn")
     assert done.code == 2
     assert "there is no file 'specs/tinny.attn'" in done.err
-    assert "did you mean 'tiny.attn'?" in done.err
+    assert "did you mean 'specs/tiny.attn'?" in done.err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -92,7 +92,7 @@ def test_an_unknown_peer_is_told_before_a_gpu_is_sought(run: Run, more: tuple[st
 def test_calls_are_timed_of_specs_that_there_are(run: Run) -> None:
     done = run("bench", "--host", "specs/tinny.attn")
     assert done.code == 2
-    assert "there is no file 'specs/tinny.attn'\n   = help: did you mean 'tiny.attn'?" in done.err
+    assert "there is no file 'specs/tinny.attn'\n   = help: did you mean 'specs/tiny.attn'?" in done.err
 
 
 @pytest.mark.parametrize("more", [("bench",), ("bench", "--decode"), ("tune",)])
@@ -121,6 +121,38 @@ def test_samples_that_are_no_tensors(run: Run, folder: Path) -> None:
     assert done.code == 2
     assert "samples.pt is not a file of tensors that torch.save wrote" in done.err
     assert "weights_only" not in done.err
+
+
+def test_a_link_to_nothing(run: Run, folder: Path) -> None:
+    (folder / "specs" / "linked.attn").symlink_to("gone.attn")
+    done = run("check", "specs/linked.attn")
+    assert done.code == 2
+    assert "'specs/linked.attn' is a link to nothing\n   = help: it points to 'gone.attn'" in done.err
+
+
+def test_a_file_unlike_any_other_gets_an_example(run: Run, folder: Path) -> None:
+    done = run("demo")
+    assert done.code == 2
+    assert "there is no file 'specs/causal_gqa.attn'\n   = help: name a spec file, such as" in done.err
+
+
+def test_a_file_that_cannot_be_written_is_named_itself(run: Run, folder: Path) -> None:
+    """Not the temporary file that would have become it."""
+    place = folder / "generated" / "tiny" / "triton" / "f16_w16.py"
+    place.mkdir(parents=True)
+    done = run("compile")
+    assert done.code == 2
+    assert done.err == "error: generated/tiny/triton/f16_w16.py: is a directory\n"
+    assert [path.name for path in place.parent.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_a_cache_that_cannot_be_made_says_what_helps(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNC_CACHE_DIR", str(folder / "specs" / "tiny.attn" / "cache"))
+    done = run("verify", "specs/tiny.attn", "--count", "1")
+    assert done.code == 2
+    assert "tiny.attn/cache cannot be made (Not a directory); set ATTNC_CACHE_DIR to" in done.err
 
 
 def test_no_specs_at_all(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
