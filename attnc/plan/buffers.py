@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Load, walk
 from attnc.model.attention import Attention
 from attnc.model.schedule import Config
-from attnc.model.tensors import DType, Paged
+from attnc.model.tensors import DType, Paged, Prefix
 from attnc.plan.columns import block, feature
 from attnc.plan.device import Device
 from attnc.plan.ir import Axis
@@ -63,6 +63,23 @@ class SharedMemory:
             yield Buffer(name="barriers", shape="and alignment", bytes=1024)
 
     @property
+    def columns(self) -> tuple[int, int]:
+        """Of a tile of q or k, which only the decode kernel takes in parts, and of v."""
+        q, v = self.attention.q, self.attention.v
+        return tile_columns(self.attention) if self._decodes else block(feature(q)), block(feature(v))
+
+    @property
+    def _decodes(self) -> bool:
+        knobs = self.config.values
+        return knobs.get("loops") == ("kv",) or knobs.get("pack") == "gqa" or knobs.get("split.kv", 1) != 1
+
+    @property
+    def _shares_v(self) -> bool:
+        """Whether v has no memory of its own: it is the first part of k's columns."""
+        of_k = isinstance(self.attention.v.storage, Prefix)
+        return self._decodes and of_k and parts(self.attention)[0].width == feature(self.attention.v)
+
+    @property
     def _tile(self) -> tuple[int, int]:
         return self.config.number("tile.q"), self.config.number("tile.kv")
 
@@ -78,11 +95,10 @@ class SharedMemory:
 
     @property
     def _matrices(self) -> Iterator[tuple[str, int, int]]:
-        """Name, rows and columns of a tile of each matrix; a v that is the first part of k has no memory."""
-        tile_q, tile_kv = self._tile
-        d, dv = tile_columns(self.attention), block(feature(self.attention.v))
+        """Name, rows and columns of a tile of each matrix."""
+        (tile_q, tile_kv), (d, dv) = self._tile, self.columns
         yield from (("q", tile_q, d), ("do", tile_q, dv), ("k", tile_kv, d))
-        yield "v", tile_kv, dv if len(parts(self.attention)) == 1 else 0
+        yield "v", tile_kv, 0 if self._shares_v else dv
 
     @property
     def _staying(self) -> tuple[str, ...]:
@@ -101,9 +117,8 @@ class SharedMemory:
         """A tile whose address comes from a block table waits for two loads, one after the other, and so
         takes two stages; the decode kernel looks pages up itself, a tile ahead.
         """
-        stages, knobs = max(1, self.config.number("stages")), self.config.values
-        decodes = knobs.get("loops") == ("kv",) or knobs.get("pack") == "gqa" or knobs.get("split.kv", 1) != 1
-        if isinstance(self.attention.k.storage, Paged) and not decodes:
+        stages = max(1, self.config.number("stages"))
+        if isinstance(self.attention.k.storage, Paged) and not self._decodes:
             return max(min(stages, 2), (stages + 1) // 2)
         return stages
 
@@ -140,10 +155,16 @@ class SharedMemory:
     def _passing(self) -> Iterator[Buffer]:
         """What passes through shared memory on its way to other threads, or to global memory."""
         (tile_q, tile_kv), size = self._tile, self._dtype.bytes
-        d, dv = tile_columns(self.attention), block(feature(self.attention.v))
+        d, dv = self.columns
         is_f32, outside_in = self._dtype is DType.F32, self.kernel == "forward" and self._inner == "q"
         if outside_in or not self._by_mma:
             yield _buffer("p", (tile_q, tile_kv), size, 1)
+        if self._shares_v and self._copies == 1 and not self._by_mma:
+            # at most 256 bytes of a thread at a time, from its registers for k to those of another for v; the
+            # other columns of k, and p, are not there then
+            moved = min(tile_kv * dv * size, self.config.number("warps") * 32 * 256)
+            beyond = moved - (tile_kv * (d - dv) + tile_q * tile_kv) * size
+            yield Buffer(name="v", shape="beyond k and p", bytes=max(0, beyond))
         if outside_in:
             yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
         if self.device.has_tensor_memory:  # what two products read, once by rows and once by columns

@@ -14,10 +14,8 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType
 from attnc.plan.buffers import Buffer, SharedMemory
-from attnc.plan.columns import block, feature
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.ir_backward import Which
-from attnc.plan.storage import tile_columns
 
 _THREADS_PER_WARP = 32
 #: Addresses, loop counters, row statistics: what every kernel needs besides its tiles.
@@ -64,7 +62,8 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
     """The needs of the forward kernel of this variant on the device, or of one of the backward."""
     attention = variant.attention
     tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
-    d, dv = tile_columns(attention), block(feature(attention.v))
+    memory = SharedMemory(config=config, attention=attention, device=device, kernel=kernel)
+    d, dv = memory.columns
     size, threads = DType(attention.q.dtype).bytes, config.number("warps") * _THREADS_PER_WARP
     accumulated = {
         "forward": tile_q * dv,
@@ -81,7 +80,6 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
     registers |= {"p": tile_q * tile_kv * size // 4 // threads, "other": _BASE_REGISTERS}
     if kernel == "forward" and not device.has_mma_from_shared:
         registers["q"] = tile_q * d * size // 4 // threads
-    memory = SharedMemory(config=config, attention=attention, device=device, kernel=kernel)
     buffers = [buffer for buffer in memory.buffers if buffer.bytes]
     # What is stored in the end changes its layout there, when all else has gone.
     result = accumulated[kernel] * (DType(attention.o.dtype).bytes if kernel == "forward" else size)

@@ -98,7 +98,7 @@ print(json.dumps(found))
 KIND = """attention sizes {{
   input q: {dtype}[{q}, {d}]{q_via}
   input k: {dtype}[{k}, {d}]{k_via}
-  input v: {dtype}[{k}, {dv}]{k_via}
+  input v: {dtype}[{k}, {dv}]{v_via}
   {inputs}
   score = {score}
   mask = causal
@@ -112,13 +112,14 @@ schedule sizes for triton {{
 }}
 """
 PLAIN: dict[str, object] = {
-    "dtype": "bf16", "d": 64, "dv": 64, "q": "B, M, H", "k": "B, N, H", "q_via": "", "k_via": "",
+    "dtype": "bf16", "d": 64, "dv": 64, "q": "B, M, H", "k": "B, N, H", "q_via": "", "k_via": "", "v_via": "",
     "inputs": "", "score": "dot(q, k) / sqrt(D)", "grads": "", "backward": "",
     "forward": "tile.q = 64, tile.kv = 64, stages = 2",
 }  # fmt: skip
 LENGTHS = "input n: i32[B]\n  length N = n[b]"
 PAGES: dict[str, object] = {
     "k_via": " via paged(table, page = 16)",
+    "v_via": " via paged(table, page = 16)",
     "inputs": f"input table: i32[B, P]\n  {LENGTHS}",
 }
 BIAS: dict[str, object] = {
@@ -150,8 +151,16 @@ KINDS: dict[str, dict[str, object]] = {
         **PAGES, "q": "B, M, Hkv * G", "k": "B, N, Hkv",
         "forward": "loops = [kv], pack = gqa, tile.q = 16",
     },
+    "compressed keys": {
+        **PAGES, "d": 576, "dv": 512, "q": "B, M, G", "k": "B, N, 1", "v_via": " via prefix(k)",
+        "forward": "loops = [kv], pack = gqa, tile.q = 16, tile.kv = 32, stages = 2",
+    },
+    "compressed keys, whole": {
+        "d": 192, "dv": 128, "v_via": " via prefix(k)", "forward": "tile.q = 64, tile.kv = 64, stages = 2",
+    },
     "packed": {
         **GRADS, "q": "T, H", "k": "S, H", "q_via": " via ragged(e)", "k_via": " via ragged(f)",
+        "v_via": " via ragged(f)",
         "inputs": "input e, f: i32[B + 1]",
     },
 }  # fmt: skip
@@ -169,7 +178,7 @@ def test_no_kernel_takes_more_shared_memory_than_estimated(arch: str) -> None:
         command, input=json.dumps(cases), capture_output=True, text=True, check=True, env=environment
     )
     found = json.loads(run.stdout)
-    assert len(found) >= 11
+    assert len(found) >= 13
     assert [case for case in found if case[2] < case[3]] == []
     assert [case for case in found if case[2] > 2.5 * case[3] and "f32" not in case[0]] == []
 

@@ -130,12 +130,21 @@ def test_k_and_v_have_as_many_pages() -> None:
         module.paged_decode(q, k, k[:2], table, length)
 
 
-@pytest.fixture
-def mla() -> ModuleType:
-    """Its first tiles are so large that what they take depends on the device."""
-    module = load_text((GENERATED / "mla_decode" / "triton" / "d576_dv512.py").read_text(encoding="utf-8"))
+def large_tiles(path: str) -> ModuleType:
+    """A decode module whose first tiles are so large that what they take depends on the device."""
+    module = load_text((GENERATED / path).read_text(encoding="utf-8"))
     module._splits.cache_clear()
     return module
+
+
+@pytest.fixture
+def mla() -> ModuleType:
+    return large_tiles("mla_decode/triton/d576_dv512.py")
+
+
+@pytest.fixture
+def shared_prefix() -> ModuleType:
+    return large_tiles("shared_prefix/triton/d128.py")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, major: int, room: int) -> torch.device:
@@ -151,7 +160,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, major: int, room: int) -> torch.dev
     return torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(("major", "room", "chosen"), [(8, 166912, 0), (9, 232448, 0), (8, 101376, 5)])
+@pytest.mark.parametrize(("major", "room", "chosen"), [(8, 166912, 1), (9, 232448, 0), (8, 101376, 9)])
 def test_a_device_takes_the_first_config_that_it_can_run(
     mla: ModuleType, monkeypatch: pytest.MonkeyPatch, major: int, room: int, chosen: int
 ) -> None:
@@ -161,13 +170,13 @@ def test_a_device_takes_the_first_config_that_it_can_run(
 
 @pytest.mark.parametrize(("major", "room", "programs"), [(8, 166912, 1), (8, 232448, 2), (9, 232448, 1)])
 def test_programs_are_counted_by_what_they_take_on_the_device(
-    mla: ModuleType, monkeypatch: pytest.MonkeyPatch, major: int, room: int, programs: int
+    shared_prefix: ModuleType, monkeypatch: pytest.MonkeyPatch, major: int, room: int, programs: int
 ) -> None:
-    device, config = pretend(monkeypatch, major, room), mla.CONFIGS[1]
+    device, config = pretend(monkeypatch, major, room), shared_prefix.CONFIGS[0]
     plain = config._replace(shared=room // programs, staged=0)
     for tiles in (16, 128, 1024):
-        found = mla._splits(tiles, 256, 36864, 2052 * tiles, config, device)
-        assert found == mla._splits(tiles, 256, 36864, 2052 * tiles, plain, device)
+        found = shared_prefix._splits(tiles, 256, 32768, 516 * tiles, config, device)
+        assert found == shared_prefix._splits(tiles, 256, 32768, 516 * tiles, plain, device)
 
 
 def test_a_config_that_does_not_say_what_it_takes_is_shared_out_too(

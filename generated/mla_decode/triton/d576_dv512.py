@@ -55,16 +55,16 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 64, 8, 2, 155904, 0, staged=222464),
-    Config(64, 32, 8, 2, 114816, 0, staged=148608),
+    Config(64, 64, 8, 2, 222464, 0, staged=222464),
+    Config(64, 32, 8, 2, 139392, 0, staged=148608),
     Config(64, 32, 8, 3, 151808, 0, staged=185600),
-    Config(32, 64, 4, 2, 114944, 0),
+    Config(32, 64, 4, 2, 135424, 0),
     Config(32, 64, 4, 3, 189952, 0),
-    Config(32, 32, 4, 2, 75904, 0),
+    Config(32, 32, 4, 2, 102528, 0),
     Config(32, 32, 4, 3, 112896, 0),
-    Config(16, 64, 4, 2, 94464, 0),
+    Config(16, 64, 4, 2, 116992, 0),
     Config(16, 64, 4, 3, 169472, 0),
-    Config(16, 32, 4, 2, 56448, 0),
+    Config(16, 32, 4, 2, 84096, 0),
     Config(16, 32, 4, 3, 93440, 0),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
