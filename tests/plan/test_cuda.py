@@ -106,7 +106,7 @@ def test_where_no_config_fits_one_that_does_is_named() -> None:
 
     assert hints("tile.q = 16, tile.kv = 64") == ("'warp_split = kv' fits",)
     assert hints("tile.q = 16, tile.kv = 64, warp_split = q") == ("'warps = 1' fits",)
-    assert hints("tile.q = 64, tile.kv = 256, stages = 8") == ()
+    assert hints("tile.q = 64, tile.kv = 256, stages = 8") == ("'stages = 1' fits",)
 
 
 def test_configs_that_cannot_run_are_dropped() -> None:
