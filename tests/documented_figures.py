@@ -133,16 +133,48 @@ def serving() -> str:
 def decode_cuda() -> str:
     """Decoding on both targets, from a tensor and from pages of three sizes: GB/s of K and V, and ratios."""
     record = json.loads((ROOT / "docs" / "figures" / "decode_cuda_h200.json").read_text(encoding="utf-8"))
-    storages = tuple(record["cells"][0]["results"])
-    rows: list[tuple[str, ...]] = [("cell", *storages, "CUDA to Triton", "page 4 to page 16")]
+    storages = {
+        "attnc": "tensor",
+        "paged": "page 16",
+        "page_8": "page 8",
+        "page_4": "page 4",
+        "unified": "`unified_max`",
+    }
+    further = ("cuDNN", "CUDA to Triton", "CUDA to cuDNN", "page 4 to page 16")
+    rows: list[tuple[str, ...]] = [("cell", *storages.values(), *further)]
     rows.append(("---",) * len(rows[0]))
     for cell in record["cells"]:
         found = cell["results"]
-        speeds = [" / ".join(f"{made['gb_s']:.0f}" for made in found[name].values()) for name in storages]
-        ratios = [_ratio(*(made["us"] for made in found[name].values())) for name in storages[:2]]
-        pages = zip(*(found[name].values() for name in ("page 16", "page 4")), strict=True)
-        smaller = [_ratio(of_16["us"], of_4["us"]) for of_16, of_4 in pages]
-        rows.append((cell["name"], *speeds, " / ".join(ratios), " / ".join(smaller)))
+        of_both = {name: (found[f"triton_{name}"], found[name]) for name in storages}
+        speeds = [f"{triton['gb_s']:.0f} / {cuda['gb_s']:.0f}" for triton, cuda in of_both.values()]
+        ratios = [_ratio(*(made["us"] for made in of_both[name])) for name in ("attnc", "paged")]
+        both = zip(of_both["paged"], of_both["page_4"], strict=True)
+        smaller = [_ratio(of_16["us"], of_4["us"]) for of_16, of_4 in both]
+        peer = found["cudnn"]
+        ahead = _ratio(peer["us"], found["attnc"]["us"])
+        shown = (f"{peer['gb_s']:.0f}", " / ".join(ratios), ahead, " / ".join(smaller))
+        rows.append((cell["name"], *speeds, *shown))
+    return table(rows)
+
+
+def f32() -> str:
+    """Single precision: TFLOP/s of both targets and of PyTorch, and ratios to its memory-efficient kernel."""
+    names = {
+        "attnc": "CUDA",
+        "two_pass": "CUDA, `two_pass`",
+        "triton": "Triton",
+        "efficient": "memory-efficient",
+        "eager": "PyTorch math",
+    }
+    rows: list[tuple[str, ...]] = [("cell", *names.values(), "CUDA to it", "Triton to it")]
+    rows.append(("---",) * len(rows[0]))
+    for phase in ("forward", "backward"):
+        path = ROOT / "docs" / "figures" / f"f32_{phase}_h200.json"
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            found = cell["results"]
+            speeds = (f"{found[name]['tflops']:.1f}" if name in found else "" for name in names)
+            ratios = (_ratio(found["efficient"]["ms"], found[name]["ms"]) for name in ("attnc", "triton"))
+            rows.append((f"{phase} {cell['name']}", *speeds, *ratios))
     return table(rows)
 
 

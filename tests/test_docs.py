@@ -60,6 +60,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "schedules"): lambda page: documented_figures.schedules(),
     ("docs/performance.md", "decode"): lambda page: documented_figures.decode(),
     ("docs/performance.md", "serving"): lambda page: documented_figures.serving(),
+    ("docs/performance.md", "f32"): lambda page: documented_figures.f32(),
     ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),
     ("docs/performance.md", "host"): lambda page: documented_figures.host(),
     ("docs/training.md", "figures"): lambda page: documented_figures.training(),
