@@ -60,6 +60,7 @@ class Judged:
             "worst": report.worst,
             "where": report.where,
             "eager_ratio": report.eager_ratio,
+            "open": report.open,
             "failures": [{"message": f.verdict.message, "repro": f.repro} for f in report.failures],
         }
 

@@ -245,7 +245,9 @@ EXPANSION = {
     "E0507": CodeInfo(
         "constant out of range",
         "Integers have 64 bits; those written, or computed from constants alone, lie between -2^62 and 2^62, "
-        "so that sums with positions fit too. Other constants are finite.",
+        "so that sums with positions fit too. Other constants fit a float32, also where several that "
+        "multiply or divide the same are merged; factors and reciprocals of divisors stay below 2^127, and "
+        "so do those of the derivatives that a 'grad' asks for.",
     ),
     "E0508": CodeInfo(
         "too many variants",

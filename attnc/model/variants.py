@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, Label, error
 from attnc.expr.arithmetic import number
-from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, walk
+from attnc.expr.derive import derive
+from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, children, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Program, Variant
@@ -22,6 +23,9 @@ from attnc.model.tensors import DType, Prefix, Tensor
 from attnc.source import Span
 
 MAX_VARIANTS = 256
+#: The largest float32; and what a factor, or the reciprocal of a divisor, stays below, so that it may be
+#: multiplied by log2(e).
+MAX_FLOAT, MAX_FACTOR = 2.0**128 - 2.0**104, 2.0**127
 
 ParamValue: TypeAlias = DType | bool | int | float
 
@@ -116,14 +120,24 @@ def _check(variant: Variant, report: Report) -> None:
                 value = size.value if isinstance(size, Const) else "not a number"
                 report.error("E0308", f"an axis of '{tensor.name}' is {value}", size.span or place, note)
     for expr in _expressions(attention):
-        for node in walk(expr):
-            _check_arithmetic(node, node.span or place, note, report)
+        for node, at in _placed(expr, place):
+            _check_arithmetic(node, at, note, report)
+    if attention.grads and not report.errors:
+        _check_slopes(attention, attention.score.span or place, note, report)
     storage = attention.v.storage
     whole, part = number(attention.k.shape[-1]) or 0, number(attention.v.shape[-1]) or 0
     if isinstance(storage, Prefix) and part > whole:
         message = f"v has {part} columns, the k that it is a prefix of has {whole}"
         related = () if attention.k.span is None else (Label(attention.k.span, f"{whole} columns"),)
         report.error("E0316", message, storage.span or place, note, related=related)
+
+
+def _placed(expr: Expr, place: Span) -> Iterator[tuple[Expr, Span]]:
+    """Every node with its place: what was merged from several has that of the expression around it."""
+    place = expr.span or place
+    yield expr, place
+    for child in children(expr):
+        yield from _placed(child, place)
 
 
 def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> None:
@@ -134,6 +148,34 @@ def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> Non
         report.error("E0507", "integer beyond 62 bits", place, note)
     elif value is not None and not isfinite(value):
         report.error("E0507", "constant that is not finite", place, note)
+    elif what := _beyond_float32(node):
+        report.error("E0507", f"{what} beyond float32", place, note, notes=(_COMPUTED,))
+
+
+_COMPUTED = "kernels compute floats in float32, where the largest is 3.4e38"
+
+
+def _beyond_float32(node: Expr) -> str:
+    """What of the node leaves float32, "" if nothing does. An infinite factor would make NaN of 0."""
+    value = number(node)
+    if isinstance(value, float) and abs(value) > MAX_FLOAT:
+        return "constant"
+    if isinstance(node, Binary) and node.type == "float":
+        left, right = (abs(number(side) or 0.0) for side in (node.left, node.right))
+        if node.op == "*" and MAX_FACTOR <= max(left, right) <= MAX_FLOAT:
+            return "factor"
+        if node.op == "/" and 0 < right <= 1 / MAX_FACTOR:
+            return "reciprocal"
+    return ""
+
+
+def _check_slopes(attention: Attention, place: Span, note: str, report: Report) -> None:
+    """Constants that the score has none of may come together in its derivative."""
+    derivative = derive(attention.score)
+    slopes = (derivative.dot, *(slope for load, slope in derivative.loads if load.tensor in attention.grads))
+    for what in filter(None, (_beyond_float32(node) for slope in slopes for node in walk(slope))):
+        report.error("E0507", f"derivative with a {what} beyond float32", place, note, notes=(_COMPUTED,))
+        break
 
 
 def _expressions(attention: Attention) -> Iterator[Expr]:

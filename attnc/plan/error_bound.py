@@ -7,16 +7,24 @@ before up to the whole is taken away, and the more, the larger x is beside that 
 such sums leaves out small small, another 2^-22. Together a product is wrong by less than
 3 2^-22 (1 + 2^-11) < 2^-20 of itself.
 
-Sums on tensor cores are not rounded to nearest: the addends of an mma are shifted to the exponent of the
-largest one, with one bit more than a float has (on newer chips two), and what does not fit is cut off; so
-is the result (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021).
-Four products and the sum before are added at once, five addends that lose u = 2^-24 of the largest each and a
-result that loses 2u: at most 7/4 u for each product, where rounding to nearest has u. (Eight products at once
-and two more bits make it 13/16 u; which chip a kernel will run on is not known here.) The bound counts 2u
-(`addition_error`). The sum of each tile starts at 0 and is added to the accumulators by itself, rounded to
-nearest, so that a long row of keys is not cut off once in every step; `sums` has 2u for every key of a tile.
-The CUDA kernels say so, and Triton's compiler makes the same of a dot in "tf32x3": small products first, then
-the large one, then an ordinary addition."""
+Whatever the type, sums on tensor cores are not rounded to nearest: the addends of an mma are shifted to the
+exponent of the largest one, with one bit more than a float has (on newer chips two), and what does not fit
+is cut off; so is the result (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores",
+PeerJ CS 2021). Where w products and the sum before are added at once, the largest of the w + 1 addends loses
+nothing, for it fits a float; each of the others loses u = 2^-24 of it, and the result 2u: (1 + 2/w) u for
+each product, where rounding to nearest has u. That is 3/2 u for w = 4 (f32 on sm_80), 5/4 u for 8 (16 bits
+there), and less with two bits more. Which chip a kernel will run on is not known here: `addition_error` is
+3/2 u.
+
+The same holds for sums over keys, and over rows in gradients, but for two things. First, zeros lose nothing:
+n products that are not 0 among N lose n u and 2u for each of the steps that they are in, of which there are
+at most n and at most N/4 + 1, together at most 3/2 u min(2n, N + 4). Second, it matters where a sum starts.
+With f32 the sum of each tile starts at 0 and is added to the accumulators by itself, rounded to nearest, so
+that a long row of keys is not cut off once in every step; `sums` has 2u for every key of a tile. The CUDA
+kernels say so, and Triton's compiler makes the same of a dot in "tf32x3": small products first, then the
+large one, then an ordinary addition. With 16 bits one chain of mma runs from the first tile to the last
+(`chained`), and N is the whole row: beyond 10^5 keys that is more than the rounding of p to f16, and always
+towards 0."""
 
 from __future__ import annotations
 
@@ -28,8 +36,8 @@ from attnc.plan.ir import ErrorBound, Softmax
 
 #: Relative error of a product of f32 in three of tf32.
 TF32X3_PRODUCT_ERROR = 2.0**-20
-#: Relative error of an addition that is rounded to nearest, and of one that is cut off.
-_ROUNDED, _CUT_OFF = 2.0**-24, 2.0**-23
+#: What a sum on tensor cores loses with each product, relative to the sum of the magnitudes.
+ADDITION_ERROR = 1.5 * 2.0**-24
 #: Absolute error of tanh(x) = 1 - 2 / (exp2(2 x log2 e) + 1) in float32: three roundings near 1 and two ulps
 #: each of exp2 and division.
 TANH_ERROR = 2.0**-21
@@ -48,7 +56,8 @@ def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Soft
         tile_kv=max(tiles),
         min_tile_kv=min(tiles),
         product_error=TF32X3_PRODUCT_ERROR if element is DType.F32 else 0.0,
-        addition_error=_CUT_OFF if element is DType.F32 else _ROUNDED,
+        addition_error=ADDITION_ERROR,
+        chained=element is not DType.F32,
         intrinsics=(("tanh", TANH_ERROR),),
         renormalised=softmax.rescale == "every_step",
     )

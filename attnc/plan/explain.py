@@ -202,9 +202,13 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
 
 
 def sum_terms(bound: ir.ErrorBound, keys: int) -> float:
-    """2 u (keys of a partial sum + partial sums + 2 splits + 8): rounding of the f32 sums over the keys."""
+    """2 u (keys of a partial sum + partial sums + 2 splits + 8): rounding of the f32 sums over the keys, and
+    what tensor cores cut off beyond that where all keys pass through one sum.
+    """
     tiles = math.ceil(keys / bound.min_tile_kv)
-    return 2 * UNIT * (bound.tile_kv + tiles + 2 * bound.splits + 8)
+    rounded = 2 * UNIT * (bound.tile_kv + tiles + 2 * bound.splits + 8)
+    cut_off = bound.addition_error * keys - UNIT * bound.tile_kv if bound.chained else 0.0
+    return rounded + max(cut_off, 0.0)
 
 
 def place_of(span: Span | None) -> str:

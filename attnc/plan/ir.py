@@ -226,6 +226,8 @@ class ErrorBound:
     give the number of tiles
     splits: partial results joined
     product_error, addition_error: of a product in a dot (0 where products are exact in f32), of an addition
+    chained: the products of p and v, and those of a gradient, pass from tile to tile through one sum of the
+    tensor cores
     exp_ulps: error of the target's exp2; intrinsics: (name, absolute error) of other functions
     renormalised: o is rescaled at every step (FlashAttention-1), which adds roundings per tile
     largest_shift: how far what the exponent subtracts may be from the row's maximum, and from 0 (a unified
@@ -241,7 +243,8 @@ class ErrorBound:
     min_tile_kv: int
     splits: int = 1
     product_error: float = 0.0
-    addition_error: float = 2.0**-24
+    addition_error: float = 1.5 * 2.0**-24
+    chained: bool = False
     exp_ulps: float = 2.0
     intrinsics: tuple[tuple[str, float], ...] = ()
     renormalised: bool = False

@@ -129,7 +129,7 @@ class Failure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """How a module did. `worst`, `eager_ratio`, `norm_ratio`: the largest seen; `examples`: how many cases
-    were run.
+    were run; `open`: elements of which nothing is promised.
     """
 
     examples: int
@@ -139,6 +139,7 @@ class Report:
     worst_case: Case | None = None
     norm_ratio: float = 0.0
     eager_ratio: float = 0.0
+    open: int = 0
     failures: tuple[Failure, ...] = ()
 
     @property
@@ -197,6 +198,7 @@ def _worse(outputs: Verdict, gradients: Verdict) -> Verdict:
         message=outputs.message if gradients.ok else gradients.message,
         worst=worse.worst,
         where=worse.where,
+        open=outputs.open + gradients.open,
         ratios={**outputs.ratios, **gradients.ratios},
     )
 
@@ -232,6 +234,7 @@ class _Tally:
     worst: tuple[float, str, Case | None] = (0.0, "", None)
     norm_ratio: float = 0.0
     eager_ratio: float = 0.0
+    open: int = 0
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -248,6 +251,7 @@ class _Tally:
         self.examples += 1
         self.norm_ratio = max(self.norm_ratio, verdict.norm_ratio)
         self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)
+        self.open += verdict.open
         if verdict.worst > self.worst[0]:
             self.worst = (verdict.worst, verdict.where, case)
         if self.progress is not None:
@@ -268,6 +272,7 @@ class _Tally:
             worst_case=case,
             norm_ratio=self.norm_ratio,
             eager_ratio=self.eager_ratio,
+            open=self.open,
             failures=tuple(self.failures),
         )
 

@@ -3,6 +3,11 @@
 Every node of the expression gets its value and a first-order bound on the absolute error of any sensible
 float32 evaluation (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). An operation
 adds 2u of its value: u for its own rounding and u because a kernel may carry the factor log2(e) through it.
+
+What is below the normal numbers may be taken for 0 wherever it turns up: constants, loads, products and
+quotients have an error of at most 2^-126 more, which matters to scores that multiply by 10^30 later on. A
+quotient may be a product with the reciprocal, and this is infinite for a divisor below 2^-126: nothing is
+promised then.
 """
 
 from __future__ import annotations
@@ -12,11 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dot, Expr, Neg, Not, Or
+from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dot, Expr, Load, Neg, Not, Or
 from attnc.reference import Array, Floats, Head
 
 #: Unit roundoff of float32.
 U = 2.0**-24
+#: The least normal float32: GPUs may take smaller numbers for 0.
+FLUSHED = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,11 @@ class RunningError:
         value = self.head.value(expr, self.dot.value)
         match expr:
             case Const() if expr.type == "float":
-                return Approx(value, np.abs(value - value.astype(np.float32).astype(np.float64)))
+                return Approx(
+                    value, np.abs(value - value.astype(np.float32).astype(np.float64)) + _flushed(value)
+                )
+            case Load() if expr.type == "float":
+                return Approx(value, _flushed(value))
             case Neg(operand=operand):
                 return Approx(value, self._analyse(operand).error)
             case Not(operand=operand):
@@ -86,9 +97,12 @@ class RunningError:
                 # The addends may each be rounded after scaling by log2(e).
                 return np.asarray(a.error + b.error + U * (abs_a + abs_b) + U * size)
             case "*":
-                return np.asarray(abs_a * b.error + abs_b * a.error + a.error * b.error + 2 * U * size)
+                carried = abs_a * b.error + abs_b * a.error + a.error * b.error
+                return np.asarray(carried + 2 * U * size + _least(size))
             case "/":
-                return np.asarray((a.error + size * b.error) / (abs_b - b.error).clip(0) + 2 * U * size)
+                divisor = (abs_b - b.error).clip(0)
+                error = (a.error + size * b.error) / divisor + 2 * U * size + FLUSHED * abs_a + _least(size)
+                return np.where(divisor < FLUSHED, np.inf, error)
             case _:
                 # Floor division jumps: near a multiple of the divisor it may land one step away.
                 quotient = abs_a / abs_b
@@ -116,6 +130,17 @@ class RunningError:
                 return np.asarray(x.error / np.cosh(nearest) ** 2 + own * size)
             case _:
                 raise ValueError(f"no error analysis of '{function}'")
+
+
+def _flushed(values: Array) -> Floats:
+    """What is lost if numbers below the normal ones are taken for 0."""
+    size = np.abs(values)
+    return np.where(size < FLUSHED, size, 0.0)
+
+
+def _least(size: Floats) -> Floats:
+    """What a result may lose that is not known to be 0."""
+    return np.where(size > 0, FLUSHED, 0.0)
 
 
 def _share(error: Floats, slope: Floats) -> Floats:

@@ -1,19 +1,27 @@
 """How far may a right kernel be from the reference? The componentwise bound that the plan promises, and the
 verdict.
 
-First-order forward analysis of a tiled softmax in float32 (Blanchard, Higham, Higham, "Accurately computing
+Forward analysis of a tiled softmax in float32 (Blanchard, Higham, Higham, "Accurately computing
 the log-sum-exp and softmax functions", arXiv 1909.03469, plus the standard bounds for dot products and
 sums), for any score expression:
 
     e_ij = error of s_ij (see `running_error`) + u (2 (m_i - s_ij) + 2 |m_i| + 2 exp_ulps)
-    W_ij = keep_ij / (1 - p) P_ij (e_ij + sum_j P_ij e_ij + 2u (tile_kv + T + 2 splits + 8) + u_p)
+    E_i  = log sum_j P_ij exp(e_ij)             sum_j P_ij e_ij, and more where scores are wrong by 1 or more
+    X_ij = min(exp(s_ij - L_i + e_ij + E_i) - P_ij, 1)       P_ij (e_ij + E_i) where that is small
+    W_ij = keep_ij / (1 - p) (X_ij + P_ij (2u (tile_kv + T + 2 splits + 8) + u_p))
     B_id = sum_j W_ij |V_jd| + delta_p max_j P_ij sum_(j visible) |V_jd| + u_o |R_id|
     |O - R| <= 1.05 B + 2 delta_o, element by element
-    |L' - L| <= sum_j P_ij e_ij + 2u (tile_kv + T + 2 splits + 8) + 2u (|L| + |m|)
+    |L' - L| <= E_i + 2u (tile_kv + T + 2 splits + 8) + 2u (|L| + |m|)
+
+The sums' 2u are one for the denominator and one for o. Where all keys pass through one sum of the tensor
+cores (`plan.error_bound`), o has, in place of u tile_kv, the larger of that and 3/2 u min(2n, N + 4), for n
+visible keys among N from the first to the last of them. The denominator, and with it L, is summed by
+ordinary additions tile by tile.
 
 u = 2^-24; u_p, u_o: unit roundoff of the types of P and O; T: number of KV tiles; delta: half the smallest
 subnormal, at least 2^-126 because GPUs may flush float32 subnormals. The sink takes part in m and in the
-sums over P.
+sums over P. Scores of 10^7 and more have e_ij beyond 1. Then any key near the largest may turn out to be it:
+X has the exponential itself, of which P (e + E) is the first term, and a probability is wrong by 1 at most.
 """
 
 from __future__ import annotations
@@ -39,11 +47,10 @@ from attnc.reference import (
     to_arrays,
 )
 from attnc.verify.rounding import bf16_to_f32, f32_to_bf16
-from attnc.verify.running_error import Approx, RunningError, U
+from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
 
 #: Slack for the second-order terms that the analysis drops.
 SLACK = 1.05
-_FLUSHED = 2.0**-126
 #: Beyond it a score may overflow float32 on the way.
 _HUGE = 1e38
 _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
@@ -72,7 +79,8 @@ class Verdict:
 
     worst: the largest error / bound, and where; ratios: the same per output; norm_ratio: largest error of o
     relative to its largest value; eager_ratio: relative to the largest error of an eager evaluation, which is
-    the yardstick of flash-attention's tests.
+    the yardstick of flash-attention's tests; open: elements of which nothing is promised, and so nothing was
+    asked.
     """
 
     ok: bool
@@ -81,6 +89,7 @@ class Verdict:
     where: str = ""
     norm_ratio: float = 0.0
     eager_ratio: float = 0.0
+    open: int = 0
     ratios: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -112,9 +121,7 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     """The rows of one head: o [M, Dv] and lse [M, 1]."""
     o, lse = softmax(head)
     with np.errstate(all="ignore"):
-        size = np.abs(head.q) @ np.abs(head.k).T
-        rounding = bound.dot_error(head.q.shape[1])
-        dot = Approx(head.q @ head.k.T, rounding * size)
+        size, dot = dot_products(head, bound)
         score = RunningError(head, dot, dict(bound.intrinsics)).analyse(head.attention.score)
         visible = head.visible
         s = np.where(visible, score.value.astype(np.float64), -np.inf)
@@ -130,7 +137,9 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         e_sink = _finite(U * (2 * (m - sink) + 2 * shift + 2 * bound.exp_ulps))
         p = np.where(seen, np.exp(s - lse[:, None]), 0.0)
         p_sink = _finite(np.exp(sink - lse[:, None]))
-        mean_e = (p * e).sum(axis=1, keepdims=True) + p_sink * e_sink
+        exponent, at_sink = s - lse[:, None], sink - lse[:, None]
+        mean_e = _log_sum_exp(np.append(exponent + e, at_sink + e_sink, axis=1))
+        exponents = exponential_error(p, exponent, e + mean_e).clip(max=1.0)
         tiles = -(-head.shape[1] // bound.min_tile_kv)
         sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8) + (
             4 * U * tiles if bound.renormalised else 0
@@ -138,7 +147,8 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         row_open = too_large.any(axis=1, keepdims=True)
         lse_allowed = mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift)
         p_max = np.fmax(p.max(axis=1, initial=0.0, keepdims=True), p_sink)
-        weights = _Weights(head, bound, p, e + mean_e + sums, p_max, seen)
+        cut_off = (chain_error(bound, seen) - U * bound.tile_kv).clip(0)
+        weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen)
         return {
             "o": weights.expected(o, row_open, _eager(head, DType(bound.input_dtype))),
             "lse": Expected(
@@ -151,14 +161,51 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         }
 
 
+def exponential_error(p: Floats, exponent: Floats, error: Floats) -> Floats:
+    """How far exp(exponent +- error) may be from p = exp(exponent), also where p underflows and expm1(error)
+    does not.
+    """
+    return np.where(error < 1, p * np.expm1(error), np.exp(exponent + error) - p)
+
+
+def _log_sum_exp(exponents: Floats) -> Floats:
+    """[M, 1], at least 0, and that in rows without anything finite."""
+    largest = exponents.max(axis=1, keepdims=True)
+    total = np.exp(exponents - largest).sum(axis=1, keepdims=True)
+    return np.asarray(_finite(largest + np.log(total)).clip(0))
+
+
+def chain_error(bound: ErrorBound, products: Bools) -> Floats:
+    """[M]: what tensor cores cut off from sums along the last axis of those products [M, N] that are not 0,
+    relative to the sums of magnitudes; 0 where no sum is longer than a tile (`plan.error_bound`).
+    """
+    if not bound.chained or not products.shape[1]:
+        return np.zeros(len(products))
+    count = products.sum(axis=1)
+    spanned = products.shape[1] - products.argmax(axis=1) - products[:, ::-1].argmax(axis=1)
+    return np.asarray(bound.addition_error * np.minimum(2 * count, spanned + 4))
+
+
+def dot_products(head: Head, bound: ErrorBound) -> tuple[Floats, Approx]:
+    """|Q||K|^T and Q K^T, [M, N]: factors and products below the normal numbers may be lost."""
+    q, k = np.abs(head.q), np.abs(head.k)
+    size = q @ k.T
+    lost = FLUSHED * (q.shape[1] + q.sum(axis=1, keepdims=True) + k.sum(axis=1))
+    error = bound.dot_error(q.shape[1]) * size + np.where(size > 0, lost, 0.0)
+    return size, Approx(head.q @ head.k.T, error)
+
+
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The probabilities of one head's rows, [M, N], and their relative errors before rounding to P's type."""
+    """The probabilities of one head's rows, [M, N], and their errors before rounding to P's type: those of
+    their exponents, and the relative ones of sums, [M, 1].
+    """
 
     head: Head
     bound: ErrorBound
     p: Floats
-    relative: Floats
+    exponents: Floats
+    sums: Floats
     p_max: Floats
     seen: Bools
 
@@ -168,15 +215,15 @@ class _Weights:
         u_p = p_dtype.unit_roundoff
         u_v = bound.product_error
         drop, kept = self.head.dropout
-        kept_p = np.where(kept, self.p / (1 - drop), 0.0)
-        w = _finite(kept_p * (self.relative + u_p + u_v))
+        w = self.exponents + self.p * (self.sums + u_p + u_v)
+        w = _finite(np.where(kept, w / (1 - drop), 0.0))
         v_size = np.abs(np.where(np.isfinite(v), v, 0.0))
-        delta_p = max(p_dtype.smallest_subnormal / 2, _FLUSHED) / (1 - drop)
+        delta_p = max(p_dtype.smallest_subnormal / 2, FLUSHED) / (1 - drop)
         lost = delta_p / bound.least_probability * _finite(self.p_max) * (self.seen @ v_size)
         b = w @ v_size + lost + o_dtype.unit_roundoff * np.abs(o)
         return Expected(
             value=o,
-            allowed=_finite(SLACK * b + 2 * max(o_dtype.smallest_subnormal / 2, _FLUSHED)),
+            allowed=_finite(SLACK * b + 2 * max(o_dtype.smallest_subnormal / 2, FLUSHED)),
             open=row_open | self._open(v),
             overflow=np.abs(o) + b > _LARGEST[o_dtype] * (1 - o_dtype.unit_roundoff),
             eager=eager,
@@ -187,7 +234,7 @@ class _Weights:
         special = ~np.isfinite(v)
         if not special.any():
             return np.zeros((len(self.p), v.shape[1]), dtype=np.bool_)
-        tiny = 4 * max(DType(self.bound.p_dtype).smallest_subnormal, _FLUSHED)
+        tiny = 4 * max(DType(self.bound.p_dtype).smallest_subnormal, FLUSHED)
         doubtful = ~self.seen | (self.p <= tiny * self.p_max)
         return np.asarray(doubtful.astype(np.float64) @ special > 0)
 
@@ -245,6 +292,7 @@ def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mappi
         where=wheres[worst],
         norm_ratio=norm,
         eager_ratio=eager,
+        open=sum(int(want.open.sum()) for want in expected.values()),
         ratios=ratios,
     )
 
@@ -257,7 +305,7 @@ def _norms(want: Expected, got: Floats, u_o: float) -> tuple[float, float]:
     error = np.abs(got[judged] - want.value[judged]).max()
     eager = np.abs(want.eager[judged] - want.value[judged]).max()
     size = np.abs(want.value[judged]).max()
-    return float(error / max(size, _FLUSHED)), float(error / max(eager, u_o * size, _FLUSHED))
+    return float(error / max(size, FLUSHED)), float(error / max(eager, u_o * size, FLUSHED))
 
 
 def _where(tensor: Tensor, at: tuple[np.intp, ...]) -> str:

@@ -137,6 +137,11 @@ MENDED = {
          "grad q, k, v"),
         "", {"M": 37, "N": 37},
     ),
+    "products below the normal numbers": (
+        (*_PLAIN, "input x: f32[H]", "score = dot(q, k) * 1e-38 * x[h] * 1e38", SOFTMAX,
+         "output o: f32[B, M, H, 16]", "grad q, x"),
+        "", {"M": 21, "N": 37},
+    ),
     "decoding of shortened rows": (
         (*_PLAIN, "input m_len: i32[B]", SCORE, "length M = m_len[b]", SOFTMAX, "output o: f32[B, M, H, 16]"),
         "loops = [kv], split.kv = 1", {"M": 21, "N": 37},

@@ -6,6 +6,7 @@ The kernel is emulated in NumPy: float32 throughout, P rounded to the input's ty
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnc.expr.nodes import Binary, Const, Dot
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.reference import Head, empty_outputs, heads, to_arrays
 from attnc.verify.data import LOGITS, SPECIALS, VALUES, Sizes, draw_qkv, generator
 from attnc.verify.tolerance import Verdict, expect, judge, round_to
-from tests.specimens import CAUSAL, SOFTCAP, alibi, attention, dropping, error_bound, sinking
+from tests.specimens import CAUSAL, SOFTCAP, alibi, attention, dropping, error_bound, per_head, sinking
 
 F32 = np.float32
 LOG2E = F32(1.4426950408889634)
@@ -187,3 +189,53 @@ def test_message_names_the_element() -> None:
     assert result.message.startswith("o[b=0, q_idx=3, h=2, d=5] = ")
     assert "lse[b=0, h=1, q_idx=7] = nan, expected " in result.message
     assert result.where == "lse[b=0, h=1, q_idx=7]"
+
+
+def test_a_key_beside_the_largest_may_be_it() -> None:
+    """Two scores of 10^9 that no float32 tells apart: the mean of their values is right, 1 more is not."""
+    spec = attention(Binary("*", Dot(), Const(1e9)), dtype=DType.F32)
+    tensors = {name: np.zeros((1, n, 1, 8)) for name, n in (("q", 1), ("k", 2), ("v", 2))}
+    tensors["q"][..., 0] = 1
+    tensors["k"][0, :, 0, 0] = 1, 1 + 2.0**-22
+    tensors["v"][0, 0] = 1
+    expected = expect(spec, tensors, error_bound(DType.F32, 8, 16))
+    assert expected["o"].value.max() < 1e-40
+    outputs = {"o": np.full((1, 1, 1, 8), 0.5), "lse": expected["lse"].value}
+    assert judge(spec, expected, outputs).ok
+    outputs["o"] += 1
+    assert not judge(spec, expected, outputs).ok
+
+
+def test_nothing_is_promised_of_tiny_divisors() -> None:
+    """Their reciprocals are infinite, and 0 times that is NaN."""
+    slope, load = per_head("slope")
+    spec = attention(Binary("/", Dot(), load), extras=(slope,), dtype=DType.F32)
+    tensors = problem(spec, DType.F32, SIZES[0], 1, logits="zero_q")
+    for value, is_open in ((1e-40, True), (1e-30, False)):
+        tensors["slope"] = np.full(4, value)
+        found = expect(spec, tensors, error_bound(DType.F32, 16, 16))
+        assert (found["o"].open == is_open).all()
+
+
+LONG = 1 << 18
+
+
+def chain(values: Any, at_once: int) -> float:
+    """Their sum as one chain of tensor core sums makes it: cut to a float in every step."""
+    total = 0.0
+    for products in np.add.reduceat(values, np.arange(0, len(values), at_once)):
+        unit = 2.0 ** (math.frexp(total + products)[1] - 24)
+        total = math.floor((total + products) / unit) * unit
+    return total
+
+
+def test_one_sum_over_a_long_row() -> None:
+    """16 bits: beyond the rounding of P and of o, which is all that rows of ordinary length show."""
+    spec = attention(dtype=DType.F16)
+    bound = error_bound(DType.F16, 8, 64)
+    tensors = {name: np.zeros((1, n, 1, 8)) for name, n in (("q", 1), ("k", LONG), ("v", LONG))}
+    tensors["v"][...] = 1 + 3 * 2.0**-10
+    lost = chain(tensors["v"][0, :, 0, 0], 4) / LONG
+    found = {"o": np.full((1, 1, 1, 8), lost), "lse": np.full((1, 1, 1), math.log(LONG))}
+    verdicts = [judge(spec, expect(spec, tensors, replace(bound, chained=c)), found) for c in (True, False)]
+    assert [verdict.ok for verdict in verdicts] == [True, False]

@@ -1,0 +1,73 @@
+"""The bound of gradients says something of rows whose scores are large, and counts where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from attnc.model.attention import Attention
+from attnc.plan.ir_backward import GradientBound
+from attnc.reference import Floats, reference
+from attnc.verify.gradient_bound import (
+    ExpectedGradient,
+    cotangents_of,
+    expect_gradients,
+    judge_gradients,
+)
+from attnc.verify.problem import build
+from attnc.verify.strategies import Case
+from tests.verify.judging import modules_of, spec
+
+DIMS = {"B": 1, "M": 21, "N": 37, "H": 1}
+
+
+def planned(score: str, dtype: str = "f32") -> tuple[Attention, GradientBound]:
+    lines = (
+        f"input q: {dtype}[B, M, H, 16]", f"input k, v: {dtype}[B, N, H, 16]", f"score = {score}",
+        "mask = causal", "normalize = softmax", f"output o: {dtype}[B, M, H, 16]", "grad q, k, v",
+    )  # fmt: skip
+    (module,) = modules_of(spec(lines, "tile.q = 16, tile.kv = 16"))
+    assert module.backward is not None
+    return module.variant.attention, module.backward.bound
+
+
+def expected(score: str, dtype: str = "f32") -> Mapping[str, ExpectedGradient]:
+    attention, bound = planned(score, dtype)
+    inputs = build(attention, Case(dims=DIMS, seed=5)).inputs
+    plain = {name: x.detach() if hasattr(x, "detach") else x for name, x in inputs.items()}
+    cotangents = dict(cotangents_of(attention, reference(attention, plain), seed=5))
+    return expect_gradients(attention, plain, cotangents, bound)
+
+
+def values(of: Mapping[str, ExpectedGradient]) -> dict[str, Floats]:
+    return {name: want.value.copy() for name, want in of.items()}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_keys_that_vanish_beside_a_large_score_are_checked(dtype: str) -> None:
+    """Their scores are wrong by more than 709, and their probabilities are 0 all the same."""
+    wanted = expected("dot(q, k) - 1e9 * (q_pos - kv_idx)", dtype)
+    right = judge_gradients(wanted, values(wanted))
+    assert (right.ok, right.open) == (True, 0)
+    for name in "qkv":
+        wrong = judge_gradients(wanted, {**values(wanted), name: wanted[name].value + 0.5})
+        assert not wrong.ok
+        assert wrong.where.startswith(f"d{name}[")
+
+
+def test_elements_without_a_bound_are_counted() -> None:
+    """Which of the largest keys a row sees is open, and with it dq; keys that no row is near have a bound."""
+    wanted = expected("dot(q, k) * 1e7")
+    bounded = {name: np.isfinite(want.allowed).all(axis=(0, 2, 3)) for name, want in wanted.items()}
+    assert not bounded["q"].any()
+    assert 0 < bounded["k"].sum() < bounded["k"].size
+    assert (bounded["k"] == bounded["v"]).all()
+    found = values(wanted)
+    found["k"][:, ~bounded["k"]] = np.nan
+    result = judge_gradients(wanted, found)
+    assert result.ok
+    assert result.open == sum(int(np.isinf(want.allowed).sum()) for want in wanted.values())
+    found["v"][:, np.flatnonzero(bounded["v"])[0]] = 1e-20
+    assert not judge_gradients(wanted, found).ok
