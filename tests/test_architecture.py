@@ -17,21 +17,30 @@ ROOT = Path(__file__).parent.parent
 
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
-    "source", "diagnostics", "resources", "expr", "syntax", "model", "reference",
-    "reference_gradients", "output", "plan", "target", "build",
+    "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
+    "reference", "reference_gradients", "output", "plan", "target", "build",
     "paging", "runtime", "verify", "tune", "tune_projection", "tune_schedules", "calibrate",
     "bench", "adapters", "cli", "__main__", "__init__",
 )  # fmt: skip
 
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
 OWNERS = {
-    "torch": {"reference", "reference_gradients", "paging", "runtime", "verify", "bench", "adapters"},
+    "torch": {
+        "reference_arrays",
+        "reference_gradients",
+        "paging",
+        "runtime",
+        "verify",
+        "bench",
+        "adapters",
+    },
     "triton": {"runtime", "verify", "bench"},
     "cupy": {"runtime", "verify"},
     "numpy": {
         "attnc.expr.evaluate",
         "attnc.plan.picture",
         "reference",
+        "reference_arrays",
         "reference_gradients",
         "runtime",
         "verify",
@@ -50,12 +59,13 @@ OWNERS = {
 
 # The layers that need torch. What runs in `attnc compile` must not need them.
 NUMERIC = {
-    "reference", "reference_gradients", "paging", "runtime", "verify", "tune", "tune_projection",
-    "tune_schedules", "calibrate", "bench", "adapters",
+    "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "tune",
+    "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
 }  # fmt: skip
 
 # What judges a kernel shares no reasoning with what makes it, or both would be wrong together.
 INDEPENDENT = {
+    "attnc.reference_arrays": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
     "attnc.reference": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
     "attnc.reference_gradients": ("attnc.plan", "attnc.target", "attnc.expr.derive", "attnc.expr.interval"),
     "attnc.expr.evaluate": ("attnc.plan", "attnc.target", "attnc.expr.interval"),

@@ -16,9 +16,10 @@ from attnc.cli.console import Mistake, counted, loading, paint, progress, say
 if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.plan.ir_projection import ProjectionModule
-    from attnc.verify.check import Report, Rules
+    from attnc.verify.check import Rules
+    from attnc.verify.search import Report
     from attnc.verify.strategies import Case
-    from attnc.verify.tolerance import Verdict
+    from attnc.verify.verdict import Verdict
 
 #: Where failing cases are kept.
 FAILURES = Path(".attnc") / "failures"
@@ -104,8 +105,8 @@ class AttentionJudge(Judge):
 
     def verify(self, text: str | None, count: int, seconds: float) -> Judged:
         with loading():
-            from attnc.verify.check import verify
             from attnc.verify.properties import violations
+            from attnc.verify.search import verify
             from attnc.verify.subjects import place, subject_of
 
             subject, title = subject_of(self.module, text), self.title
@@ -121,8 +122,8 @@ class AttentionJudge(Judge):
 
     def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
         with loading():
-            from attnc.verify.check import fuzz
             from attnc.verify.properties import violations
+            from attnc.verify.search import fuzz
             from attnc.verify.subjects import place, subject_of
 
             subject, title = subject_of(self.module), self.title

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from attnc.cli.console import Mistake
 
 if TYPE_CHECKING:
-    from attnc.verify.check import Report
     from attnc.verify.record import Record, Records
+    from attnc.verify.search import Report
 
 GENERATED = Path("generated")
 

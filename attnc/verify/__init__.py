@@ -1,7 +1,7 @@
 """Is a generated kernel right? Reference, error bound, inputs, properties, and planted bugs that all of it
 must catch.
 
-`tolerance` evaluates the bound that a plan promises; `strategies` draws cases; `check` runs a module on a
-case and judges it; `interpreter` lets all this run without a GPU. Only this package, `runtime` and
-`reference` know of torch or triton.
+`tolerance` evaluates the bound that a plan promises, `verdict` compares with it; `strategies` draws cases,
+`check` runs a module on one, `search` looks for one that it gets wrong; `interpreter` lets all this run
+without a GPU. Only this package, `runtime` and `reference` know of torch or triton.
 """

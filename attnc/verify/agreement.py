@@ -11,10 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnc.verify.check import Rules, Subject
+from attnc.verify.check import Rules
 from attnc.verify.problem import Problem, build
 from attnc.verify.strategies import Case
-from attnc.verify.tolerance import expect, judge, to_float64
+from attnc.verify.subject import Subject
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import judge, to_float64
 
 
 def across(peers: Mapping[str, Subject]) -> Rules:

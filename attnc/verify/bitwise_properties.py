@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from attnc.model.tensors import Role, Tensor
-from attnc.reference import Bools, empty_outputs, heads, to_arrays
+from attnc.reference import heads
+from attnc.reference_arrays import Bools, empty_outputs, to_arrays
 from attnc.verify.check import same_bits
 from attnc.verify.problem import Value
 from attnc.verify.rerun import Outputs, Run

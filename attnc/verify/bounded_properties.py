@@ -9,10 +9,12 @@ import torch
 
 from attnc.expr.nodes import Dim
 from attnc.model.tensors import Role
-from attnc.reference import empty_outputs, heads, softmax, to_arrays
+from attnc.reference import heads, softmax
+from attnc.reference_arrays import empty_outputs, to_arrays
 from attnc.verify.rerun import Outputs, Run
 from attnc.verify.symmetries import sized_axes
-from attnc.verify.tolerance import Expected, expect, to_float64
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import Expected, to_float64
 
 
 def visible_keys_count(run: Run) -> str | None:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from attnc.model.tensors import DType
-from attnc.reference import Floats
+from attnc.reference_arrays import Floats
 
 Rng: TypeAlias = np.random.Generator
 

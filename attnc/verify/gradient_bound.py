@@ -20,11 +20,13 @@ import numpy as np
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan.ir_backward import GradientBound
-from attnc.reference import Array, Floats, Input, heads, to_arrays
+from attnc.reference import heads
+from attnc.reference_arrays import Array, Floats, Input, to_arrays
 from attnc.reference_gradients import gradients
 from attnc.verify.gradient_errors import LARGEST_F16, HeadErrors, Sums
 from attnc.verify.running_error import FLUSHED, U
-from attnc.verify.tolerance import SLACK, Verdict, to_float64
+from attnc.verify.tolerance import SLACK
+from attnc.verify.verdict import Verdict, to_float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_g
 from attnc.verify.memory import guarding
 from attnc.verify.problem import Problem
 from attnc.verify.strategies import Case
-from attnc.verify.tolerance import Verdict, to_float64
+from attnc.verify.verdict import Verdict, to_float64
 
 
 def check_gradients(

@@ -27,7 +27,8 @@ from attnc.expr.derive import derive
 from attnc.expr.nodes import Expr, Index, Load, uses
 from attnc.model.tensors import DType
 from attnc.plan.ir_backward import GradientBound
-from attnc.reference import Array, Bools, Floats, Head, rows, softmax
+from attnc.reference import Head, softmax
+from attnc.reference_arrays import Array, Bools, Floats, rows
 from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
 from attnc.verify.tolerance import chain_error, dot_products, expected_rows, exponential_error
 

@@ -22,13 +22,16 @@ import torch
 from attnc.expr.arithmetic import number
 from attnc.expr.derive import derive
 from attnc.model.attention import Attention
-from attnc.reference import Array, Floats, Head, heads, rows, to_arrays
-from attnc.verify.check import Subject, same_bits
+from attnc.reference import Head, heads
+from attnc.reference_arrays import Array, Floats, rows, to_arrays
+from attnc.verify.check import same_bits
 from attnc.verify.gradient_bound import expect_gradients
 from attnc.verify.gradient_check import run_backward
 from attnc.verify.problem import Problem, Value, build
 from attnc.verify.strategies import Case
-from attnc.verify.tolerance import SLACK, expect, to_float64
+from attnc.verify.subject import Subject
+from attnc.verify.tolerance import SLACK, expect
+from attnc.verify.verdict import to_float64
 
 #: What masked elements are replaced with: finite, since 0 times anything else is not 0.
 _JUNK = 1e4

@@ -17,7 +17,8 @@ from attnc.build import digest
 from attnc.plan import ir
 from attnc.runtime.loader import load_text
 from attnc.target.files import render_files
-from attnc.verify.check import Report, Subject, fuzz
+from attnc.verify.search import Report, fuzz
+from attnc.verify.subject import Subject
 from attnc.verify.subjects import cuda_subject, subject_of
 
 Phase: TypeAlias = Literal["forward", "backward"]

@@ -12,7 +12,7 @@ import torch
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
-from attnc.reference import Array, Floats
+from attnc.reference_arrays import Array, Floats
 from attnc.runtime.dtypes import TORCH
 from attnc.verify.data import Rng, Sizes, draw_qkv, generator
 from attnc.verify.memory import untouched

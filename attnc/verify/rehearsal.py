@@ -10,7 +10,8 @@ import torch
 from attnc.plan import ir
 from attnc.runtime.trial import problem_for
 from attnc.verify.subjects import place, subject_of
-from attnc.verify.tolerance import Verdict, expect, judge
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import Verdict, judge
 
 #: Lengths that cross tile borders: on a GPU, and small enough for an interpreter.
 _LENGTHS = {"cuda": 2048, "cpu": 160}

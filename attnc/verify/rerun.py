@@ -10,11 +10,11 @@ import torch
 
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
-from attnc.reference import empty_outputs, to_arrays
+from attnc.reference_arrays import empty_outputs, to_arrays
 from attnc.runtime.dtypes import TORCH
-from attnc.verify.check import Subject
 from attnc.verify.problem import Value, build
 from attnc.verify.strategies import Case
+from attnc.verify.subject import Subject
 
 Inputs: TypeAlias = Mapping[str, Value]
 Outputs: TypeAlias = Mapping[str, torch.Tensor]

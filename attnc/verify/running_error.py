@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dot, Expr, Load, Neg, Not, Or
-from attnc.reference import Array, Floats, Head
+from attnc.reference import Head
+from attnc.reference_arrays import Array, Floats
 
 #: Unit roundoff of float32.
 U = 2.0**-24

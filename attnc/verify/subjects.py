@@ -12,9 +12,9 @@ from attnc.build import digest
 from attnc.plan import ir
 from attnc.runtime.loader import load_files
 from attnc.target.files import render_files
-from attnc.verify.check import Subject
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.simt import attach
+from attnc.verify.subject import Subject
 
 
 def has_gpu() -> bool:

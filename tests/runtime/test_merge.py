@@ -13,7 +13,8 @@ import torch
 from attnc.build import front, plan_program
 from attnc.runtime.merge import merge_states
 from attnc.verify.subjects import subject_of
-from attnc.verify.tolerance import expect, to_float64
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import to_float64
 
 SPEC = Path(__file__).parents[2] / "specs" / "shared_prefix.attn"
 EMPTY = float("-inf")

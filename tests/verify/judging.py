@@ -12,9 +12,10 @@ from attnc.plan import ir
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
-from attnc.verify.check import Subject, check
+from attnc.verify.check import check
 from attnc.verify.simt import available
 from attnc.verify.strategies import Case
+from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 
 TARGETS = ("triton", "cuda.sm_80")

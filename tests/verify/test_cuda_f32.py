@@ -12,8 +12,8 @@ from attnc.plan.error_bound import TF32X3_PRODUCT_ERROR
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
-from attnc.verify.check import verify
 from attnc.verify.rounding import Array, f32_to_tf32
+from attnc.verify.search import verify
 from attnc.verify.simt import available
 from attnc.verify.subjects import cuda_subject
 

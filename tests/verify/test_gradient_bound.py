@@ -9,7 +9,8 @@ import pytest
 
 from attnc.model.attention import Attention
 from attnc.plan.ir_backward import GradientBound
-from attnc.reference import Floats, reference
+from attnc.reference import reference
+from attnc.reference_arrays import Floats
 from attnc.verify.gradient_bound import (
     ExpectedGradient,
     cotangents_of,

@@ -13,12 +13,14 @@ from attnc.build import digest, front, plan_program
 from attnc.plan import ir
 from attnc.runtime.loader import load_text
 from attnc.target.render import render
-from attnc.verify.check import Subject, keeps, verify
+from attnc.verify.check import keeps
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.properties import violations
+from attnc.verify.search import verify
 from attnc.verify.strategies import Case, free_dims
+from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
-from attnc.verify.tolerance import Verdict
+from attnc.verify.verdict import Verdict
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}

@@ -12,10 +12,10 @@ import torch
 
 from attnc.diagnostics import DiagnosticError
 from attnc.reference_gradients import gradients
-from attnc.verify.check import Subject
 from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
 from attnc.verify.strategies import Case, free_dims
+from attnc.verify.subject import Subject
 from tests.verify.judging import right, subject_of_text
 
 PACKED = "[T, Hkv * G, 16] via ragged(cu_q)", "[S, Hkv, 16] via ragged(cu_k)", "cu_q, cu_k: i32[B + 1]"

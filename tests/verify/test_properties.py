@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from attnc.build import front, plan_program
-from attnc.verify.check import Subject
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.strategies import Case, free_dims
+from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 
 SPECS = Path(__file__).parents[2] / "specs"

@@ -11,8 +11,9 @@ import torch
 
 from attnc.build import front, plan_program
 from attnc.plan import ir
-from attnc.verify.check import Subject, fuzz, verify
+from attnc.verify.search import fuzz, verify
 from attnc.verify.simt import SimtFault, available, launch
+from attnc.verify.subject import Subject
 from attnc.verify.subjects import cuda_subject
 
 SPECS = Path(__file__).parents[2] / "specs"

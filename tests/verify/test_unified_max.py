@@ -10,10 +10,10 @@ import torch
 from attnc.expr.nodes import Binary, Call, Const, Dot, Neg
 from attnc.model.tensors import DType
 from attnc.plan.unified_max import safe_range, score_range
-from attnc.verify.check import Subject
 from attnc.verify.data import LOGITS
 from attnc.verify.problem import FILLS
 from attnc.verify.strategies import Case
+from attnc.verify.subject import Subject
 from tests.verify.judging import for_every_target, right, subject_of_text
 
 DIMS = {"B": 2, "M": 2, "N": 90, "Hkv": 2, "G": 3}

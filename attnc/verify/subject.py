@@ -1,0 +1,97 @@
+"""What is verified: a generated module and the bound that its plan promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from attnc.model.attention import Variant
+from attnc.plan import ir
+from attnc.plan.ir_backward import GradientBound
+from attnc.verify.memory import guarding
+from attnc.verify.problem import Value
+from attnc.verify.strategies import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is verified: the module of a variant, and the bound that its plan promises.
+
+    warps_matter: configs that differ in warps or stages alone are different programs even without a GPU.
+    split: programs may share the keys of a sequence, as many of them as the shapes suggest.
+    atomic: inputs whose gradients are sums in whatever order programs come.
+    """
+
+    variant: Variant
+    bound: ir.ErrorBound
+    module: ModuleType
+    target: str = "triton"
+    device: str = "cpu"
+    gradients: GradientBound | None = None
+    warps_matter: bool = False
+    split: bool = False
+    atomic: frozenset[str] = frozenset()
+
+    @property
+    def configs(self) -> tuple[Any, ...]:
+        """CONFIGS; where programs may share keys, each is followed by the same with shares that small cases
+        have too: these would suit one program, on any device.
+        """
+        if not self.split:
+            return tuple(self.module.CONFIGS)
+        pairs = ((config, _shared(config)) for config in self.module.CONFIGS)
+        return tuple(config for pair in pairs for config in pair if config is not None)
+
+    def tiles(self) -> dict[int, tuple[int, int]]:
+        """(BLOCK_M, BLOCK_N) of `configs`, by number: on a GPU of those that fit it, elsewhere of those that
+        differ in more than warps and stages.
+        """
+        configs = self.configs
+        tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(configs)}
+        if self.device != "cpu":
+            properties: Any = torch.cuda.get_device_properties(self.device)  # annotated incompletely by torch
+            room = properties.shared_memory_per_block_optin
+            return {n: tile for n, tile in tiles.items() if getattr(configs[n], "shared", 0) <= room}
+        if self.warps_matter:
+            return tiles
+        kinds = [(*tiles[n], *_shares(config)) for n, config in enumerate(configs)]
+        return {n: tile for n, tile in tiles.items() if kinds[n] not in kinds[:n]}
+
+    def limits(self) -> Limits:
+        """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds."""
+        if self.device == "cpu":
+            joined = (n for n, config in enumerate(self.configs) if any(_shares(config)))
+            return Limits(tiles=self.tiles(), joined=frozenset(joined))
+        return Limits(tiles=self.tiles(), longest=2100, work=20_000)
+
+    def run(self, inputs: Mapping[str, Value], outputs: Mapping[str, torch.Tensor], config: int = 0) -> None:
+        """Calls the generated function; inputs and outputs in the order of the declaration."""
+        function = getattr(self.module, self.variant.attention.name)
+        out = tuple(outputs.values())
+        tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        with guarding(*tensors):
+            function(*inputs.values(), out=out[0] if len(out) == 1 else out, config=self.configs[config])
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+
+def _shares(config: Any) -> tuple[int, int]:
+    """How many shares a sequence has, and how many keys a share; 0 where that is not fixed."""
+    return getattr(config, "splits", 0), getattr(config, "share", 0)
+
+
+def _shared(config: Any) -> Any:
+    """The config with three shares in place of as many as suit, or with shares of one tile; None if their
+    number is fixed.
+    """
+    match _shares(config):
+        case 0, 0:
+            return config._replace(splits=3)
+        case 0, _:
+            return config._replace(share=config.BLOCK_N)
+        case _:
+            return None
