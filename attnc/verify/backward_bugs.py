@@ -209,8 +209,8 @@ BACKWARD_BUGS: tuple[Bug, ...] = (
         "keys behind the last sequence",
         "varlen",
         "the gradients of keys that no sequence has were never written",
-        "dk = torch.zeros_like(k, ",
-        "dk = torch.empty_like(k, ",
+        "dk = _empty(call.made[1], torch.bfloat16, q).zero_()",
+        "dk = _empty(call.made[1], torch.bfloat16, q)",
     ),
     # Memory
     _bug(
@@ -224,8 +224,8 @@ BACKWARD_BUGS: tuple[Bug, ...] = (
         "atomic sums start anywhere",
         "prefix_lm",
         "the buffer that atomics add to was not cleared",
-        "dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)",
-        "dq = torch.empty(q.shape, dtype=torch.float32, device=q.device)",
+        "dq = _empty(call.made[2], torch.float32, q).zero_()",
+        "dq = _empty(call.made[2], torch.float32, q)",
     ),
     _bug(
         "dq of the last keys alone",

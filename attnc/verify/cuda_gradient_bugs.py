@@ -170,8 +170,8 @@ CUDA_GRADIENT_BUGS: tuple[Bug, ...] = (
         spec="full",
         file="host",
         story="the buffer that atomics add to was not cleared",
-        anchor="dq_sum = torch.zeros(",
-        patch="dq_sum = torch.empty(",
+        anchor="dq_sum = _empty(call.made[3], torch.float32, q).zero_()",
+        patch="dq_sum = _empty(call.made[3], torch.float32, q)",
     ),
     # Packed sequences
     Bug(

@@ -6,7 +6,7 @@ Workspaces are full of NaN before the kernels see them, so that an element that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -58,7 +58,7 @@ def run_backward(
         "backward_config": {name: configs[case.config % len(configs)] for name, configs in kernels},
     }
     function: Callable[..., Any] = getattr(module, attention.name)
-    with guarding(*(x for x in inputs if isinstance(x, torch.Tensor))), poisoned():
+    with guarding(*(x for x in inputs if isinstance(x, torch.Tensor))), poisoned(module):
         given = function(*inputs, **options)
         outputs = dict(
             zip(
@@ -79,16 +79,20 @@ def run_backward(
 
 
 @contextmanager
-def poisoned() -> Iterator[None]:
-    """Within it, torch.empty gives floats that are NaN."""
-    plain = torch.empty
+def poisoned(module: ModuleType) -> Iterator[None]:
+    """Within it, torch.empty and the module's own way to memory give floats that are NaN."""
+    with patch.object(torch, "empty", _filled(torch.empty)):
+        own = getattr(module, "_empty", None)
+        with nullcontext() if own is None else patch.object(module, "_empty", _filled(own)):
+            yield
 
-    def empty(*size: Any, **options: Any) -> torch.Tensor:
-        made = plain(*size, **options)
+
+def _filled(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def make(*layout: Any, **options: Any) -> torch.Tensor:
+        made = empty(*layout, **options)
         return made.fill_(torch.nan) if made.is_floating_point() else made
 
-    with patch.object(torch, "empty", empty):
-        yield
+    return make
 
 
 def _device(problem: Problem) -> torch.device:

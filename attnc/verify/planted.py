@@ -77,7 +77,9 @@ def plant(text: str, bug: Bug) -> str:
 
 #: The first line of code, after a header that speaks of the code too.
 _HEADER = re.compile(r"^(import torch|typedef unsigned int u32;)$", re.M)
-_BACKWARD = re.compile(r"^(class|def) (\w*_backward_\w*|_choose_backward|_gradients|_Differentiable)", re.M)
+_BACKWARD = re.compile(
+    r"^(class|def) (\w*_backward_\w*|_choose_backward|_gradients|_prepare_gradients|_Differentiable)", re.M
+)
 
 
 def _definitions(text: str) -> Iterator[tuple[tuple[int, int], Phase]]:
@@ -105,16 +107,23 @@ def catch_of(bug: Bug, report: Report) -> Catch:
     )
 
 
-def _with_bug(module: ir.Module, bug: Bug) -> Subject:
+def files_with(module: ir.Module, bug: Bug) -> dict[str, str]:
+    """The file of the module that the bug is in, by its name, with the bug. ValueError as for `plant`."""
     source = module.variant.source
     files = render_files(module, path=Path(source.path).name, sha256=digest(source))
+    if module.target == "triton":
+        return {name: plant(text, bug) for name, text in files.items()}
+    endings = {"": ".cu", "host": ".py"}
+    name = f"{module.variant.name}{endings.get(bug.file, f'_{bug.file}.cu')}"
+    return {name: plant(files[name], replace(bug, phase="backward") if bug.file == "host" else bug)}
+
+
+def _with_bug(module: ir.Module, bug: Bug) -> Subject:
+    files = files_with(module, bug)
     if module.target != "triton":
-        endings = {"": ".cu", "host": ".py"}
-        name = f"{module.variant.name}{endings.get(bug.file, f'_{bug.file}.cu')}"
-        bug = replace(bug, phase="backward") if bug.file == "host" else bug
-        return cuda_subject(module, {name: plant(files[name], bug)})
+        return cuda_subject(module, files)
     (text,) = files.values()
-    return replace(subject_of(module), module=load_text(plant(text, bug)))
+    return replace(subject_of(module), module=load_text(text))
 
 
 def table(catches: list[Catch]) -> str:

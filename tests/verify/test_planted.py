@@ -13,7 +13,7 @@ from attnc.plan import ir
 from attnc.target.render import render
 from attnc.verify.backward_bugs import BACKWARD_BUGS
 from attnc.verify.bugs import BUGS as FORWARD_BUGS
-from attnc.verify.planted import Bug, hunt, plant, table
+from attnc.verify.planted import Bug, files_with, hunt, plant, table
 from attnc.verify.serving_bugs import SERVING_BUGS
 
 PARTS = {"forward": FORWARD_BUGS, "serving": SERVING_BUGS, "backward": BACKWARD_BUGS}
@@ -27,6 +27,12 @@ SECOND = {"decode_sink": "decode"}
 def module(name: str) -> ir.Module:
     modules = plan_program(front(SPECS / f"{SECOND.get(name, name)}.attn")).modules
     return next(m for m in modules if name not in SECOND or m.variant.attention.name == name)
+
+
+@pytest.mark.parametrize("bugs", PARTS.values(), ids=PARTS)
+def test_every_bug_has_its_place(bugs: tuple[Bug, ...]) -> None:
+    """Says in seconds what the searches would in minutes."""
+    assert all(files_with(module(bug.spec), bug) for bug in bugs)
 
 
 @pytest.mark.slow
