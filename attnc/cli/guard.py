@@ -7,6 +7,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import attnc
 from attnc.cli.app import app
@@ -20,6 +21,9 @@ INTERRUPTED = 130
 
 def guarded(argv: Sequence[str] | None = None) -> int:
     """Runs the app and returns its exit code, whatever happens."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, who does not want to read
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # until the end
     try:
         return _run(argv)
     except BrokenPipeError:

@@ -16,9 +16,9 @@ from attnc.cli.console import Mistake, counted, loading, paint, progress, say
 if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.plan.ir_projection import ProjectionModule
+    from attnc.verify.case import Case, Fit
     from attnc.verify.check import Rules
     from attnc.verify.search import Report
-    from attnc.verify.strategies import Case
     from attnc.verify.verdict import Verdict
 
 #: Where failing cases are kept.
@@ -90,7 +90,12 @@ class Judge(ABC):
 
     @abstractmethod
     def verdict(self, case: Case) -> Verdict:
-        """Runs one case, all rules included."""
+        """Runs one case, all rules included. Raises Mistake for one that is not of this module."""
+
+    def _check(self, fit: Fit, case: Case) -> None:
+        if (misfit := fit.misfit(case)) is not None:
+            hint = "it may be of a spec that has changed since; --attention and --variant name a module"
+            raise Mistake(f"not a case of {self.title}: {misfit}", hint)
 
 
 class AttentionJudge(Judge):
@@ -153,9 +158,11 @@ class AttentionJudge(Judge):
         with loading():
             from attnc.verify.check import check, keeps
             from attnc.verify.properties import violations
+            from attnc.verify.strategies import fit_of
             from attnc.verify.subjects import subject_of
 
-        subject = subject_of(self.module)
+            subject = subject_of(self.module)
+        self._check(fit_of(self.module.variant.attention, len(subject.configs)), case)
         verdict = check(subject, case)
         return keeps(subject, case, violations, verdict) if verdict.ok else verdict
 
@@ -198,18 +205,21 @@ class ProjectionJudge(Judge):
 
     def verdict(self, case: Case) -> Verdict:
         with loading():
+            from attnc.verify.projection_cases import fit_of
             from attnc.verify.projection_check import check_projection, projection_subject
 
-        return check_projection(projection_subject(self.module), case)
+            subject = projection_subject(self.module)
+        self._check(fit_of(self.module.variant, len(subject.module.CONFIGS)), case)
+        return check_projection(subject, case)
 
 
 def parse_case(text: str) -> Case:
     """A case from the JSON of a failure. Raises Mistake for anything else."""
-    from attnc.verify.strategies import Case
+    from attnc.verify.case import Case
 
     try:
         return Case.from_json(text)
-    except (ValueError, TypeError, KeyError) as failure:
+    except ValueError as failure:
         raise Mistake(f"not a case: {failure}", "a failure prints the whole command") from None
 
 

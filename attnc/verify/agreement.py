@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from attnc.verify.case import Case
 from attnc.verify.check import Rules
 from attnc.verify.problem import Problem, build
-from attnc.verify.strategies import Case
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import judge, to_float64

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import torch
 
 from attnc.plan.ir_backward import GradientBound
+from attnc.verify.case import Case
 from attnc.verify.gradient_check import check_gradients
 from attnc.verify.problem import Problem, build
-from attnc.verify.strategies import Case
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import Verdict, judge

@@ -18,10 +18,10 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan.ir_backward import GradientBound
 from attnc.runtime.dtypes import TORCH
+from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding
 from attnc.verify.problem import Problem
-from attnc.verify.strategies import Case
 from attnc.verify.verdict import Verdict, to_float64
 
 

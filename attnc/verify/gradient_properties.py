@@ -24,11 +24,11 @@ from attnc.expr.derive import derive
 from attnc.model.attention import Attention
 from attnc.reference import Head, heads
 from attnc.reference_arrays import Array, Floats, rows, to_arrays
+from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.gradient_bound import expect_gradients
 from attnc.verify.gradient_check import run_backward
 from attnc.verify.problem import Problem, Value, build
-from attnc.verify.strategies import Case
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import SLACK, expect
 from attnc.verify.verdict import to_float64

@@ -14,6 +14,7 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
 from attnc.reference_arrays import Array, Floats
 from attnc.runtime.dtypes import TORCH
+from attnc.verify.case import Case, Layout
 from attnc.verify.data import Rng, Sizes, draw_qkv, generator
 from attnc.verify.memory import untouched
 from attnc.verify.storage import (
@@ -26,7 +27,7 @@ from attnc.verify.storage import (
     pack,
     unused_value,
 )
-from attnc.verify.strategies import Case, Layout, all_dims, size
+from attnc.verify.strategies import all_dims, size
 
 #: What surrounds the tensors: of a float, an int and a bool type. Results must not depend on it.
 FILLS: Mapping[str, tuple[float, int, bool]] = {

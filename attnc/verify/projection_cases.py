@@ -1,4 +1,4 @@
-"""Cases for projections: sizes, layouts, styles and a seed, as `strategies.Case` has them for attentions."""
+"""Cases for projections: sizes, layouts, styles and a seed, as `case.Case` has them for attentions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnc.model.projection import ProjectionVariant
 from attnc.runtime.dtypes import TORCH
-from attnc.verify.strategies import Case, Layout
+from attnc.verify.case import Case, Fit, Layout
 
 #: Numbers that have broken products: see `draw`.
 STYLES = ("random", "cancelling", "one_hot", "growing", "ones", "small")
@@ -42,6 +42,15 @@ class Reach:
         block_n, block_k, rows = self.tiles[config]
         steps = -(-dims["N"] // block_n) * -(-max(dims["M"], 1) // rows) * -(-dims["K"] // block_k)
         return steps <= self.work
+
+
+def fit_of(variant: ProjectionVariant, configs: int) -> Fit:
+    """What a case of the projection may say, given how many configs there are."""
+    ranks = {name: len(tensor.shape) for name, tensor in variant.projection.tensors.items()}
+    styles = ("random",)
+    return Fit(
+        dims=("M", "N", "K"), ranks=ranks, configs=configs, logits=styles, values=STYLES, specials=SPECIALS
+    )
 
 
 def fixed_sizes(variant: ProjectionVariant) -> dict[str, int]:

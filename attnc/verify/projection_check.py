@@ -24,13 +24,13 @@ from attnc.model.tensors import DType
 from attnc.plan.ir_projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.target.projection import render_projection
+from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import FILLS, Guarded, place_tensor
 from attnc.verify.projection_cases import Reach, cases, draw, fixed_cases, repro
 from attnc.verify.search import Failure, Report, TimeIsUp, searching
-from attnc.verify.strategies import Case
 from attnc.verify.tolerance import SLACK
 from attnc.verify.verdict import Verdict
 

@@ -19,9 +19,9 @@ from attnc.verify.bitwise_properties import (
     values_scale,
 )
 from attnc.verify.bounded_properties import configs_agree, keys_permute, prefixes_agree, visible_keys_count
+from attnc.verify.case import Case
 from attnc.verify.gradient_properties import gradient_violations
 from attnc.verify.rerun import Run
-from attnc.verify.strategies import Case
 from attnc.verify.subject import Subject
 from attnc.verify.symmetries import (
     has_values,

@@ -12,8 +12,8 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.reference_arrays import empty_outputs, to_arrays
 from attnc.runtime.dtypes import TORCH
+from attnc.verify.case import Case
 from attnc.verify.problem import Value, build
-from attnc.verify.strategies import Case
 from attnc.verify.subject import Subject
 
 Inputs: TypeAlias = Mapping[str, Value]

@@ -15,9 +15,10 @@ from unittest import SkipTest
 from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import seed as seeded
 
+from attnc.verify.case import Case
 from attnc.verify.check import Rules, check, keeps
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import Case, cases, fixed_cases
+from attnc.verify.strategies import cases, fixed_cases
 from attnc.verify.subject import Subject
 from attnc.verify.verdict import Verdict
 

@@ -1,18 +1,14 @@
-"""What is drawn: sizes, layouts, styles and a seed. A case is a few integers and names; its tensors follow
-from it.
+"""Which cases are run: the fixed ones, and those that Hypothesis draws.
 
-Hypothesis sees the structure only, so that shrinking stays fast, and a failing case fits on one command line.
+It sees the structure only, not the tensors, so that shrinking stays fast.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import cycle
 from math import prod
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -21,64 +17,8 @@ from attnc.expr.nodes import Const, Dim, Expr, Load, walk
 from attnc.expr.show import show
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
+from attnc.verify.case import Case, Fit, Layout
 from attnc.verify.data import LOGITS, SPECIALS, VALUES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How a tensor lies in memory.
-
-    order: its axes, slowest first (the last axis of q, k, v and o stays fastest); gaps: elements left out
-    after each axis, as when the tensor is a slice of a larger one; expanded: axes of stride 0; offset:
-    elements before its first one.
-    """
-
-    order: tuple[int, ...]
-    gaps: tuple[int, ...]
-    expanded: tuple[int, ...] = ()
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One problem. dims: the value of every free size; layouts: of the tensors that are not contiguous;
-    config: its number.
-    """
-
-    dims: Mapping[str, int]
-    seed: int = 0
-    logits: str = "random"
-    values: str = "random"
-    special: str = "none"
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
-    config: int = 0
-
-    def to_json(self) -> str:
-        """One line; `from_json` reads it."""
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-    @staticmethod
-    def from_json(text: str) -> Case:
-        """The case of `to_json`; ValueError, TypeError or KeyError for other text."""
-        fields: dict[str, Any] = json.loads(text)
-        layouts = {
-            name: Layout(
-                order=tuple(layout["order"]),
-                gaps=tuple(layout["gaps"]),
-                expanded=tuple(layout["expanded"]),
-                offset=layout["offset"],
-            )
-            for name, layout in fields.pop("layouts", {}).items()
-        }
-        return Case(**fields, layouts=layouts)
-
-    def repro(self, variant: Variant, target: str = "triton") -> str:
-        """The command that runs this case again."""
-        spec = shlex.quote(variant.source.path)
-        return (
-            f"attnc verify {spec} --attention {variant.attention.name} --variant {variant.name} "
-            f"--target {target} --case {shlex.quote(self.to_json())}"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +70,18 @@ def free_dims(attention: Attention) -> tuple[str, ...]:
     if attention.heads_q != Dim("H"):
         names.pop("H", None)
     return tuple(names)
+
+
+def fit_of(attention: Attention, configs: int) -> Fit:
+    """What a case of the attention may say, given how many configs there are."""
+    return Fit(
+        dims=free_dims(attention),
+        ranks={tensor.name: len(tensor.shape) for tensor in (*attention.inputs, *attention.outputs)},
+        configs=configs,
+        logits=LOGITS,
+        values=VALUES,
+        specials=SPECIALS,
+    )
 
 
 def all_dims(attention: Attention, dims: Mapping[str, int]) -> dict[str, int]:

@@ -267,3 +267,14 @@ def test_ctrl_c_is_a_word_and_130(folder: Path) -> None:
         finally:
             process.kill()
     assert (process.returncode, err) == (130, "error: interrupted\n")
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_streams_that_the_caller_closed(folder: Path, closed: str) -> None:
+    command = f'exec "{sys.executable}" -m attnc check {closed}>&-'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == (b"1 spec: 0 errors, 0 warnings\n" if closed == "1" else b"")

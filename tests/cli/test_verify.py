@@ -41,6 +41,12 @@ def test_a_case_that_is_none(spawn: Run) -> None:
         assert "not a case" in done.err
 
 
+def test_a_case_of_another_module(spawn: Run) -> None:
+    done = spawn("verify", *VARIANT, "--case", '{"dims": {"B": 1, "M": 3, "N": 4}}')
+    assert done.code == 2
+    assert "not a case of tiny bf16_w16: it has no size H" in done.err
+
+
 def test_fuzz(spawn: Run, folder: Path) -> None:
     done = spawn("fuzz", "specs/tiny.attn", *VARIANT, "--examples", "4", "--seed", "3")
     assert done.code == 0, done.err

@@ -16,8 +16,9 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
+from attnc.verify.case import Case
 from attnc.verify.problem import build
-from attnc.verify.strategies import Case, free_dims
+from attnc.verify.strategies import free_dims
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 200, "N": 200, "H": 4, "Hkv": 2, "G": 2}

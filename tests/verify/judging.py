@@ -12,9 +12,9 @@ from attnc.plan import ir
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
+from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.simt import available
-from attnc.verify.strategies import Case
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 

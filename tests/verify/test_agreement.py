@@ -9,10 +9,10 @@ import pytest
 from attnc.build import front, plan_program
 from attnc.target.files import render_files
 from attnc.verify.agreement import across
+from attnc.verify.case import Case
 from attnc.verify.cuda_serving_bugs import CUDA_SERVING_BUGS
 from attnc.verify.planted import plant
 from attnc.verify.simt import available
-from attnc.verify.strategies import Case
 from attnc.verify.subjects import cuda_subject, subject_of
 
 SPECS = Path(__file__).parents[2] / "specs"

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnc.verify.strategies import Case, free_dims
+from attnc.verify.case import Case
+from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from tests.verify.judging import TARGETS, needs_gxx, right, skip_without_compiler, spec, subject_of_text
 

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 
 from attnc.build import front, plan_program
 from attnc.plan import ir
+from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
 from attnc.verify.search import fuzz, verify
-from attnc.verify.strategies import Case, Layout, Limits, cases, fixed_cases, free_dims
+from attnc.verify.strategies import Limits, cases, fixed_cases, free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 

@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 
+from attnc.verify.case import Case
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import Case, transposed
+from attnc.verify.strategies import transposed
 from attnc.verify.subject import Subject
 from tests.verify import judging
 from tests.verify import test_storage as storage

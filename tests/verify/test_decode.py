@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from attnc.verify.case import Case
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import Case, transposed
+from attnc.verify.strategies import transposed
 from attnc.verify.subject import Subject
 from tests.verify.judging import for_every_target, right
 from tests.verify.test_storage import paged, subject

@@ -11,6 +11,7 @@ from attnc.model.attention import Attention
 from attnc.plan.ir_backward import GradientBound
 from attnc.reference import reference
 from attnc.reference_arrays import Floats
+from attnc.verify.case import Case
 from attnc.verify.gradient_bound import (
     ExpectedGradient,
     cotangents_of,
@@ -18,7 +19,6 @@ from attnc.verify.gradient_bound import (
     judge_gradients,
 )
 from attnc.verify.problem import build
-from attnc.verify.strategies import Case
 from tests.verify.judging import modules_of, spec
 
 DIMS = {"B": 1, "M": 21, "N": 37, "H": 1}

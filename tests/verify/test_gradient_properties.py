@@ -13,11 +13,12 @@ from attnc.build import digest, front, plan_program
 from attnc.plan import ir
 from attnc.runtime.loader import load_text
 from attnc.target.render import render
+from attnc.verify.case import Case
 from attnc.verify.check import keeps
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.properties import violations
 from attnc.verify.search import verify
-from attnc.verify.strategies import Case, free_dims
+from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from attnc.verify.verdict import Verdict

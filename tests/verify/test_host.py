@@ -18,8 +18,9 @@ from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
+from attnc.verify.case import Case
 from attnc.verify.problem import build
-from attnc.verify.strategies import Case, free_dims
+from attnc.verify.strategies import free_dims
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 300, "N": 400, "H": 2, "Hkv": 2, "G": 2}

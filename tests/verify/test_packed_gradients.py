@@ -12,9 +12,10 @@ import torch
 
 from attnc.diagnostics import DiagnosticError
 from attnc.reference_gradients import gradients
+from attnc.verify.case import Case
 from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
-from attnc.verify.strategies import Case, free_dims
+from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from tests.verify.judging import right, subject_of_text
 

@@ -12,6 +12,7 @@ import torch
 from attnc.build import front, plan_program
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.runtime.loader import load_text
+from attnc.verify.case import Case
 from attnc.verify.planted import plant, table
 from attnc.verify.projection_bugs import PROJECTION_BUGS, hunt_projection
 from attnc.verify.projection_check import (
@@ -22,7 +23,6 @@ from attnc.verify.projection_check import (
     text_of,
     verify_projection,
 )
-from attnc.verify.strategies import Case
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from attnc.build import front, plan_program
+from attnc.verify.case import Case
 from attnc.verify.properties import PROPERTIES, violations
-from attnc.verify.strategies import Case, free_dims
+from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from attnc.verify.agreement import across
-from attnc.verify.strategies import Case, cases
+from attnc.verify.case import Case
+from attnc.verify.strategies import cases
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from tests.verify.judging import modules_of, needs_gxx, right, subject_of_text

@@ -10,9 +10,10 @@ import torch
 
 from attnc.build import front, plan_program
 from attnc.runtime.trial import problem_for, trial
+from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import Case, far, locates_rows, transposed
+from attnc.verify.strategies import far, locates_rows, transposed
 from attnc.verify.subject import Subject
 from tests.verify.judging import right, subject_of_text
 

@@ -10,9 +10,9 @@ import torch
 from attnc.expr.nodes import Binary, Call, Const, Dot, Neg
 from attnc.model.tensors import DType
 from attnc.plan.unified_max import safe_range, score_range
+from attnc.verify.case import Case
 from attnc.verify.data import LOGITS
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import Case
 from attnc.verify.subject import Subject
 from tests.verify.judging import for_every_target, right, subject_of_text
 

@@ -1,0 +1,124 @@
+"""A case: sizes, layouts, styles and a seed, from which its tensors follow, so that a failing one fits on a
+command line.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
+
+from attnc.model.attention import Variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a tensor lies in memory.
+
+    order: its axes, slowest first (the last axis of q, k, v and o stays fastest); gaps: elements left out
+    after each axis, as when the tensor is a slice of a larger one; expanded: axes of stride 0; offset:
+    elements before its first one.
+    """
+
+    order: tuple[int, ...]
+    gaps: tuple[int, ...]
+    expanded: tuple[int, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One problem. dims: the value of every free size; layouts: of the tensors that are not contiguous;
+    config: its number.
+    """
+
+    dims: Mapping[str, int]
+    seed: int = 0
+    logits: str = "random"
+    values: str = "random"
+    special: str = "none"
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    config: int = 0
+
+    def to_json(self) -> str:
+        """One line; `from_json` reads it."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Case:
+        """The case of `to_json`. ValueError, in words for a reader, for any other text."""
+        made: object = json.loads(text)
+        if not isinstance(made, dict):
+            raise ValueError("it is not an object with 'dims'")
+        known = {entry.name for entry in fields(Case)}
+        if unknown := sorted(made.keys() - known):
+            raise ValueError(f"there is no '{unknown[0]}' in one")
+        if not _are_sizes(made.get("dims")):
+            raise ValueError("its 'dims' are not sizes by name")
+        layouts = made.pop("layouts", {})
+        if not isinstance(layouts, dict):
+            raise ValueError("its 'layouts' are not layouts by name")
+        for name, kind in (
+            ("seed", int),
+            ("config", int),
+            ("logits", str),
+            ("values", str),
+            ("special", str),
+        ):
+            if name in made and type(made[name]) is not kind:
+                raise ValueError(f"its '{name}' is {made[name]!r}")
+        return Case(**made, layouts={name: _layout(name, layout) for name, layout in layouts.items()})
+
+    def repro(self, variant: Variant, target: str = "triton") -> str:
+        """The command that runs this case again."""
+        spec = shlex.quote(variant.source.path)
+        return (
+            f"attnc verify {spec} --attention {variant.attention.name} --variant {variant.name} "
+            f"--target {target} --case {shlex.quote(self.to_json())}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a case may say of one module. dims: the sizes that it must; ranks: of the tensors, by name;
+    configs: how many there are; logits, values, specials: the styles.
+    """
+
+    dims: Collection[str]
+    ranks: Mapping[str, int]
+    configs: int
+    logits: Collection[str]
+    values: Collection[str]
+    specials: Collection[str]
+
+    def misfit(self, case: Case) -> str | None:
+        """Why the case is not one of this module, as that of a spec that has changed since; None if it is."""
+        if missing := [name for name in self.dims if name not in case.dims]:
+            return f"it has no size {missing[0]}"
+        if not 0 <= case.config < self.configs:
+            return f"there is no config {case.config}"
+        for what in ("logits", "values", "special"):
+            known = self.specials if what == "special" else getattr(self, what)
+            if getattr(case, what) not in known:
+                return f"there is no '{what}' called '{getattr(case, what)}'"
+        for name, layout in case.layouts.items():
+            axes = set(range(self.ranks.get(name, -1)))
+            lists = (len(layout.order), len(layout.gaps))
+            if set(layout.order) != axes or set(lists) != {len(axes)} or not set(layout.expanded) <= axes:
+                return f"the layout of '{name}' does not fit it"
+        return None
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, dict) and all(type(size) is int and size >= 0 for size in value.values())
+
+
+def _layout(name: str, value: object) -> Layout:
+    lists = ("order", "gaps", "expanded")
+    if not isinstance(value, dict) or value.keys() != {*lists, "offset"} or type(value["offset"]) is not int:
+        raise ValueError(f"the layout of '{name}' is none")
+    for part in lists:
+        if not isinstance(value[part], list) or any(type(n) is not int or n < 0 for n in value[part]):
+            raise ValueError(f"the '{part}' of the layout of '{name}' is {value[part]!r}")
+    return Layout(**{part: tuple(value[part]) for part in lists}, offset=value["offset"])
