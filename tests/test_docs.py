@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,14 @@ def following(block: Block) -> Block:
 @pytest.mark.parametrize("block", PROGRAMS, ids=str)
 def test_programs_are_python(block: Block) -> None:
     compile(textwrap.dedent(block.text), str(block), "exec")
+
+
+@pytest.mark.parametrize("block", [block for block in PROGRAMS if block.is_runnable], ids=str)
+def test_what_programs_import_of_attnc_is_there(block: Block) -> None:
+    found = re.findall(r"^\s*from (attnc[\w.]*) import ([\w, ]+)", block.text, re.M)
+    for module, names in found:
+        missing = [name for name in names.split(", ") if not hasattr(import_module(module), name)]
+        assert missing == [], f"{module} has no {missing}"
 
 
 @pytest.mark.slow

@@ -74,7 +74,8 @@ def bounds_of(kernel: ir.Kernel) -> list[tuple[str, str]]:
 def resource_lines(needs: Estimate, device: Device, usage: Usage | None) -> Iterator[str]:
     """What a block is estimated to take, and what the compiler says."""
     yield f"shared memory: {needs.shared} B of {device.shared_per_block} B a block (estimate)"
-    yield from (f"  {b.name:4} {b.bytes:8} B  {b.shape}" for b in needs.buffers)
+    width = max((len(buffer.name) for buffer in needs.buffers), default=0)
+    yield from (f"  {b.name:{width}} {b.bytes:8} B  {b.shape}" for b in needs.buffers)
     registers = ", ".join(f"{name} {count}" for name, count in needs.registers.items())
     limit = device.registers_per_thread
     yield f"registers: {needs.registers_per_thread} a thread of {limit} (estimate: {registers})"

@@ -51,6 +51,14 @@ def test_every_spec_can_be_explained(path: Path) -> None:
     assert all(len(line) <= 400 for line in text.splitlines())
 
 
+def test_buffers_stand_in_columns() -> None:
+    text = as_text(explained())
+    after = text.partition("shared memory:")[2].splitlines()[1:]
+    buffers = after[: next(i for i, line in enumerate(after) if line.startswith("registers:"))]
+    assert len(buffers) >= 3
+    assert len({line.index(" B  ") for line in buffers}) == 1
+
+
 def test_decisions_point_at_spec_lines() -> None:
     e = explained()
     lines = (SPECS / "causal_gqa.attn").read_text().splitlines()
