@@ -233,3 +233,16 @@ def test_a_unified_maximum_keeps_nan() -> None:
 def test_minima_keep_nan() -> None:
     made = small("score = max(dot(q, k), 0.5)")
     right(made, Case(dims={"B": 1, "M": 17, "N": 5, "H": 1}, special="nan_q"))
+
+
+@needs_gxx
+def test_queries_without_keys_wait_for_their_copy() -> None:
+    """With one stage no copy of a tile follows that of q, and o leaves through its place."""
+    lines = (
+        "input q: f16[B, M, H, 16]",
+        "input k: f16[B, N, H, 16]",
+        "input v: f16[B, N, H, 16] via prefix(k)",
+        *(SCORE, SOFTMAX, "output o: f16[B, M, H, 16]"),
+    )
+    made = subject_of_text(spec(lines, f"{TWO_WARPS}, stages = 1", target="cuda.sm_80"))
+    right(made, Case(dims={"B": 1, "M": 21, "N": 0, "H": 1}, seed=5))

@@ -114,7 +114,9 @@ def test_a_copy_is_there_after_the_wait() -> None:
 
 def test_a_missing_wait_shows() -> None:
     assert any(
-        run(COPY.format(wait="") + "args.out[i] = tile[i];", seed=s, shared=1024).isnan().any()
+        run(COPY.format(wait="") + "args.out[i] = tile[i]; wait_copies<0>();", seed=s, shared=1024)
+        .isnan()
+        .any()
         for s in range(3)
     )
 
@@ -127,6 +129,7 @@ def test_a_missing_wait_shows() -> None:
         ("if (i < 32)\n __syncthreads();\n else\n __syncthreads();", "warps wait at different barriers"),
         ("tile[i + 64] = 0.0f;", "a write past the end of shared memory"),
         ("copy_async(tile, args.in + 1, true);", "a copy that is not aligned"),
+        ("copy_async(tile, args.in, true); wait_copies<0>();", "a copy is under way that nobody waits for"),
         ("u32 x[4]; load_pieces(x, 8u);", "not aligned"),
     ],
 )

@@ -436,6 +436,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
         k_next = next(k_next);
         k_pages.find(keys, k_next, N);
     };
+    commit_copies();  // q, also where no tile comes with it
     for (int stage = 0; stage < STAGES - 1; ++stage)
         copy_k(stage);
     for (int stage = 0; kv_lo < split_hi; kv_lo = next(kv_lo), stage = (stage + 1) % STAGES) {
