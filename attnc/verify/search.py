@@ -165,8 +165,9 @@ def fuzz(
     """Draws cases, leaning towards those that come close to the bound, until one fails; then makes it
     smaller.
 
-    Ends after `examples` or about `seconds`, whichever is first, and after one case at least. `failures`: a directory
-    for the case that failed, as JSON. rules: what every eighth case must keep besides the error bound.
+    Ends after `examples` or about `seconds`, whichever is first, and after one case at least. `failures`: a
+    directory for the case that failed, as JSON. rules: what every eighth case must keep besides the error
+    bound.
     """
     tally = _Tally(subject, progress)
     known: dict[str, Verdict] = {}
