@@ -82,6 +82,10 @@ def plan_program(program: Program) -> Planned:
             except DiagnosticError as failure:
                 problems += failure.diagnostics
             warnings += [*check_differentiable(variant, schedule), *check_mask(variant)]
+    scheduled = {schedule.attention for schedule in program.schedules if schedule.target in TARGETS}
+    for attention in program.attentions:
+        if attention.name not in scheduled:
+            variants(program, attention)  # mistakes that only numbers show are some without a schedule, too
     projections: list[ProjectionModule] = []
     for dataflow in program.dataflows:
         for layer in projection_variants(program, program.projection(dataflow.projection)):

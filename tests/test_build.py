@@ -51,6 +51,11 @@ def test_diagnose_reports_what_compiling_raises(tmp_path: Path) -> None:
     assert {d.severity for d in diagnose(spec)} == {"error"}
 
 
+def test_numbers_are_checked_without_a_schedule() -> None:
+    spec = ROOT / "tests" / "golden" / "diagnostics" / "E0507_reciprocal_beyond_float32.attn"
+    assert [found.code for found in diagnose(spec)] == ["E0507"]
+
+
 def test_the_name_of_a_spec_is_never_absolute(tmp_path: Path) -> None:
     spec = tmp_path / "specs" / "a.attn"
     assert display_name(spec, tmp_path) == "specs/a.attn"
