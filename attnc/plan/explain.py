@@ -196,7 +196,7 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     d, dv = feature(attention.q), feature(attention.v)
     dtype = DType(attention.q.dtype)
     of_key = d if isinstance(attention.v.storage, Prefix) else d + dv
-    moved = float(dtype.bytes * (p.queries * (d + dv) + p.keys * of_key))
+    moved = float(dtype.bytes * (p.queries * (d + dv) + p.keys_read * of_key))
     heads = "heads" if kernel.pack is None else "K/V heads"
     return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved, of=heads)
 

@@ -86,7 +86,8 @@ def _accuracy(e: Explanation) -> Iterator[str]:
     yield "  |o - exact| <= sum_j P_ij (e_ij + sum_j P_ij e_ij + sums + u_p) |v_j| + u_o |o|"
     yield f"  u_p = {bound.p_dtype.unit_roundoff:.2g} ({bound.p_dtype}: p is rounded before it meets v)"
     yield f"  u_o = {bound.o_dtype.unit_roundoff:.2g} ({bound.o_dtype}: the result is rounded once)"
-    yield f"  sums = {sums:.2g} at N = 4096 (f32, {bound.tile_kv} keys a partial sum, {bound.splits} split)"
+    splits = f"{bound.splits} split{'s' * (bound.splits > 1)}"
+    yield f"  sums = {sums:.2g} at N = 4096 (f32, {bound.tile_kv} keys a partial sum, {splits})"
     per_score = bound.dot_error(bound.head_dim)
     yield f"  e_ij <= {per_score:.2g} |q_i||k_j| scale + {UNIT:.2g} (2 (m_i - s_ij) + 2 |m_i| + 4)"
     total = bound.p_dtype.unit_roundoff + sums + bound.o_dtype.unit_roundoff

@@ -40,6 +40,12 @@ class Picture:
     def visited(self) -> int:
         return self.tiles - self.count(SKIP)
 
+    @property
+    def keys_read(self) -> int:
+        """Keys of the kv tiles that some q tile visits: the rows of k and v that have to be read."""
+        columns = sum(any(kind != SKIP for kind in column) for column in zip(*self.rows, strict=True))
+        return min(columns * self.tile_kv, self.keys)
+
 
 def picture(kernel: ir.Kernel, queries: int, keys: int, tile_q: int, tile_kv: int) -> Picture:
     """Evaluates the kernel's bounds for every tile of its outer axis."""

@@ -130,6 +130,19 @@ def test_a_backward_for_a_smaller_device_takes_a_config_that_fits() -> None:
     assert all(e.needs.shared <= DEVICES["sm_86"].shared_per_block for e in there)
 
 
+def test_a_window_spares_a_decode_step_the_keys_before_it(tmp_path: Path) -> None:
+    """What no row sees is not read, and bounds no launch."""
+    spec = tmp_path / "windowed.attn"
+    spec.write_text((SPECS / "unified_decode.attn").read_text().replace(" causal", " window(128, 0)"))
+    program = front(spec)
+    module = plan_program(program).modules[0]
+    e = explain(module, program.schedules[0], DEVICES["sm_90"], usage=None)
+    tile = e.roofline.picture.tile_kv
+    read = e.roofline.picture.keys_read
+    assert 129 <= read <= 129 + 2 * tile
+    assert as_dict(e)["roofline"]["bytes"] == 32 * 2 * (2 * read * 128 + 2 * 128)
+
+
 def test_another_device_has_other_limits() -> None:
     here, there = as_dict(explained(arch="sm_90")), as_dict(explained(arch="sm_86"))
     assert here["shared_memory"]["limit"] == 232448
