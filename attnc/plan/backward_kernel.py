@@ -81,7 +81,7 @@ class KernelMaker:
         backward.
         """
         attention, choices, wanted = self.attention, self.choices(name_of(makes)), tuple(wanted)
-        names = LoadNames()
+        names = LoadNames.of(attention)
         lengths = lengths_of(attention, names) if inner == "kv" else key_lengths(attention, names)
         places = rows_of(attention, names)
         # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
@@ -147,7 +147,7 @@ class KernelMaker:
         return sum(self.cuda.shared_memory(config, name).values())
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
-        names = LoadNames()
+        names = LoadNames.of(self.attention)
         prologue = _prologue(self.attention, names, in_sink, stored=True)
         program = program_of(names, ())
         used = [expr for item in program for expr in statement_expressions(item)]

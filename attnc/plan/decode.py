@@ -61,7 +61,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     pack = _pack(attention) if default["pack"] == "gqa" else None
     if pack is not None:
         attention = _per_row(attention)
-    names = LoadNames()
+    names = LoadNames.of(attention)
     places = rows(attention, names)
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))

@@ -43,7 +43,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     default = choices[0]
     layout = cuda_layout(variant, default, schedule) if on_cuda else None
     inner: Axis = "kv" if default["loops"] == ("q", "kv") else "q"
-    names = LoadNames()
+    names = LoadNames.of(attention)
     places = rows(attention, names)
     lines = lengths(attention, names, in_tile=inner == "kv")
     loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=outruns(attention, inner))

@@ -29,6 +29,7 @@ from attnc.expr.nodes import (
     rebuild,
     walk,
 )
+from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Fetch, Row
 from attnc.plan.names import KERNEL, own_name
 
@@ -108,6 +109,12 @@ class LoadNames:
     fetches: list[Fetch] = field(default_factory=list)
     rows: dict[tuple[str, tuple[Expr, ...]], Row] = field(default_factory=dict)
     taken: set[str] = field(default_factory=lambda: set(KERNEL))
+
+    @classmethod
+    def of(cls, attention: Attention) -> LoadNames:
+        """For a kernel of this attention, where sizes have names too."""
+        sizes = {node for tensor in attention.inputs for size in tensor.shape for node in walk(size)}
+        return cls(taken={*KERNEL, *(node.name for node in sizes if isinstance(node, Dim))})
 
     def replace(self, expr: Expr) -> Expr:
         """The expression with every load replaced by a Ref; new fetches are appended in evaluation order."""

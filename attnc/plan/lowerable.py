@@ -227,13 +227,20 @@ def _names(variant: Variant, target: str) -> Iterator[Diagnostic]:
     attention = variant.attention
     sizes = ((t, node) for t in attention.inputs for size in t.shape for node in walk(size))
     free = {node.name: t for t, node in sizes if isinstance(node, Dim) and node.name not in DIMS}
+    gradients = {f"d{name}" for name in attention.grads}
     named = [("attention", attention.name, attention.span)] if clashes(attention.name, target) else []
     named += [
         ("input", tensor.name, tensor.span)
         for tensor in attention.inputs
-        if clashes(tensor.name, target) or clashes_with_kernel(tensor.name, attention.name)
+        if clashes(tensor.name, target)
+        or clashes_with_kernel(tensor.name, attention.name)
+        or tensor.name in gradients
     ]
-    named += [("size", name, t.span) for name, t in free.items() if clashes_as_size(name, target)]
+    named += [
+        ("size", name, t.span)
+        for name, t in free.items()
+        if clashes_as_size(name, target) or name in gradients
+    ]
     for what, name, span in named:
         yield unsupported(
             f"the {what} cannot be called '{name}' in a generated module",

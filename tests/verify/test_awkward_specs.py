@@ -56,6 +56,10 @@ AWKWARD = {
     "a sink outside in": (
         ("input x: f32[H]", "input m_len: i32[B]", "length M = m_len[b]", SCORE), ("H", "H"), KV_Q
     ),
+    "sizes called like values": (
+        ("input x: f32[H, x_kv]", "input y: f32[t]", "grad q, k, v",
+         "score = softcap(dot(q, k), 3) + x[h, min(kv_idx, x_kv - 1)] + y[min(q_idx, t - 1)]"), ("H", "H"), ""
+    ),
     "functions of integers": (("score = dot(q, k) * log(q_idx + 1) + sqrt(N)",), ("H", "H"), ""),
     "functions of constants": (("score = dot(q, k) + exp(-1000) - tanh(2)",), ("H", "H"), ""),
     "divisors of any sign": (
@@ -95,7 +99,7 @@ def test_awkward_specs(name: str) -> None:
     if not any(line.startswith("score") for line in lines):
         lines = (*lines, SCORE)
     made = small(*lines, f"output lse: f32[B, {heads}, M]", heads=heads, kv_heads=kv_heads, schedule=schedule)
-    sizes = {"B": 2, "M": 21, "N": 37, "H": 2, "Hkv": 2, "G": 2}
+    sizes = {"B": 2, "M": 21, "N": 37, "H": 2, "Hkv": 2, "G": 2, "x_kv": 7, "t": 9}
     case = Case(dims={dim: sizes[dim] for dim in free_dims(made.variant.attention)}, seed=5)
     for special in ("none", "nan_q"):
         right(made, replace(case, special=special))
