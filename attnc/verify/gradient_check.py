@@ -1,15 +1,13 @@
 """Runs the backward of a generated module on a case and judges what comes out.
 
-Workspaces are full of NaN before the kernels see them, so that an element that nobody wrote shows.
+Workspaces are full of NaN before the kernels see them (`poison`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from attnc.runtime.dtypes import TORCH
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding
+from attnc.verify.poison import poisoned
 from attnc.verify.problem import Problem
 from attnc.verify.verdict import Verdict, to_float64
 
@@ -76,23 +75,6 @@ def run_backward(
             [outputs[name] for name in cotangents], list(leaves.values()), list(cotangents.values())
         )
     return dict(zip(leaves, gradients, strict=True)), cotangents
-
-
-@contextmanager
-def poisoned(module: ModuleType) -> Iterator[None]:
-    """Within it, torch.empty and the module's own way to memory give floats that are NaN."""
-    with patch.object(torch, "empty", _filled(torch.empty)):
-        own = getattr(module, "_empty", None)
-        with nullcontext() if own is None else patch.object(module, "_empty", _filled(own)):
-            yield
-
-
-def _filled(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def make(*layout: Any, **options: Any) -> torch.Tensor:
-        made = empty(*layout, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    return make
 
 
 def _device(problem: Problem) -> torch.device:

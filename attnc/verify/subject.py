@@ -13,6 +13,7 @@ from attnc.model.attention import Variant
 from attnc.plan import ir
 from attnc.plan.ir_backward import GradientBound
 from attnc.verify.memory import guarding
+from attnc.verify.poison import poisoned
 from attnc.verify.problem import Value
 from attnc.verify.strategies import Limits
 
@@ -69,11 +70,13 @@ class Subject:
         return Limits(tiles=self.tiles(), longest=2100, work=20_000)
 
     def run(self, inputs: Mapping[str, Value], outputs: Mapping[str, torch.Tensor], config: int = 0) -> None:
-        """Calls the generated function; inputs and outputs in the order of the declaration."""
+        """Calls the generated function, inputs and outputs in the order of the declaration; memory that it asks
+        for is full of NaN.
+        """
         function = getattr(self.module, self.variant.attention.name)
         out = tuple(outputs.values())
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-        with guarding(*tensors):
+        with guarding(*tensors), poisoned(self.module):
             function(*inputs.values(), out=out[0] if len(out) == 1 else out, config=self.configs[config])
         if self.device != "cpu":
             torch.cuda.synchronize()
