@@ -70,8 +70,8 @@ class Subject:
         return Limits(tiles=self.tiles(), longest=2100, work=20_000)
 
     def run(self, inputs: Mapping[str, Value], outputs: Mapping[str, torch.Tensor], config: int = 0) -> None:
-        """Calls the generated function, inputs and outputs in the order of the declaration; memory that it asks
-        for is full of NaN.
+        """Calls the generated function: inputs and outputs in the order of the declaration, and memory that
+        it asks for full of NaN.
         """
         function = getattr(self.module, self.variant.attention.name)
         out = tuple(outputs.values())
