@@ -1,4 +1,6 @@
-"""Generated modules hold no dead code: whatever a function or the module names is read somewhere."""
+"""Generated modules hold no dead code: whatever a function or the module names is read somewhere. And they
+are laid out like Python that somebody has written.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +32,16 @@ def test_every_name_is_read(path: Path) -> None:
     words = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("_")]
     assert [name for name in own if not words[name]] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: "-".join(path.parts[-3:]))
+def test_two_blank_lines_are_before_functions_and_classes(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for item in ast.parse(text).body:
+        if isinstance(item, ast.FunctionDef | ast.ClassDef):
+            first = min(node.lineno for node in (item, *item.decorator_list)) - 1
+            while lines[first - 1].startswith("#"):
+                first -= 1
+            assert lines[first - 3] != "", item.name
+            assert lines[first - 2 : first] == ["", ""], item.name

@@ -559,6 +559,8 @@ def _prepare(
 def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
     if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
         raise TypeError(f"{name}: expected one of {among}, got {config!r}")
+
+
 def _sizes(
     name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
 ) -> torch.Size:
