@@ -165,6 +165,8 @@ class SharedMemory:
             moved = min(tile_kv * dv * size, self.config.number("warps") * 32 * 256)
             beyond = moved - (tile_kv * (d - dv) + tile_q * tile_kv) * size
             yield Buffer(name="v", shape="beyond k and p", bytes=max(0, beyond))
+        if self.attention.softmax.dropout is not None and self._by_mma and not self.device.has_tensor_memory:
+            yield _buffer("keep", (tile_q, tile_kv), 1, 1)  # drawn four keys to a thread, and used by rows
         if outside_in:
             yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
         if self.device.has_tensor_memory:  # what two products read, once by rows and once by columns

@@ -1,5 +1,6 @@
 """Shared memory and registers: estimates by hand, pruning, and the message when nothing fits."""
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -149,6 +150,16 @@ def test_nothing_fits() -> None:
 def test_large_tiles_stay_where_tensor_cores_read_them() -> None:
     assert staged(config(128, 64, 2), variant(128)) == 99328
     assert staged(config(32, 64, 2), variant(128)) == 0
+
+
+def test_what_dropout_keeps_passes_through_shared_memory_on_hopper_alone() -> None:
+    """As compiled: a byte for each probability, where tensor cores read their operands there."""
+    plain = variant(64)
+    dropped = Softmax(dropout=Const(0.1), seed=Const(1))
+    dropping = replace(plain, attention=replace(plain.attention, softmax=dropped))
+    for arch, kept in (("sm_80", 0), ("sm_90", 128 * 64), ("sm_100", 0)):
+        with_, without = (estimate(config(128, 64, 2), v, DEVICES[arch]).shared for v in (dropping, plain))
+        assert with_ - without == kept
 
 
 def test_a_result_passes_through_shared_memory_after_all_else() -> None:
