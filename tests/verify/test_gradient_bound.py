@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,14 +21,15 @@ from attnc.verify.gradient_bound import (
 )
 from attnc.verify.problem import build
 from tests.verify.judging import modules_of, spec
+from tests.verify.test_tolerance import chain
 
 DIMS = {"B": 1, "M": 21, "N": 37, "H": 1}
 
 
-def planned(score: str, dtype: str = "f32") -> tuple[Attention, GradientBound]:
+def planned(score: str, dtype: str = "f32", mask: str = "causal") -> tuple[Attention, GradientBound]:
     lines = (
         f"input q: {dtype}[B, M, H, 16]", f"input k, v: {dtype}[B, N, H, 16]", f"score = {score}",
-        "mask = causal", "normalize = softmax", f"output o: {dtype}[B, M, H, 16]", "grad q, k, v",
+        f"mask = {mask}", "normalize = softmax", f"output o: {dtype}[B, M, H, 16]", "grad q, k, v",
     )  # fmt: skip
     (module,) = modules_of(spec(lines, "tile.q = 16, tile.kv = 16"))
     assert module.backward is not None
@@ -72,3 +74,18 @@ def test_elements_without_a_bound_are_counted() -> None:
     assert result.open == sum(int(np.isinf(want.allowed).sum()) for want in wanted.values())
     found["v"][:, np.flatnonzero(bounded["v"])[0]] = 1e-20
     assert not judge_gradients(wanted, found).ok
+
+
+def test_one_sum_over_many_rows() -> None:
+    """dv of a key that all rows see: one chain of tensor core sums cuts off more than the rounding of P."""
+    attention, bound = planned("dot(q, k)", "f16", "true")
+    rows = 1 << 17
+    inputs = {name: np.zeros((1, n, 1, 16)) for name, n in (("q", rows), ("k", 1), ("v", 1))}
+    do = np.full((1, rows, 1, 16), 2.0**-6 + 3 * 2.0**-16)
+    found = {"v": np.full((1, 1, 1, 16), chain(do[0, :, 0, 0], at_once=2))}
+    verdicts = []
+    for chained in (True, False):
+        changed = replace(bound, tile=128, min_tile=128, forward=replace(bound.forward, chained=chained))
+        wanted = expect_gradients(attention, inputs, {"o": do}, changed)
+        verdicts.append(judge_gradients({"v": wanted["v"]}, found))
+    assert [(verdict.ok, verdict.open) for verdict in verdicts] == [(True, 0), (False, 0)]
