@@ -134,22 +134,23 @@ class HeadErrors:
         delta_error = delta_error + 2 * U * (np.abs(delta) + np.abs(dlse))
         difference = dp - delta[:, None]
         ds = p * difference
-        largest = p + p_error
         ds_error = p_error * np.abs(difference) + 3 * U * np.abs(ds)
-        ds_error = ds_error + largest * (dp_error + delta_error[:, None])
+        ds_error = ds_error + (p + p_error) * (dp_error + delta_error[:, None])
 
         sink = (0.0, 0.0, 0.0)
         if head.attention.softmax.sink is not None:
-            weight = np.exp(head.sink - row[:, 0]) * ~np.isneginf(lse)
+            exponent = np.where(np.isneginf(lse), -np.inf, head.sink - row[:, 0])
+            weight = np.exp(exponent)
             relative = lse_error[:, 0] + U * (
                 4 * np.abs(row[:, 0]) + 4 * abs(head.sink) + 2 * forward.exp_ulps
             )
-            terms = weight * np.abs(delta)
-            many = 2 * U * (bound.tile + len(terms) + 8)
+            weight_error = exponential_error(weight, exponent, relative)
+            largest = weight + weight_error
+            many = 2 * U * (bound.tile + len(do) + 8)
             sink = (
-                float((weight * delta_error + terms * (relative + many)).sum()),
-                float((weight * delta_size).sum()),
-                float(((weight * delta_spread) ** 2).sum()),
+                float((largest * delta_error + (weight_error + many * weight) * np.abs(delta)).sum()),
+                float((largest * delta_size).sum()),
+                float(((largest * delta_spread) ** 2).sum()),
             )
         return HeadErrors(
             head,
@@ -162,7 +163,7 @@ class HeadErrors:
             np.where(seen, ds_error, 0.0),
             delta_size,
             delta_spread,
-            np.where(seen, largest, 0.0),
+            np.where(seen, p + p_error, 0.0),
             sink,
         )
 
