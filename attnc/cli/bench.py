@@ -69,8 +69,18 @@ def bench(
     from attnc.bench.cells import masks, quick, single, standard
 
     check_target(target)
+    _one_run(
+        {
+            "--host": bool(host),
+            "--decode": is_decode,
+            "--papers": is_papers,
+            "--f32": is_f32,
+            "--quick": is_quick,
+            "--backward": is_backward,
+        }
+    )
     if host:
-        _host(out, host, rounds)
+        _host(out, host, rounds, is_list=is_list)
     elif is_decode:
         _decode(out, cells, peers, target, rounds, is_list)
     elif is_papers:
@@ -83,6 +93,13 @@ def bench(
             _list(chosen, phase)
         else:
             _kernels(out, chosen, _rivals(peers, target), target, rounds, phase)
+
+
+def _one_run(modes: dict[str, bool]) -> None:
+    """Raises Mistake for two modes of which one would be passed over; --f32 and --quick have gradients too."""
+    given = [mode for mode, is_given in modes.items() if is_given]
+    if len(given) > 1 and given not in (["--f32", "--backward"], ["--quick", "--backward"]):
+        raise Mistake(f"{given[0]} and {given[1]} are not one run", "run one after the other")
 
 
 def _kernels(
@@ -128,13 +145,17 @@ def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> N
         note(f"wrote {path}")
 
 
-def _host(out: Path, specs: list[Path], rounds: int) -> None:
+def _host(out: Path, specs: list[Path], rounds: int, *, is_list: bool) -> None:
     """`attnc bench --host`: microseconds until a call returns, of every target."""
     from attnc.bench.host_cost import calls_of, jobs_of, markdown, measure_host, modules_of, peers, write_host
 
     modules = modules_of(find_specs(specs))
     if not modules:
         raise Mistake("no attention of these specs has kernels", "'attnc check' says why")
+    if is_list:
+        for module in modules:
+            say(f"{module.variant.attention.name:26} {module.target}")
+        return
     need_gpu()
     from attnc.bench.decode_run import warm_up
     from attnc.bench.report import machine

@@ -95,6 +95,20 @@ def test_calls_are_timed_of_specs_that_there_are(run: Run) -> None:
     assert "there is no file 'specs/tinny.attn'\n   = help: did you mean 'specs/tiny.attn'?" in done.err
 
 
+@pytest.mark.parametrize(
+    "modes", [("--host specs/tiny.attn", "--decode"), ("--decode", "--f32"), ("--papers", "--backward")]
+)
+def test_a_mode_is_not_passed_over(run: Run, modes: tuple[str, str]) -> None:
+    done = run("bench", "--list", *" ".join(modes).split())
+    assert done.code == 2
+    assert f"{modes[0].split()[0]} and {modes[1]} are not one run" in done.err
+
+
+def test_a_list_of_calls_needs_no_gpu(run: Run) -> None:
+    done = run("bench", "--host", "specs/tiny.attn", "--list")
+    assert (done.code, done.out.split()) == (0, ["tiny", "triton"])
+
+
 @pytest.mark.parametrize("more", [("bench",), ("bench", "--decode"), ("tune",)])
 def test_an_unknown_target_is_told_before_a_gpu_is_sought(run: Run, more: tuple[str, ...]) -> None:
     done = run(*more, "--target", "cuda.sm_79")
