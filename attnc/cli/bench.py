@@ -96,7 +96,7 @@ def bench(
 
 
 def _one_run(modes: dict[str, bool]) -> None:
-    """Raises Mistake for two modes of which one would be passed over; --f32 and --quick have gradients too."""
+    """Raises Mistake for two modes, of which one would be passed over; --f32 and --quick have gradients."""
     given = [mode for mode, is_given in modes.items() if is_given]
     if len(given) > 1 and given not in (["--f32", "--backward"], ["--quick", "--backward"]):
         raise Mistake(f"{given[0]} and {given[1]} are not one run", "run one after the other")
