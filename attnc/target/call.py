@@ -180,8 +180,10 @@ class CallText:
         """Of what the kernels write besides, if the caller wants it."""
         for arg in self.module.kept:
             shape = _tuple(_size(b.expected) for b in arg.axes)
-            yield f"if {arg.tensor.name} is not None:"
-            yield f'    _sizes("{arg.tensor.name}", {arg.tensor.name}, {torch_dtype(arg.tensor)}, {shape}, q)'
+            name = arg.tensor.name
+            yield f"if {name} is not None:"
+            yield f'    _sizes("{name}", {name}, {torch_dtype(arg.tensor)}, {shape}, q)'
+            yield f"    _apart({name}={name})"
 
     @property
     def allocated(self) -> Iterator[str]:

@@ -112,6 +112,15 @@ def test_a_config_of_other_numbers_is_refused_at_every_call(target: str, batch: 
             module.alibi(x, x, x, slopes, config=wrong)
 
 
+@pytest.mark.parametrize("target", ["triton", "cuda_sm_80"])
+def test_a_kept_lse_has_memory_for_every_row(target: str) -> None:
+    ensure_interpreter()
+    module = load_text((GENERATED / "alibi" / target / "d64.py").read_text(encoding="utf-8"))
+    x = sequence()
+    with pytest.raises(ValueError, match=r"lse: expected an element of memory for each value, got strides"):
+        module.alibi(x, x, x, torch.zeros(2), lse=torch.empty(1).expand(1, 2, 16))
+
+
 def test_everything_is_dropped_at_one(dropout: ModuleType) -> None:
     q = torch.ones_like(sequence())
     o, lse = dropout.dropout(q, q, q, 1, 0)

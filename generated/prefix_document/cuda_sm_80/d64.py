@@ -366,6 +366,7 @@ def _prepare(
         _contiguous_rows(o=o)
     if lse is not None:
         _sizes("lse", lse, torch.float32, (B, H, M), q)
+        _apart(lse=lse)
     results = (_layout(o),)
     if B * H * M == 0:
         return _Call(results, None)
