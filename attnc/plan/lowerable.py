@@ -228,6 +228,7 @@ def _names(variant: Variant, target: str) -> Iterator[Diagnostic]:
     sizes = ((t, node) for t in attention.inputs for size in t.shape for node in walk(size))
     free = {node.name: t for t, node in sizes if isinstance(node, Dim) and node.name not in DIMS}
     gradients = {f"d{name}" for name in attention.grads}
+    values = tuple(f"{name}_" for name in gradients)
     named = [("attention", attention.name, attention.span)] if clashes(attention.name, target) else []
     named += [
         ("input", tensor.name, tensor.span)
@@ -239,7 +240,7 @@ def _names(variant: Variant, target: str) -> Iterator[Diagnostic]:
     named += [
         ("size", name, t.span)
         for name, t in free.items()
-        if clashes_as_size(name, target) or name in gradients
+        if clashes_as_size(name, target) or name in gradients or name.startswith(values)
     ]
     for what, name, span in named:
         yield unsupported(

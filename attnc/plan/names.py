@@ -126,7 +126,8 @@ def clashes(name: str, target: str = "triton") -> bool:
 def clashes_as_size(name: str, target: str = "triton") -> bool:
     """Whether a module for the target cannot have a size of this name."""
     in_cuda = target != "triton" and name in CUDA_KERNEL | CUDA_BACKWARD | CPP
-    return clashes(name, target) or name in KERNEL or in_cuda
+    is_parameter = name.startswith("stride_") or name.endswith("_ptr")
+    return clashes(name, target) or name in KERNEL or in_cuda or is_parameter
 
 
 def clashes_with_kernel(name: str, attention: str) -> bool:
