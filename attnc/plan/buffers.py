@@ -159,6 +159,11 @@ class SharedMemory:
         is_f32, outside_in = self._dtype is DType.F32, self.kernel == "forward" and self._inner == "q"
         if outside_in or not self._by_mma:
             yield _buffer("p", (tile_q, tile_kv), size, 1)
+        if self.kernel == "forward" and self.config.values.get("persistent") is True:
+            # the next tile begins while this one's results are on their way
+            yield _buffer("lse", (tile_q, 1), 4, 1)
+            if self.device.has_tma:
+                yield _buffer("o", (tile_q, dv), DType(self.attention.o.dtype).bytes, 1)
         if self._shares_v and self._copies == 1 and not self._by_mma:
             # at most 256 bytes of a thread at a time, from its registers for k to those of another for v; the
             # other columns of k, and p, are not there then

@@ -101,7 +101,7 @@ KIND = """attention sizes {{
   input v: {dtype}[{k}, {dv}]{v_via}
   {inputs}
   score = {score}
-  mask = causal
+  mask = {mask}
   normalize = softmax
   output o: {dtype}[{q}, {dv}]
   {grads}
@@ -114,7 +114,7 @@ schedule sizes for triton {{
 PLAIN: dict[str, object] = {
     "dtype": "bf16", "d": 64, "dv": 64, "q": "B, M, H", "k": "B, N, H", "q_via": "", "k_via": "", "v_via": "",
     "inputs": "", "score": "dot(q, k) / sqrt(D)", "grads": "", "backward": "",
-    "forward": "tile.q = 64, tile.kv = 64, stages = 2",
+    "forward": "tile.q = 64, tile.kv = 64, stages = 2", "mask": "causal",
 }  # fmt: skip
 LENGTHS = "input n: i32[B]\n  length N = n[b]"
 PAGES: dict[str, object] = {
@@ -146,6 +146,10 @@ KINDS: dict[str, dict[str, object]] = {
         "forward": "loops = [kv, q], softmax = online(rescale = every_step), tile.q = 128, tile.kv = 64",
     },
     "bias": {**BIAS, "grads": "grad q, k, v, bias", "forward": "tile.q = 64, tile.kv = 64, stages = 3"},
+    "persistent": {
+        "d": 128, "dv": 128, "mask": "window(64, 0)",
+        "forward": "tile.q = 128, tile.kv = 64, stages = 2, warps = 8, persistent = true",
+    },
     "pages": PAGES,
     "decode": {
         **PAGES, "q": "B, M, Hkv * G", "k": "B, N, Hkv",

@@ -52,22 +52,22 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(128, 64, 8, 2, 81920),
-    Config(128, 64, 8, 3, 114688),
-    Config(128, 64, 4, 2, 81920),
-    Config(128, 64, 4, 3, 114688),
-    Config(128, 32, 8, 2, 57344),
-    Config(128, 32, 8, 3, 73728),
-    Config(128, 32, 4, 2, 57344),
-    Config(128, 32, 4, 3, 73728),
-    Config(64, 64, 8, 2, 57344),
-    Config(64, 64, 8, 3, 90112),
-    Config(64, 64, 4, 2, 57344),
-    Config(64, 64, 4, 3, 90112),
-    Config(64, 32, 8, 2, 36864),
-    Config(64, 32, 8, 3, 53248),
-    Config(64, 32, 4, 2, 36864),
-    Config(64, 32, 4, 3, 53248),
+    Config(128, 64, 8, 2, 101377),
+    Config(128, 64, 8, 3, 115200),
+    Config(128, 64, 4, 2, 101377),
+    Config(128, 64, 4, 3, 115200),
+    Config(128, 32, 8, 2, 57856),
+    Config(128, 32, 8, 3, 101377),
+    Config(128, 32, 4, 2, 57856),
+    Config(128, 32, 4, 3, 101377),
+    Config(64, 64, 8, 2, 57600),
+    Config(64, 64, 8, 3, 101377),
+    Config(64, 64, 4, 2, 57600),
+    Config(64, 64, 4, 3, 101377),
+    Config(64, 32, 8, 2, 37120),
+    Config(64, 32, 8, 3, 53504),
+    Config(64, 32, 4, 2, 37120),
+    Config(64, 32, 4, 3, 53504),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {"NVIDIA H200": ((1024, 1), (4096, 1), (None, 1))}
