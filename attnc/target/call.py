@@ -11,6 +11,7 @@ from attnc.model.products import group_size, is_static
 from attnc.model.tensors import Paged, Prefix, Ragged, Role, Tensor
 from attnc.plan.ir import Arg, Kernel, Module
 from attnc.plan.storage import longest
+from attnc.target.parameter import Parameter, names, optional
 from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_kernel import KernelText
 
@@ -36,26 +37,40 @@ class CallText:
         self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
 
     @property
-    def parameters(self) -> list[str]:
-        tensors = [
-            f"{t.name}: torch.Tensor" if t.shape else f"{t.name}: float | torch.Tensor" for t in self.inputs
+    def tensor_parameters(self) -> list[Parameter]:
+        """What comes in, by position."""
+        return [
+            Parameter(t.name) if t.shape else Parameter(t.name, "float | torch.Tensor") for t in self.inputs
         ]
-        keywords = [f"out: {self.return_type} | None = None"]
-        keywords += [f"{arg.tensor.name}: torch.Tensor | None = None" for arg in self.module.kept]
-        keywords.append("config: Config | None = None")
-        if self.module.backward is not None:
-            keywords.append("backward_config: dict[str, Config] | None = None")
-        return [*tensors, "*", *keywords]
+
+    @property
+    def keywords(self) -> list[Parameter]:
+        """Besides, but for what only gradients depend on."""
+        return [
+            Parameter("out", f"{self.return_type} | None", "None"),
+            *(optional(arg.tensor.name) for arg in self.module.kept),
+            Parameter("config", "Config | None", "None"),
+        ]
+
+    @property
+    def gradient_keywords(self) -> list[Parameter]:
+        if self.module.backward is None:
+            return []
+        return [Parameter("backward_config", "dict[str, Config] | None", "None")]
+
+    @property
+    def parameters(self) -> list[str]:
+        return [*map(str, self.tensor_parameters), "*", *map(str, (*self.keywords, *self.gradient_keywords))]
 
     @property
     def bare_parameters(self) -> list[str]:
         """The callable's parameters without their defaults."""
-        return [line.split(" = ")[0] for line in self.parameters if line != "*"]
+        return [x.bare for x in (*self.tensor_parameters, *self.keywords, *self.gradient_keywords)]
 
     @property
     def everything(self) -> str:
         """Their names."""
-        return ", ".join(line.split(":")[0] for line in self.bare_parameters)
+        return names((*self.tensor_parameters, *self.keywords, *self.gradient_keywords))
 
     @property
     def scalars(self) -> Iterator[str]:
@@ -69,7 +84,8 @@ class CallText:
     @property
     def query_check(self) -> Iterator[str]:
         """Whether q is what the others are made like."""
-        yield from self._checked(next(arg for arg in self.module.args if arg.tensor.name == "q"))
+        q = next(arg for arg in self.module.args if arg.tensor.name == "q")
+        yield f'_sizes("q", q, {torch_dtype(q.tensor)}, {_tuple(self._wanted(q))}, q)'
 
     @property
     def return_type(self) -> str:
@@ -171,7 +187,8 @@ class CallText:
 
     @property
     def outputs(self) -> Iterator[str]:
-        yield from self.allocated
+        """The results: the caller's, or what there will be memory for at every call."""
+        yield from self._allocated
         yield "    _contiguous_rows(o=o)"
         yield from self.kept_checks
 
@@ -186,12 +203,13 @@ class CallText:
             yield f"    _apart({name}={name})"
 
     @property
-    def allocated(self) -> Iterator[str]:
-        """The results, new or the caller's; ends in the branch of the latter."""
+    def _allocated(self) -> Iterator[str]:
+        """Ends in the branch of the caller's."""
         yield "if out is None:"
         for arg in self.module.outputs:
             shape = _tuple(_size(b.expected) for b in arg.axes)
-            yield f"    {arg.tensor.name} = {self._empty(arg.tensor, shape)}"
+            dtype = torch_dtype(arg.tensor)
+            yield f'    {arg.tensor.name} = torch.empty({shape}, dtype={dtype}, device="meta")'
         yield "else:"
         quoted = ", ".join(f'"{arg.tensor.name}"' for arg in self.module.outputs)
         yield f"    {self.result} = " + (f"_given(out, {quoted})" if len(self.results) > 1 else "out")
@@ -201,9 +219,6 @@ class CallText:
             yield f'    _sizes("out {name}", {name}, {torch_dtype(arg.tensor)}, {shape}, q)'
         named = ", ".join(f"{arg.tensor.name}={arg.tensor.name}" for arg in self.module.outputs)
         yield f"    _apart({named})"
-
-    def _empty(self, tensor: Tensor, shape: str) -> str:
-        return f"torch.empty({shape}, dtype={torch_dtype(tensor)}, device=q.device)"
 
     @property
     def clear(self) -> list[str]:

@@ -27,7 +27,7 @@ class CudaBackwardHost(BackwardHostText):
     """
 
     launcher, launches_type = "cuda/_backward_launches.py.jinja", "_Launch"
-    device, device_type = "_gpu(q.get_device())", "Gpu"
+    device, device_type, device_lines = "gpu", "Gpu", ("gpu = _gpu(q.get_device())",)
     quotient = "-(-{} // {})"
 
     def __init__(
@@ -65,8 +65,9 @@ class CudaBackwardHost(BackwardHostText):
         return "H, M_padded" if self.packs_queries else super()._row_sizes
 
     @property
-    def sums(self) -> Iterator[str]:
-        return (line for line in super().sums if not line.startswith("dq = "))
+    def _rounded_dq(self) -> Iterator[str]:
+        """A kernel of its own does that."""
+        yield from ()
 
     @property
     def _matrices(self) -> tuple[str, ...]:
@@ -98,7 +99,7 @@ class CudaBackwardHost(BackwardHostText):
         yield ", ".join(values.get(name, name) for name in self._arguments.sizes)
 
     @property
-    def sections(self) -> str:
+    def sections(self) -> Iterator[str]:
         """Query heads whose K and V, and KV heads whose q and do, lie in the L2 cache together."""
         row = (self._layout.d + self._layout.dv) * self._layout.element.bytes
         group = " * G" if self._kv_heads == "Hkv" else ""
@@ -106,8 +107,8 @@ class CudaBackwardHost(BackwardHostText):
         queries = f"{self._queries} // B" if self.packs_queries else "M"
         q_heads = "H" if self.packs_queries else "B * H"
         kv_heads = self._kv_heads if self.packs_keys else f"B * {self._kv_heads}"
-        first = f"_heads_in_cache(gpu, {q_heads}, {keys} * {row})"
-        return f"{first}, _heads_in_cache(gpu, {kv_heads}, {queries} * {row}{group})"
+        yield f"section = _heads_per_section(gpu, {q_heads}, {keys} * {row})"
+        yield f"kv_section = _heads_per_section(gpu, {kv_heads}, {queries} * {row}{group})"
 
     @property
     def _q_tiles(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnc.target.call import CallText
+from attnc.target.parameter import names
 from attnc.target.triton import torch_dtype
 
 
@@ -23,19 +24,19 @@ class PreparedText(CallText):
         """What `_key` says of the tensors, line by line: a loop would take longer, at every call."""
         for tensor in self.inputs:
             yield described(tensor.name)
-        optional = [arg.tensor.name for arg in self.module.kept]
-        optional += ["fallbacks"] if self.counts_fallbacks else []
-        yield from (f"_described({name})" for name in optional)
+        kept = [arg.tensor.name for arg in self.module.kept]
+        kept += ["fallbacks"] if self.counts_fallbacks else []
+        yield from (f"_described({name})" for name in kept)
 
     @property
     def prepared_parameters(self) -> list[str]:
-        """Parameters of `_key` and `_prepare`: all but what only gradients depend on."""
-        return [line for line in self.bare_parameters if not line.startswith("backward_config:")]
+        """Parameters of `_key` and `_prepare`."""
+        return [x.bare for x in (*self.tensor_parameters, *self.keywords)]
 
     @property
     def prepared_for(self) -> str:
         """Their names."""
-        return ", ".join(line.split(":")[0] for line in self.prepared_parameters)
+        return names((*self.tensor_parameters, *self.keywords))
 
     @property
     def contiguous(self) -> str:
@@ -46,12 +47,6 @@ class PreparedText(CallText):
     def allocations(self) -> Iterator[str]:
         for i, tensor in enumerate(self.results):
             yield f"{tensor.name} = _empty(call.results[{i}], {torch_dtype(tensor)}, q)"
-
-    @property
-    def planned_outputs(self) -> Iterator[str]:
-        """The results' shapes and strides, without memory if the caller gives none."""
-        for line in self.outputs:
-            yield line.replace("device=q.device", 'device="meta"')
 
     @property
     def result_layouts(self) -> str:

@@ -58,7 +58,9 @@ class SharesText:
         if self.most is not None:
             yield f"if splits > {self.most}:"
             yield f"    least = {self.quotient(self.longest, str(self.most))}"
-            message = "config: expected shares of at least {least} keys, got {config.share}"
+            message = (
+                f"config: expected at most {self.most} shares, of {{least}} keys at least, got {{splits}}"
+            )
             yield f'    raise ValueError(f"{message}")'
 
     @property

@@ -4,7 +4,6 @@ left.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Adjoint, Backward, Part
 from attnc.plan.storage import is_plain, longest
 from attnc.target.call import corrections, kept_shape
+from attnc.target.parameter import Parameter, names, optional
 from attnc.target.prepared import described
 from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_backward import BackwardText
@@ -42,6 +42,7 @@ class BackwardHostText:
     #: type; how a number is divided, rounded up.
     launcher, launches_type = "triton/_backward_launches.py.jinja", "tuple[_Launch, ...]"
     device, device_type = "q.device", "torch.device"
+    device_lines: tuple[str, ...] = ()
     quotient = "triton.cdiv({}, {})"
 
     def __init__(self, module: Module, backward: Backward, texts: list[BackwardText]) -> None:
@@ -212,28 +213,32 @@ class BackwardHostText:
         return any("_placed(" in line for line in self.sums)
 
     @property
-    def gradient_parameters(self) -> Iterator[str]:
-        """Of the function that computes gradients, but for configs: what came in, was given and went out."""
-        optional = ["do"] if self.keeps_lse else ["do", "dlse"]
-        yield from (f"{name}: torch.Tensor | None" for name in optional)
-        yield from (f"{name}: torch.Tensor" for name in (*(x.name for x in self.inputs), "o", "lse"))
+    def _given(self) -> list[Parameter]:
+        """What the backward is of, do first: what came in, was given and went out."""
+        cotangents = ["do"] if self.keeps_lse else ["do", "dlse"]
+        given = (*(tensor.name for tensor in self.inputs), "o", "lse")
+        return [*map(optional, cotangents), *map(Parameter, given)]
 
     @property
-    def prepared_parameters(self) -> Iterator[str]:
+    def gradient_parameters(self) -> list[str]:
+        """Of the function that computes gradients, but for configs."""
+        return [x.bare for x in self._given]
+
+    @property
+    def prepared_parameters(self) -> list[str]:
         """Of what prepares it: by then there is a do."""
-        yield "do: torch.Tensor"
-        yield from list(self.gradient_parameters)[1:]
+        return [Parameter("do").bare, *(x.bare for x in self._given[1:])]
 
     @property
     def taken(self) -> str:
         """Their names."""
-        return ", ".join(line.split(":")[0] for line in self.gradient_parameters)
+        return names(self._given)
 
     @property
     def key(self) -> Iterator[str]:
         """What a preparation depends on, tensor by tensor."""
-        for name in self.taken.split(", "):
-            yield "_described(dlse)" if name == "dlse" else described(name)
+        for x in self._given:
+            yield "_described(dlse)" if x.name == "dlse" else described(x.name)
 
     @property
     def launch_lines(self) -> Iterator[str]:
@@ -250,16 +255,22 @@ class BackwardHostText:
 
     @property
     def sum_sizes(self) -> Iterator[str]:
-        """The sizes again, where the sums are of rows that there are."""
-        if any(re.search(r"\b[MN]\b", line) for line in self.sums):
+        """The sizes again, where sums are of as many rows as there are."""
+        parts = (part for gradient in self._backward.gradients for part in gradient.parts)
+        if any("q" in part.along and part.accumulate != "atomic" for part in parts):
             yield from self.sizes
+
+    @property
+    def _rounded_dq(self) -> Iterator[str]:
+        """dq, from what it was summed in."""
+        if self._adds_dq:
+            scale = self._backward.kernels[0].chain.scale
+            yield f"dq = (dq * {scale!r}).to(q.dtype)" if scale != 1.0 else "dq = dq.to(q.dtype)"
 
     @property
     def sums(self) -> Iterator[str]:
         """What is left to do once the kernels are done."""
-        if self._adds_dq:
-            scale = self._backward.kernels[0].chain.scale
-            yield f"dq = (dq * {scale!r}).to(q.dtype)" if scale != 1.0 else "dq = dq.to(q.dtype)"
+        yield from self._rounded_dq
         for gradient in self._backward.gradients:
             name = gradient.tensor.name
             if not gradient.parts:

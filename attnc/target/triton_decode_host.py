@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Kernel, Module
+from attnc.target.parameter import Parameter, optional
 from attnc.target.shares import SharesText
 from attnc.target.triton_combine import CombineText
 from attnc.target.triton_decode import DecodeText
@@ -32,9 +33,8 @@ class DecodeHost(HostText):
         )
 
     @property
-    def parameters(self) -> list[str]:
-        counter = ["fallbacks: torch.Tensor | None = None"] if self.counts_fallbacks else []
-        return [*super().parameters, *counter]
+    def keywords(self) -> list[Parameter]:
+        return [*super().keywords, *([optional("fallbacks")] if self.counts_fallbacks else [])]
 
     @property
     def counts_fallbacks(self) -> bool:

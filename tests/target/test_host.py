@@ -107,7 +107,8 @@ def test_a_config_of_other_numbers_is_refused_at_every_call(target: str, batch: 
     good = module.CONFIGS[0]
     if batch == 0 or target == "triton":
         module.alibi(x, x, x, slopes, config=good)
-    for wrong in (good._replace(BLOCK_M=float(good.BLOCK_M)), tuple(good), list(good)):
+    others = (float(good.BLOCK_M), None)
+    for wrong in (*(good._replace(BLOCK_M=x) for x in others), tuple(good), list(good)):
         with pytest.raises(TypeError, match=r"^config: expected one of CONFIGS, got "):
             module.alibi(x, x, x, slopes, config=wrong)
 

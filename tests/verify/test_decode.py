@@ -268,5 +268,7 @@ def test_more_shares_than_a_grid_has_are_refused() -> None:
     k = torch.ones(1, 16, 1, 16, dtype=torch.float16)
     table = torch.zeros(1, 1, dtype=torch.int32).expand(1, 65536)
     lengths = torch.ones(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="config: expected shares of at least 17 keys, got 16"):
+    with pytest.raises(
+        ValueError, match="config: expected at most 65535 shares, of 17 keys at least, got 65536"
+    ):
         made(q, k, k, table, lengths)

@@ -462,7 +462,7 @@ def dropout(
         return _compiled(q, k, v, p, seed, out, config, backward_config)
     if backward_config is not None:
         _check_backward(backward_config)
-    B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
+    _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     if isinstance(p, (int, float)) and not 0 <= p <= 1:
         raise ValueError(f"p: expected a probability, 0 to 1, got {p}")
     p = _scalar("p", p, torch.float32, q)
@@ -715,8 +715,11 @@ def _boxes(
 
 
 def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
-    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
-        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
+    if isinstance(config, Config):
+        fields = zip(config._fields, config)
+        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
+            return
+    raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(
@@ -815,7 +818,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, config, backward_config, q, k, v, p, seed):
-        B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
+        _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
         if isinstance(p, (int, float)) and not 0 <= p <= 1:
             raise ValueError(f"p: expected a probability, 0 to 1, got {p}")
         p = _scalar("p", p, torch.float32, q)
@@ -1028,7 +1031,7 @@ def _compiled(
     backward_config: dict[str, Config] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What torch.compile traces in place of the body of dropout: one call of an operator."""
-    B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
+    _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
     if isinstance(p, (int, float)) and not 0 <= p <= 1:
         raise ValueError(f"p: expected a probability, 0 to 1, got {p}")
     p = _scalar("p", p, torch.float32, q)

@@ -184,10 +184,12 @@ def _choose(
     for limit, index in tuned.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return configs[index]
-    for config in configs:
-        if config.shared <= gpu.shared:
-            return config
-    return configs[0]
+    return next((config for config in configs if config.shared <= gpu.shared), configs[-1])
+
+
+def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
+    """Heads whose matrices fill about half of the L2 cache: blocks that run together should share them."""
+    return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
 class _Kernel(NamedTuple):
@@ -367,8 +369,11 @@ def _prepare(
 
 
 def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
-    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
-        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
+    if isinstance(config, Config):
+        fields = zip(config._fields, config)
+        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
+            return
+    raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(
@@ -508,7 +513,8 @@ def _prepare_gradients(
     _, _, N, _ = k.shape
     if B * H * M == 0:
         return _Gradients((), None)
-    dkdv_config, = _choose_backward(configs, _gpu(q.get_device()), N)
+    gpu = _gpu(q.get_device())
+    dkdv_config, = _choose_backward(configs, gpu, N)
     M_padded = _whole_tiles(M, dkdv_config)
     dk = torch.empty(k.shape, dtype=torch.float16, device="meta")
     dv = torch.empty(v.shape, dtype=torch.float16, device="meta")
@@ -519,8 +525,8 @@ def _prepare_gradients(
     lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device="meta")
     delta = torch.empty((B, H, M_padded), dtype=torch.float32, device="meta")
     made = (_layout(dk), _layout(dv), _layout(dq), _layout(dq_sum), _layout(lse2), _layout(delta))
-    gpu = _gpu(q.get_device())
-    section, kv_section = _heads_in_cache(gpu, B * H, N * 256), _heads_in_cache(gpu, B * H, M * 256)
+    section = _heads_per_section(gpu, B * H, N * 256)
+    kv_section = _heads_per_section(gpu, B * H, M * 256)
     kernels = [
         _Kernel("fa1_backward_preprocess", _row_config(dkdv_config), M_padded // dkdv_config.BLOCK_M * B * H),
         _Kernel("fa1_backward_dkdv", dkdv_config, B * H),
@@ -590,11 +596,6 @@ def _dq_size(config: Config) -> int:
     rows = 32 if config.BLOCK_M % 32 == 0 and config.WARPS % (config.BLOCK_M // 32) == 0 else config.BLOCK_M
     sharing = config.WARPS * rows // config.BLOCK_M
     return config.BLOCK_M * sharing * (-(-4 // sharing) * 16)
-
-
-def _heads_in_cache(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
-    """Heads whose matrices fill about half of the L2 cache: blocks that run together should share them."""
-    return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
 def _compiled(

@@ -169,10 +169,7 @@ def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
     for limit, index in TUNED.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return CONFIGS[index]
-    for config in CONFIGS:
-        if config.shared <= gpu.shared:
-            return config
-    return CONFIGS[0]
+    return next((config for config in CONFIGS if config.shared <= gpu.shared), CONFIGS[-1])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -407,8 +404,11 @@ def _prepare(
 
 
 def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
-    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
-        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
+    if isinstance(config, Config):
+        fields = zip(config._fields, config)
+        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
+            return
+    raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(

@@ -541,7 +541,7 @@ def _prepare(
     )
     if splits > 65535:
         least = triton.cdiv(N, 65535)
-        raise ValueError(f"config: expected shares of at least {least} keys, got {config.share}")
+        raise ValueError(f"config: expected at most 65535 shares, of {least} keys at least, got {splits}")
     forward = _Launch(
         paged_decode_forward,
         (tiles, splits),
@@ -578,8 +578,11 @@ def _prepare(
 
 
 def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
-    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
-        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
+    if isinstance(config, Config):
+        fields = zip(config._fields, config)
+        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
+            return
+    raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(

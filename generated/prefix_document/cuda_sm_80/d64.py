@@ -201,14 +201,11 @@ def _choose(
     for limit, index in tuned.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return configs[index]
-    for config in configs:
-        if config.shared <= gpu.shared:
-            return config
-    return configs[0]
+    return next((config for config in configs if config.shared <= gpu.shared), configs[-1])
 
 
 def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
-    """Query heads whose K and V fill about half of the L2 cache: blocks that run together should share them."""
+    """Heads whose matrices fill about half of the L2 cache: blocks that run together should share them."""
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
@@ -401,8 +398,11 @@ def _prepare(
 
 
 def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
-    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
-        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
+    if isinstance(config, Config):
+        fields = zip(config._fields, config)
+        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
+            return
+    raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(
@@ -445,7 +445,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, config, backward_config, q, k, v, doc, prefix):
-        B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
+        _sizes("q", q, torch.bfloat16, (None, None, None, 64), q)
         lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         o = prefix_document(q, k, v, doc, prefix, lse=lse, config=config, backward_config=backward_config)
         ctx.save_for_backward(q, k, v, doc, prefix, o, lse)
@@ -538,7 +538,8 @@ def _prepare_gradients(
     _, N, _, _ = k.shape
     if B * H * M == 0:
         return _Gradients((), None)
-    dq_config, dkdv_config = _choose_backward(configs, _gpu(q.get_device()), N)
+    gpu = _gpu(q.get_device())
+    dq_config, dkdv_config = _choose_backward(configs, gpu, N)
     M_padded = _whole_tiles(M, dq_config, dkdv_config)
     dq = torch.empty(q.shape, dtype=torch.bfloat16, device="meta")
     dk = torch.empty(k.shape, dtype=torch.bfloat16, device="meta")
@@ -546,8 +547,8 @@ def _prepare_gradients(
     lse2 = torch.empty((B, H, M_padded), dtype=torch.float32, device="meta")
     delta = torch.empty((B, H, M_padded), dtype=torch.float32, device="meta")
     made = (_layout(dq), _layout(dk), _layout(dv), _layout(lse2), _layout(delta))
-    gpu = _gpu(q.get_device())
-    section, kv_section = _heads_in_cache(gpu, B * H, N * 256), _heads_in_cache(gpu, B * H, M * 256)
+    section = _heads_per_section(gpu, B * H, N * 256)
+    kv_section = _heads_per_section(gpu, B * H, M * 256)
     kernels = [
         _Kernel(
             "prefix_document_backward_preprocess", _row_config(dq_config),
@@ -610,11 +611,6 @@ def _wants_gradient(*inputs: object) -> bool:
 def _rows_aligned(*tensors: torch.Tensor) -> bool:
     """Whether all rows start at multiples of 16 bytes if the first do."""
     return all(stride % 8 == 0 for x in tensors for stride in x.stride()[:-1])
-
-
-def _heads_in_cache(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
-    """Heads whose matrices fill about half of the L2 cache: blocks that run together should share them."""
-    return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
 def _compiled(

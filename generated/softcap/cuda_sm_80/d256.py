@@ -140,14 +140,11 @@ def _choose(config: Config | None, gpu: Gpu, longest: int) -> Config:
     for limit, index in TUNED.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return CONFIGS[index]
-    for config in CONFIGS:
-        if config.shared <= gpu.shared:
-            return config
-    return CONFIGS[0]
+    return next((config for config in CONFIGS if config.shared <= gpu.shared), CONFIGS[-1])
 
 
 def _heads_per_section(gpu: Gpu, heads: int, bytes_of_one: int) -> int:
-    """Query heads whose K and V fill about half of the L2 cache: blocks that run together should share them."""
+    """Heads whose matrices fill about half of the L2 cache: blocks that run together should share them."""
     return max(1, min(heads, gpu.l2 // 2 // max(1, bytes_of_one)))
 
 
@@ -323,8 +320,11 @@ def _prepare(
 
 
 def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
-    if not isinstance(config, Config) or not all(x is None or isinstance(x, int) for x in config):
-        raise TypeError(f"{name}: expected one of {among}, got {config!r}")
+    if isinstance(config, Config):
+        fields = zip(config._fields, config)
+        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
+            return
+    raise TypeError(f"{name}: expected one of {among}, got {config!r}")
 
 
 def _sizes(
