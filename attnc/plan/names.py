@@ -40,7 +40,10 @@ MODULE = frozenset((
     "RuntimeError",
     "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",
     "Tuned", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
+    "AttributeError", "int", "least", "map", "max", "min",
 ))  # fmt: skip
+#: What the function beside a target's modules, which picks one of them, has besides.
+DISPATCH = frozenset(("iter", "key", "list", "next", "options", "PARAMS", "schedule", "sizes", "VARIANTS"))
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((
     "acc", "Any", "args", "Callable", "Config", "config", "CONFIGS", "ctypes",
@@ -49,6 +52,7 @@ CUDA_MODULE = frozenset((
     "Path", "rows", "rows_aligned", "stat", "struct", "tempfile", "torch", "TUNED",
     "section", "kv_section", "dq_sum",
     "dk_at", "do_at", "dq_at", "dv_at", "k_at", "o_at", "q_at", "v_at",
+    "ROW_TILE",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((
@@ -119,7 +123,7 @@ _KERNELS = ("forward", "backward", "combine", "preprocess")
 
 def clashes(name: str, target: str = "triton") -> bool:
     """Whether a module for the target cannot have a parameter or a function of this name."""
-    taken = MODULE if target == "triton" else MODULE | CUDA_MODULE
+    taken = MODULE | DISPATCH if target == "triton" else MODULE | DISPATCH | CUDA_MODULE
     return iskeyword(name) or name in taken or name.startswith("_") or _is_stride(name, target)
 
 

@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
 from attnc.target.render import render
 from tests.plan.planning import planned
+
+GENERATED = Path(__file__).parents[2] / "generated"
 
 GRADIENTS = {
     "score": "softcap(dot(q, k), 30) + under_test_row[h, q_idx] + under_test_key[b, kv_idx]"
@@ -169,7 +172,7 @@ def test_every_name_of_a_cuda_module_is_known(name: str) -> None:
 
 
 def test_words_of_cpp_can_name_inputs() -> None:
-    words = ("int", "threadIdx", "scores", "multiply_qk", "warp")
+    words = ("long", "threadIdx", "scores", "multiply_qk", "warp")
     module = planned(
         score=f"dot(q, k) + {' + '.join(f'{word}[h]' for word in words)} + unsigned[b, kv_idx]",
         mask="kv_idx < new[b]",
@@ -205,3 +208,15 @@ def test_clashing_names() -> None:
     assert own_name("unsigned") == "unsigned_value"
     assert clashes("gpu", "cuda.sm_80")
     assert not clashes("gpu")
+
+
+@pytest.mark.parametrize("name", ["causal_gqa", "local_sink", "extend"])
+def test_every_name_of_the_function_that_picks_a_module_is_known(name: str) -> None:
+    """Of variants by types and sizes, by a keyword, and of several schedules."""
+    text = (GENERATED / name / "triton" / "__init__.py").read_text(encoding="utf-8")
+    (function,) = (x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef) and x.name == name)
+    used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    used |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    assert {"key", "options"} <= used
+    own = {*INPUTS, "sink", "kv_len", "W"}  # of the specs
+    assert [x for x in used - own if not x.startswith("_") and not clashes(x)] == []

@@ -12,6 +12,7 @@ from . import f16_d128
 from . import f16_d64
 from . import f16_d256
 
+PARAMS = ("T", "D")
 VARIANTS = {
     (torch.bfloat16, 128): bf16_d128.causal_gqa,
     (torch.bfloat16, 64): bf16_d64.causal_gqa,
@@ -24,10 +25,16 @@ VARIANTS = {
 
 def causal_gqa(q, k, v, **options):
     """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
-    # Where an argument is no such tensor, any variant says which, and what it expected.
-    key = next(iter(VARIANTS))
     if isinstance(q, torch.Tensor) and q.dim() == 4:
         key = (q.dtype, q.shape[3])
+    else:  # any variant says which argument is no such tensor, and what it expected
+        key = next(iter(VARIANTS))
     if key not in VARIANTS:
-        raise ValueError(f"causal_gqa was not compiled for (T, D) = {key}; there is: {list(VARIANTS)}")
+        raise _unknown(key)
     return VARIANTS[key](q, k, v, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"causal_gqa was not compiled for {asked}; there is: {'; '.join(there_is)}")

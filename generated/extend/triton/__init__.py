@@ -9,6 +9,7 @@ from . import d128_split
 from . import d128_drafts
 from . import d128_rows
 
+PARAMS = ("D",)
 #: By D, and by schedule.
 VARIANTS = {
     (128,): {
@@ -51,7 +52,7 @@ def extend(q, k, v, kv_len, *, schedule=None, **options):
     key = (q.shape[3],)
     sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])
     if key not in VARIANTS:
-        raise ValueError(f"extend was not compiled for (D) = {key}; there is: {list(VARIANTS)}")
+        raise _unknown(key)
     if schedule is None:
         schedule = _choose(q.device, key, sizes)
     elif schedule not in VARIANTS[key]:
@@ -65,3 +66,9 @@ def _choose(device, key, sizes):
         if all(limit is None or size <= limit for size, limit in zip(sizes, limits)):
             return schedule
     raise AssertionError("the last row admits all sizes")
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"extend was not compiled for {asked}; there is: {'; '.join(there_is)}")

@@ -10,6 +10,7 @@ from . import f16_d128
 from . import bf16_d64
 from . import bf16_d128
 
+PARAMS = ("T", "D")
 VARIANTS = {
     (torch.float16, 64): f16_d64.fa1,
     (torch.float16, 128): f16_d128.fa1,
@@ -20,10 +21,16 @@ VARIANTS = {
 
 def fa1(q, k, v, **options):
     """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
-    # Where an argument is no such tensor, any variant says which, and what it expected.
-    key = next(iter(VARIANTS))
     if isinstance(q, torch.Tensor) and q.dim() == 4:
         key = (q.dtype, q.shape[3])
+    else:  # any variant says which argument is no such tensor, and what it expected
+        key = next(iter(VARIANTS))
     if key not in VARIANTS:
-        raise ValueError(f"fa1 was not compiled for (T, D) = {key}; there is: {list(VARIANTS)}")
+        raise _unknown(key)
     return VARIANTS[key](q, k, v, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"fa1 was not compiled for {asked}; there is: {'; '.join(there_is)}")

@@ -8,6 +8,7 @@ import torch
 from . import bf16
 from . import f16
 
+PARAMS = ("T",)
 VARIANTS = {
     (torch.bfloat16,): bf16.linear_bias,
     (torch.float16,): f16.linear_bias,
@@ -16,10 +17,16 @@ VARIANTS = {
 
 def linear_bias(x, w, bias, **options):
     """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
-    # Where an argument is no such tensor, any variant says which, and what it expected.
-    key = next(iter(VARIANTS))
     if isinstance(x, torch.Tensor) and x.dim() == 2:
         key = (x.dtype,)
+    else:  # any variant says which argument is no such tensor, and what it expected
+        key = next(iter(VARIANTS))
     if key not in VARIANTS:
-        raise ValueError(f"linear_bias was not compiled for (T) = {key}; there is: {list(VARIANTS)}")
+        raise _unknown(key)
     return VARIANTS[key](x, w, bias, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"linear_bias was not compiled for {asked}; there is: {'; '.join(there_is)}")

@@ -7,6 +7,7 @@ import torch
 
 from . import d576_dv512
 
+PARAMS = ("D", "Dv")
 VARIANTS = {
     (576, 512): d576_dv512.mla_decode,
 }
@@ -14,10 +15,16 @@ VARIANTS = {
 
 def mla_decode(q, k, block_table, kv_len, **options):
     """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
-    # Where an argument is no such tensor, any variant says which, and what it expected.
-    key = next(iter(VARIANTS))
     if isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(v, torch.Tensor) and v.dim() == 4:
         key = (q.shape[3], v.shape[3])
+    else:  # any variant says which argument is no such tensor, and what it expected
+        key = next(iter(VARIANTS))
     if key not in VARIANTS:
-        raise ValueError(f"mla_decode was not compiled for (D, Dv) = {key}; there is: {list(VARIANTS)}")
+        raise _unknown(key)
     return VARIANTS[key](q, k, block_table, kv_len, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"mla_decode was not compiled for {asked}; there is: {'; '.join(there_is)}")
