@@ -17,7 +17,7 @@ from attnc.plan.cuda import check_cuda
 from attnc.plan.cuda_backward import check_cuda_backward
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir_decode import decode_knobs, is_decode
-from attnc.plan.names import clashes, clashes_as_size, clashes_with_kernel
+from attnc.plan.names import clashes, clashes_as_input, clashes_as_size
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import capacity, has_rows, is_plain
 from attnc.plan.unified_max import check_bounds
@@ -233,9 +233,7 @@ def _names(variant: Variant, target: str) -> Iterator[Diagnostic]:
     named += [
         ("input", tensor.name, tensor.span)
         for tensor in attention.inputs
-        if clashes(tensor.name, target)
-        or clashes_with_kernel(tensor.name, attention.name)
-        or tensor.name in gradients
+        if clashes_as_input(tensor.name, attention.name, target) or tensor.name in gradients
     ]
     named += [
         ("size", name, t.span)

@@ -40,10 +40,10 @@ MODULE = frozenset((
     "RuntimeError",
     "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",
     "Tuned", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
-    "AttributeError", "int", "least", "map", "max", "min",
+    "AttributeError", "least", "map", "max", "min", "PARAMS", "VARIANTS",
 ))  # fmt: skip
-#: What the function beside a target's modules, which picks one of them, has besides.
-DISPATCH = frozenset(("iter", "key", "list", "next", "options", "PARAMS", "schedule", "sizes", "VARIANTS"))
+#: Variables of the function beside a target's modules, which picks one of them and takes the same inputs.
+DISPATCH = frozenset(("iter", "key", "list", "next", "options", "schedule", "sizes"))
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((
     "acc", "Any", "args", "Callable", "Config", "config", "CONFIGS", "ctypes",
@@ -123,8 +123,14 @@ _KERNELS = ("forward", "backward", "combine", "preprocess")
 
 def clashes(name: str, target: str = "triton") -> bool:
     """Whether a module for the target cannot have a parameter or a function of this name."""
-    taken = MODULE | DISPATCH if target == "triton" else MODULE | DISPATCH | CUDA_MODULE
+    taken = MODULE if target == "triton" else MODULE | CUDA_MODULE
     return iskeyword(name) or name in taken or name.startswith("_") or _is_stride(name, target)
+
+
+def clashes_as_input(name: str, attention: str, target: str = "triton") -> bool:
+    """Whether no input can have this name: a variable has it, or a kernel of the attention may have it."""
+    is_kernel = name.startswith(tuple(f"{attention}_{kernel}" for kernel in _KERNELS))
+    return clashes(name, target) or name in DISPATCH or is_kernel
 
 
 def clashes_as_size(name: str, target: str = "triton") -> bool:
@@ -132,11 +138,6 @@ def clashes_as_size(name: str, target: str = "triton") -> bool:
     in_cuda = target != "triton" and name in CUDA_KERNEL | CUDA_BACKWARD | CPP
     is_parameter = name.startswith("stride_") or name.endswith("_ptr")
     return clashes(name, target) or name in KERNEL or in_cuda or is_parameter
-
-
-def clashes_with_kernel(name: str, attention: str) -> bool:
-    """Whether the name could be that of one of the attention's kernels."""
-    return name.startswith(tuple(f"{attention}_{kernel}" for kernel in _KERNELS))
 
 
 def own_name(name: str) -> str:

@@ -13,7 +13,17 @@ import pytest
 from attnc.expr.nodes import INDICES, Dim, walk
 from attnc.model.names import DIMS, INPUTS, OUTPUTS
 from attnc.plan import ir
-from attnc.plan.names import CPP, CUDA_BACKWARD, CUDA_KERNEL, CUDA_MODULE, KERNEL, MODULE, clashes, own_name
+from attnc.plan.names import (
+    CPP,
+    CUDA_BACKWARD,
+    CUDA_KERNEL,
+    CUDA_MODULE,
+    KERNEL,
+    MODULE,
+    clashes,
+    clashes_as_input,
+    own_name,
+)
 from attnc.runtime.loader import load_module
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
@@ -172,7 +182,7 @@ def test_every_name_of_a_cuda_module_is_known(name: str) -> None:
 
 
 def test_words_of_cpp_can_name_inputs() -> None:
-    words = ("long", "threadIdx", "scores", "multiply_qk", "warp")
+    words = ("int", "threadIdx", "scores", "multiply_qk", "warp")
     module = planned(
         score=f"dot(q, k) + {' + '.join(f'{word}[h]' for word in words)} + unsigned[b, kv_idx]",
         mask="kv_idx < new[b]",
@@ -219,4 +229,4 @@ def test_every_name_of_the_function_that_picks_a_module_is_known(name: str) -> N
     used |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     assert {"key", "options"} <= used
     own = {*INPUTS, "sink", "kv_len", "W"}  # of the specs
-    assert [x for x in used - own if not x.startswith("_") and not clashes(x)] == []
+    assert [x for x in used - own if not x.startswith("_") and not clashes_as_input(x, name)] == []

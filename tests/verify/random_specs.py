@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from attnc.plan.names import clashes
+from attnc.plan.names import clashes_as_input
 from tests.verify.random_words import Extra, Words
 
 #: Names that kernels, or the host code around them, might use for themselves.
@@ -150,7 +150,7 @@ def _drawn(draw: st.DrawFn, axes: Sequence[str]) -> str:
 
 
 def _extras(draw: st.DrawFn, heads: str, on_cuda: bool) -> list[Extra]:
-    names = [name for name in NAMES if not (on_cuda and clashes(name, "cuda.sm_80"))]
+    names = [name for name in NAMES if not (on_cuda and clashes_as_input(name, "spec", "cuda.sm_80"))]
     return [
         Extra(name, draw(st.sampled_from(("i32", "i64", "bool", "f32", "bf16"))), _shape(draw, heads))
         for name in draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
