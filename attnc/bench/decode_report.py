@@ -10,6 +10,7 @@ from typing import Any
 from attnc.bench.decode_peers import Decoder
 from attnc.bench.decode_run import DecodeResult
 from attnc.bench.plot import grouped_bars, pyplot, save
+from attnc.bench.report import ran_on
 from attnc.bench.serving_run import ServingResult, serving_dict, serving_markdown
 
 
@@ -41,11 +42,10 @@ def markdown(
     """GB/s of K and V of every candidate, ratios to the best peer and of pages to a tensor, and what a call
     costs the host.
     """
-    software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
     titles = [decoder.title for decoder in decoders]
     head = ["decode, bf16, d128", "us", *titles, "to the best", "pages to tensor", "spread"]
     lines = [
-        f"{machine['device']}; {software}.",
+        ran_on(machine),
         "",
         (
             "Medians of interleaved rounds in GB/s of K and V, under CUDA graph replay with a cold L2; "

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from attnc.bench.report import ran_on
 from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
@@ -38,12 +39,8 @@ class Call:
     what: str
     whose: str
 
-    @property
-    def name(self) -> str:
-        return f"{self.what}, {self.whose}"
 
-
-def modules_of(specs: Sequence[Path]) -> list[ir.Module]:
+def first_variants(specs: Sequence[Path]) -> list[ir.Module]:
     """The first variant of every attention of the specs, for each target. Raises DiagnosticError."""
     first: dict[tuple[str, str], ir.Module] = {}
     for spec in specs:
@@ -140,9 +137,8 @@ def measure_host(
 def markdown(costs: Mapping[Call, float], machine: Mapping[str, str]) -> str:
     """A row for each call, a column for each target."""
     whose = list(dict.fromkeys(call.whose for call in costs))
-    software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
     lines = [
-        f"{machine['device']}; {software}.",
+        ran_on(machine),
         "",
         f"Microseconds of the host for a call, of the fastest burst of {_BURST}.",
         "",

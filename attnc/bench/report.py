@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,12 @@ def machine(target: str) -> dict[str, str]:
     }
 
 
+def ran_on(machine: Mapping[str, str]) -> str:
+    """The same as a sentence."""
+    software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
+    return f"{machine['device']}; {software}."
+
+
 def write_report(
     results: Sequence[Result], peers: Sequence[Peer], machine: dict[str, str], folder: Path
 ) -> tuple[Path, ...]:
@@ -59,7 +65,6 @@ def markdown(results: Sequence[Result], peers: Sequence[Peer], machine: dict[str
     ceiling.
     """
     ours, others = peers[0], peers[1:]
-    software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
     phase = phase_of(results)
     head = [
         f"{phase}, {_dtype(results)}",
@@ -70,7 +75,7 @@ def markdown(results: Sequence[Result], peers: Sequence[Peer], machine: dict[str
         "of matmul",
     ]
     lines = [
-        f"{machine['device']}; {software}.",
+        ran_on(machine),
         "",
         "Medians of interleaved rounds in TFLOP/s; spread is the width of the middle 80 % of the samples.",
         "",

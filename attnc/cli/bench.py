@@ -147,9 +147,17 @@ def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> N
 
 def _host(out: Path, specs: list[Path], rounds: int, *, is_list: bool) -> None:
     """`attnc bench --host`: microseconds until a call returns, of every target."""
-    from attnc.bench.host_cost import calls_of, jobs_of, markdown, measure_host, modules_of, peers, write_host
+    from attnc.bench.host_cost import (
+        calls_of,
+        first_variants,
+        jobs_of,
+        markdown,
+        measure_host,
+        peers,
+        write_host,
+    )
 
-    modules = modules_of(find_specs(specs))
+    modules = first_variants(find_specs(specs))
     if not modules:
         raise Mistake("no attention of these specs has kernels", "'attnc check' says why")
     if is_list:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnc.bench.host_cost import Call, as_json, jobs_of, markdown, measure_host, modules_of
+from attnc.bench.host_cost import Call, as_json, first_variants, jobs_of, markdown, measure_host
 
 SPECS = Path(__file__).parents[2] / "specs"
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0"}
@@ -21,7 +21,7 @@ COSTS = {
 
 
 def test_there_is_a_module_for_each_attention_and_target() -> None:
-    modules = modules_of([SPECS / "causal_gqa.attn", SPECS / "bias.attn"])
+    modules = first_variants([SPECS / "causal_gqa.attn", SPECS / "bias.attn"])
     found = [(module.variant.attention.name, module.target) for module in modules]
     assert found == [(name, t) for name in ("causal_gqa", "bias") for t in ("triton", "cuda.sm_80")]
     assert all(pickle.dumps(job) for job in jobs_of(modules))
