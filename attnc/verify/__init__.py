@@ -1,5 +1,4 @@
-"""Is a generated kernel right? Reference, error bound, inputs, properties, and planted bugs that all of it
-must catch.
+"""Is a generated kernel right? Reference, error bound, inputs and properties.
 
 `tolerance` evaluates the bound that a plan promises, `verdict` compares with it; `strategies` draws cases,
 `check` runs a module on one, `search` looks for one that it gets wrong; `interpreter` lets all this run

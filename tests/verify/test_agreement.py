@@ -10,10 +10,10 @@ from attnc.build import front, plan_program
 from attnc.target.files import render_files
 from attnc.verify.agreement import across
 from attnc.verify.case import Case
-from attnc.verify.cuda_serving_bugs import CUDA_SERVING_BUGS
-from attnc.verify.planted import plant
 from attnc.verify.simt import available
 from attnc.verify.subjects import cuda_subject, subject_of
+from tests.planted.bug import plant
+from tests.planted.registry import BUGS
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -26,7 +26,7 @@ def test_targets_agree_and_a_bug_in_one_shows() -> None:
     case = Case(dims={"B": 2, "M": 2, "Hkv": 1, "G": 3, "N": 100}, seed=4)
     right = across({"cuda.sm_80": cuda_subject(cuda, {})})
     assert not list(right(subject_of(triton), case))
-    bug = next(bug for bug in CUDA_SERVING_BUGS if bug.name == "warps joined without their maxima")
+    bug = BUGS["cuda serving: warps joined without their maxima"]
     name = f"{cuda.variant.name}.cu"
     text = plant(render_files(cuda, path="paged_decode.attn", sha256="0")[name], bug)
     wrong = across({"cuda.sm_80": cuda_subject(cuda, {name: text})})

@@ -1,4 +1,4 @@
-"""Projections in the interpreter: the fixed cases, arguments that are refused, planted bugs."""
+"""Projections in the interpreter: the fixed cases, arguments that are refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from attnc.build import front, plan_program
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.verify.case import Case
-from attnc.verify.planted import plant, table
-from attnc.verify.projection_bugs import PROJECTION_BUGS, hunt_projection
 from attnc.verify.projection_check import (
     ProjectionSubject,
     check_projection,
@@ -23,6 +21,8 @@ from attnc.verify.projection_check import (
     text_of,
     verify_projection,
 )
+from tests.planted.bug import plant
+from tests.planted.registry import BUGS
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -62,14 +62,6 @@ def test_drawn_cases() -> None:
 
 
 @pytest.mark.slow
-def test_every_planted_bug_is_caught() -> None:
-    first = {module.name: module for module in reversed(modules())}
-    catches = [hunt_projection(first[bug.spec], bug, examples=120) for bug in PROJECTION_BUGS]
-    print(f"\n{table(catches)}")
-    assert not [catch.bug.name for catch in catches if not catch.caught]
-
-
-@pytest.mark.slow
 def test_a_layer_of_the_7b_model_at_one_row() -> None:
     """As large as it is, with tiles that are never ragged."""
     planned = plan_program(front(SPECS / "llama_7b.attn")).projections[1]
@@ -79,12 +71,12 @@ def test_a_layer_of_the_7b_model_at_one_row() -> None:
 
 
 def test_failures_are_shrunk_and_print_a_command() -> None:
-    bug = PROJECTION_BUGS[-1]
-    planned = next(module for module in modules() if module.name == bug.spec)
+    bug = BUGS["projections: bias lost when K is shared"]
+    planned = next(module for module in modules() if module.name == bug.attention)
     broken = replace(projection_subject(planned), module=load_text(plant(text_of(planned), bug)))
-    (failure,) = fuzz_projection(broken, examples=60, seconds=20).failures
+    (failure,) = fuzz_projection(broken, examples=60, seconds=float("inf")).failures
     assert failure.case.dims["M"] == 1
-    assert f"--attention {bug.spec} --variant bf16 --case '" in failure.repro
+    assert f"--attention {bug.attention} --variant bf16 --case '" in failure.repro
 
 
 def test_arguments_are_checked() -> None:

@@ -1,107 +1,107 @@
-"""The registry of planted bugs of decoding, pages and packed sequences, for Triton."""
+"""Bugs planted in Triton kernels of decoding, pages and packed sequences."""
 
 from __future__ import annotations
 
-from attnc.verify.planted import Bug
+from tests.planted.bug import TritonBug
 
-SERVING_BUGS: tuple[Bug, ...] = (
+BUGS: tuple[TritonBug, ...] = (
     # Pages
-    Bug(
+    TritonBug(
         name="page numbers multiplied in 32 bits",
-        spec="chunked_prefill",
+        attention="chunked_prefill",
         story="a page's number times its stride passes 2^31 in a pool of a few gigabytes",
         anchor="return page.to(tl.int64)",
         patch="return page",
     ),
-    Bug(
+    TritonBug(
         name="rows behind the end of the last page",
-        spec="chunked_prefill",
+        attention="chunked_prefill",
         story="the rest of the last page is what its owner before left there, and 0 * NaN is NaN",
         anchor="tile = tl.load(x + at[:, None] + col[None, :], mask=row[:, None] < stop, other=0.0)",
         patch="tile = tl.load(x + at[:, None] + col[None, :])",
     ),
-    Bug(
+    TritonBug(
         name="table read past the end of a sequence",
-        spec="chunked_prefill",
+        attention="chunked_prefill",
         story="entries past the last page are whatever the table held before",
         anchor="page = tl.load(table + row // PAGE * stride, mask=row < stop, other=0)",
         patch="page = tl.load(table + row // PAGE * stride)",
     ),
-    Bug(
+    TritonBug(
         name="entries of a partial tile asked for as a whole",
-        spec="paged_decode",
+        attention="paged_decode",
         story="a tile in which the sequence ends has entries that nobody has written",
         anchor="mask=start < stop if WHOLE else entry * PAGE < stop",
         patch="mask=start < stop",
     ),
-    Bug(
+    TritonBug(
         name="one table for all",
-        spec="paged_decode",
+        attention="paged_decode",
         story="the stride of the block table was forgotten",
         anchor="block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0",
         patch="block_table_row = block_table_ptr",
     ),
-    Bug(
+    TritonBug(
         name="pages looked up a tile too far ahead",
-        spec="paged_decode",
+        attention="paged_decode",
         story="page numbers travel two steps ahead of their rows, and one was handed on at once",
         anchor="page = tl.maximum(next_page, 0)",
         patch="page = tl.maximum(later_page, 0)",
     ),
-    Bug(
+    TritonBug(
         name="values in the pages' order of keys",
-        spec="chunked_prefill",
+        attention="chunked_prefill",
         story="v was addressed with k's strides",
         anchor="_load_pages(V, page, kv_lo, N, stride_vp, stride_vn, BLOCK_N, 16, 128)",
         patch="_load_pages(V, page, kv_lo, N, stride_kp, stride_kn, BLOCK_N, 16, 128)",
     ),
     # Packed sequences
-    Bug(
+    TritonBug(
         name="rows behind the last sequence attended",
-        spec="chunked_prefill",
+        attention="chunked_prefill",
         story="a grid that covers any lengths has tiles past cu_seqlens[B]",
         anchor="M = tl.where(b < B, q_rows, 0)",
         patch="M = q_rows",
     ),
     # Flash-Decoding
-    Bug(
+    TritonBug(
         name="packed heads taken for queries",
-        spec="paged_decode",
+        attention="paged_decode",
         story="the rows of a tile are queries times heads, and were counted as queries",
         anchor="q_idx = row // G",
         patch="q_idx = row % M",
     ),
-    Bug(
+    TritonBug(
         name="shares that share a tile",
-        spec="paged_decode",
+        attention="paged_decode",
         story="a share began a tile before the one ahead of it ended",
         anchor="split_lo = split * share",
         patch="split_lo = tl.maximum(split * share - BLOCK_N, 0)",
     ),
-    Bug(
+    TritonBug(
         name="shares weighed alike by the second kernel",
-        spec="paged_decode",
+        attention="paged_decode",
         story="the results of the shares were averaged, not weighed by their sums",
         anchor='tl.exp2(tl.load(lse_parts_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)',
         patch="tl.where(split < SPLITS, 1.0, 0.0)",
     ),
-    Bug(
+    TritonBug(
         name="shares' lse in natural units",
-        spec="paged_decode",
+        attention="paged_decode",
         story="what leaves the first kernel is in base 2, what leaves the second is not",
         anchor="tl.store(lse_parts_ptr + part, m + tl.log2(l), mask=exists)",
         patch="tl.store(lse_parts_ptr + part, (m + tl.log2(l)) * LN2, mask=exists)",
     ),
-    Bug(
+    TritonBug(
         name="merging nothing with nothing",
-        spec="paged_decode",
+        attention="paged_decode",
         story="the maximum of no keys is -inf, and -inf minus -inf is NaN",
         anchor='shift = tl.where(m == -float("inf"), 0.0, m)  # nothing seen',
         patch="shift = m  # nothing seen",
     ),
-    Bug(
+    TritonBug(
         name="the sink counted by every share",
-        spec="decode_sink",
+        attention="decode_sink",
         story="the shares are added up, and each had counted the sink",
         anchor="""m = tl.where(split == 0, tl.zeros([BLOCK_M], tl.float32) + sink_q * NUMBER, -float("inf"))
             l = tl.where(split == 0, tl.full([BLOCK_M], 1.0, tl.float32), 0.0)""",
@@ -111,16 +111,16 @@ SERVING_BUGS: tuple[Bug, ...] = (
         ),
     ),
     # FlashDecoding++
-    Bug(
+    TritonBug(
         name="a unified maximum without a fallback",
-        spec="unified_decode",
+        attention="unified_decode",
         story="phi was thought to hold for every input; scores beyond its range gave NaN",
         anchor="if tl.max((lost & exists).to(tl.int32), 0) > 0:",
         patch="if tl.max((lost & exists).to(tl.int32), 0) > 1:",
     ),
-    Bug(
+    TritonBug(
         name="scores far below phi trusted",
-        spec="unified_decode",
+        attention="unified_decode",
         story="only overflow was looked for, and rows whose terms all underflow divide zero by zero",
         anchor='((highest < LOW) & (highest > -float("inf")))',
         patch="(highest > HIGH)",

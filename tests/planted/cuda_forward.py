@@ -2,207 +2,207 @@
 
 from __future__ import annotations
 
-from attnc.verify.planted import Bug
+from tests.planted.bug import CudaBug
 
-CUDA_BUGS: tuple[Bug, ...] = (
+BUGS: tuple[CudaBug, ...] = (
     # Barriers and copies
-    Bug(
+    CudaBug(
         name="no barrier before K is read",
-        spec="full",
+        attention="full",
         story="every thread waited for its own copies, not for those of the others",
         anchor="__syncthreads();  // K is there",
         patch="// K is there",
     ),
-    Bug(
+    CudaBug(
         name="no barrier before V is read",
-        spec="full",
+        attention="full",
         story="the barrier was taken for one of the copies of K",
         anchor="__syncthreads();  // V is there",
         patch="// V is there",
     ),
-    Bug(
+    CudaBug(
         name="K not waited for",
-        spec="full",
+        attention="full",
         story="a copy that is only started looks finished when the memory is fast",
         anchor="wait_copies<2 * (STAGES - 1)>(); __syncthreads();  // K",
         patch="__syncthreads();  // K",
     ),
-    Bug(
+    CudaBug(
         name="waits for one group too few",
-        spec="causal_gqa",
+        attention="causal_gqa",
         story="the newest group was counted among those that may be under way",
         anchor="wait_copies<2 * (STAGES - 1)>(); __syncthreads();  // V",
         patch="wait_copies<2 * STAGES - 1>(); __syncthreads();  // V",
     ),
-    Bug(
+    CudaBug(
         name="V copied to the stage at hand",
-        spec="full",
+        attention="full",
         story="the ring of buffers was indexed by the tile that is read",
         anchor="copy_v((stage + STAGES - 1) % STAGES);",
         patch="copy_v(stage);",
     ),
-    Bug(
+    CudaBug(
         name="barrier in a divergent branch",
-        spec="full",
+        attention="full",
         story="a warp without work went past the barrier that the others wait at",
         anchor="__syncthreads();  // K is there",
         patch="if (warp != 1) __syncthreads();  // K is there",
     ),
-    Bug(
+    CudaBug(
         name="output staged without a barrier",
-        spec="full",
+        attention="full",
         story="rows were stored by other threads than those that put them into shared memory",
         anchor="__syncthreads(); const Rows<element> outputs",
         patch="const Rows<element> outputs",
     ),
     # Shared memory
-    Bug(
+    CudaBug(
         name="rows past the end not zero-filled",
-        spec="full",
+        attention="full",
         story="0 * NaN: what lies behind V reached the output through weights of 0",
         anchor="const bool inside = first + row + i < stop;",
         patch="const bool inside = true;",
     ),
-    Bug(
+    CudaBug(
         name="wrong swizzle",
-        spec="full",
+        attention="full",
         story="the permuted chunk was counted on instead of being permuted again",
         anchor="(first ^ chunks % 8 * 16)",
         patch="(first + chunks % 8 * 16)",
     ),
     # Fragments
-    Bug(
+    CudaBug(
         name="P with its halves exchanged",
-        spec="full",
+        attention="full",
         story="the conversion puts its first operand into the high half",
         anchor="left[i][n][x] = pack(p[i][2 * n + x / 2][x % 2 * 2], p[i][2 * n + x / 2][x % 2 * 2 + 1])",
         patch="left[i][n][x] = pack(p[i][2 * n + x / 2][x % 2 * 2 + 1], p[i][2 * n + x / 2][x % 2 * 2])",
     ),
-    Bug(
+    CudaBug(
         name="V not transposed",
-        spec="full",
+        attention="full",
         story="K needs no transposition and V does",
         anchor="load_pieces_transposed(v, v_at)",
         patch="load_pieces(v, v_at)",
     ),
-    Bug(
+    CudaBug(
         name="maximum of half a row",
-        spec="full",
+        attention="full",
         story="four lanes share a row, and the reduction stopped after two",
         anchor="return fmaxf(x, from_lane(x, 2));",
         patch="return x;",
     ),
-    Bug(
+    CudaBug(
         name="sum of a quarter of a row",
-        spec="full",
+        attention="full",
         story="sums are kept by lane until the end, where they were not added up",
         anchor="l[r] = row_sum(l[r]);",
         patch="",
     ),
-    Bug(
+    CudaBug(
         name="mask on the wrong columns",
-        spec="causal_gqa",
+        attention="causal_gqa",
         story="a lane was thought to hold columns t and t + 4 of a fragment",
         anchor="const int kv_idx = kv_lo + 8 * j + 2 * t + c;",
         patch="const int kv_idx = kv_lo + 8 * j + t + 4 * c;",
     ),
-    Bug(
+    CudaBug(
         name="mask on the wrong rows",
-        spec="causal_gqa",
+        attention="causal_gqa",
         story="the second row of a fragment is 8 below the first, not the next",
         anchor="q_idx[r] = q_lo + warp * WARP_M + 8 * r + g;",
         patch="q_idx[r] = q_lo + warp * WARP_M + r / 2 * 16 + 2 * g + r % 2;",
     ),
     # Split-K
-    Bug(
+    CudaBug(
         name="split-K without rescaling",
-        spec="fa2_split_k",
+        attention="fa2_split_k",
         story="what had been summed kept its old scale",
         anchor="acc[c][i][e] *= factors[row];",
         patch="",
     ),
-    Bug(
+    CudaBug(
         name="split-K leaves out a warp",
-        spec="fa2_split_k",
+        attention="fa2_split_k",
         story="the warp that adds up was thought to hold its own part already",
         anchor="for (int w = 0; w < WARPS; ++w) acc[c][i][e] +=",
         patch="for (int w = 1; w < WARPS; ++w) acc[c][i][e] +=",
     ),
-    Bug(
+    CudaBug(
         name="split-K, each warp its own maximum",
-        spec="fa2_split_k",
+        attention="fa2_split_k",
         story="parts of a row with different maxima were added without rescaling",
         anchor="maxima[w * BLOCK_M + 8 * r + g]",
         patch="maxima[warp * BLOCK_M + 8 * r + g]",
     ),
-    Bug(
+    CudaBug(
         name="split-K sums too early",
-        spec="fa2_split_k",
+        attention="fa2_split_k",
         story="no barrier between writing the parts and adding them",
         anchor="__syncthreads(); #pragma unroll for (int i = 0; i < OWN; ++i) {",
         patch="\n#pragma unroll\n    for (int i = 0; i < OWN; ++i) {",
     ),
-    Bug(
+    CudaBug(
         name="split-K, sum of one warp",
-        spec="fa2_split_k",
+        attention="fa2_split_k",
         story="the denominators of the other warps were forgotten",
         anchor="l[r] += sums[w * BLOCK_M + 8 * r + g];",
         patch="l[r] += w == 0 ? sums[8 * r + g] : 0.0f;",
     ),
-    Bug(
+    CudaBug(
         name="split-K normalised before the other sums are there",
-        spec="fa1_split_k",
+        attention="fa1_split_k",
         story="o stays normalised, by a denominator of one warp's keys",
         anchor="l[r] += sums[w * BLOCK_M + 8 * r + g];",
         patch="l[r] += w == warp ? sums[w * BLOCK_M + 8 * r + g] : 0.0f;",
     ),
     # FlashAttention-1 order
-    Bug(
+    CudaBug(
         name="query tile overwritten",
-        spec="fa1_split_q",
+        attention="fa1_split_q",
         story="the copy of the next tile was started while warps still read the last one",
         anchor="__syncthreads();  // nobody reads the buffer that the next copy writes",
         patch="",
     ),
-    Bug(
+    CudaBug(
         name="maximum not written back",
-        spec="fa1_split_k",
+        attention="fa1_split_k",
         story="the sum was, and so the first tiles were rescaled wrongly",
         anchor="m_rows[row] = m[r];",
         patch="",
     ),
     # The rest
-    Bug(
+    CudaBug(
         name="dropout draws the same pair twice",
-        spec="dropout",
+        attention="dropout",
         story="two lanes share four words, and both took the first two",
         anchor="const bool second = kv_idx & 2;",
         patch="const bool second = false;",
     ),
-    Bug(
+    CudaBug(
         name="dropout with batch and head exchanged",
-        spec="dropout",
+        attention="dropout",
         story="the same mask was drawn, for another head",
         anchor="c2 = h, c3 = b;",
         patch="c2 = b, c3 = h;",
     ),
-    Bug(
+    CudaBug(
         name="sink counted by every lane",
-        spec="local_sink",
+        attention="local_sink",
         story="four lanes share a row, and each started its sum with the sink",
         anchor="l[r] = t == 0 ? 1.0f : 0.0f;",
         patch="l[r] = 1.0f;",
     ),
-    Bug(
+    CudaBug(
         name="K/V heads interleaved",
-        spec="causal_gqa",
+        attention="causal_gqa",
         story="head h read K/V head h % Hkv, not h // G",
         anchor="h_kv = h / G",
         patch="h_kv = h % (H / G)",
     ),
-    Bug(
+    CudaBug(
         name="base-2 lse",
-        spec="causal_gqa",
+        attention="causal_gqa",
         story="the kernel works in base 2 and the log-sum-exp left it so",
         anchor="(m[r] + log2f(l[r])) * LN2",
         patch="m[r] + log2f(l[r])",

@@ -1,15 +1,17 @@
-"""The registry of planted bugs of the backward pass. Their stories are told in general words."""
+"""Bugs planted in the backward pass of Triton kernels. Their stories are told in general words."""
 
 from __future__ import annotations
 
-from attnc.verify.planted import Bug
+from tests.planted.bug import TritonBug
 
 
-def _bug(name: str, spec: str, story: str, anchor: str, patch: str) -> Bug:
-    return Bug(name=name, spec=spec, story=story, anchor=anchor, patch=patch, phase="backward")
+def _bug(name: str, attention: str, story: str, anchor: str, patch: str) -> TritonBug:
+    return TritonBug(
+        name=name, attention=attention, story=story, anchor=anchor, patch=patch, phase="backward"
+    )
 
 
-BACKWARD_BUGS: tuple[Bug, ...] = (
+BUGS: tuple[TritonBug, ...] = (
     # What the rows hand on
     _bug(
         "padding of lse uninitialised",

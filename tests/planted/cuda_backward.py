@@ -2,246 +2,247 @@
 
 from __future__ import annotations
 
-from attnc.verify.planted import Bug
+from tests.planted.bug import CudaBug
 
 _DKDV, _DQ, _ROWS = "backward_dkdv", "backward_dq", "backward_preprocess"
 
-CUDA_GRADIENT_BUGS: tuple[Bug, ...] = (
+BUGS: tuple[CudaBug, ...] = (
     # What the rows hand on
-    Bug(
+    CudaBug(
         name="padding of lse and delta uninitialised",
-        spec="full",
+        attention="full",
         file=_ROWS,
         story="the rows past the end were masked in the store, and read by the next kernel",
         anchor="if (threadIdx.x % 8 == 0) {",
         patch="if (threadIdx.x % 8 == 0 && q_idx < args.M) {",
     ),
-    Bug(
+    CudaBug(
         name="empty rows keep lse = -inf",
-        spec="full",
+        attention="full",
         file=_ROWS,
         story="exp(s - -inf) is infinite for rows that see nothing and for rows past the end",
         anchor="lse == -INF ? INF : lse * LOG2E",
         patch="lse * LOG2E",
     ),
-    Bug(
+    CudaBug(
         name="natural lse used in base 2",
-        spec="padding",
+        attention="padding",
         file=_ROWS,
         story="forward and backward agreed on the meaning of lse, until one of them changed",
         anchor="INF : lse * LOG2E",
         patch="INF : lse",
     ),
-    Bug(
+    CudaBug(
         name="gradient of lse ignored",
-        spec="cross",
+        attention="cross",
         file=_ROWS,
         story="lse was for the backward alone, then it became an output",
         anchor="delta -= args.dlse_ptr",
         patch="delta -= 0.0f * args.dlse_ptr",
     ),
-    Bug(
+    CudaBug(
         name="half of delta",
-        spec="full",
+        attention="full",
         file=_ROWS,
         story="eight lanes share a row, and the reduction stopped after four",
         anchor="delta += from_lane(delta, 4);",
         patch="",
     ),
     # The chain rule
-    Bug(
+    CudaBug(
         name="delta forgotten",
-        spec="full",
+        attention="full",
         file=_DKDV,
         story="dS = P dP is the derivative of exp, not of softmax",
         anchor="p * (dp - delta)",
         patch="p * dp",
     ),
-    Bug(
+    CudaBug(
         name="scale of dq forgotten",
-        spec="full",
+        attention="full",
         file="backward_finish",
         story="the scale was applied to dk alone",
         anchor="pack(from[t] * 0.08838834764831843f, from[THREADS + t] * 0.08838834764831843f)",
         patch="pack(from[t], from[THREADS + t])",
     ),
-    Bug(
+    CudaBug(
         name="slope of softcap forgotten in dk",
-        spec="local_sink",
+        attention="local_sink",
         file=_DKDV,
         story="the scores were capped when they were computed again, their derivative was not",
         anchor="ds *= (1.0f - t * t);",
         patch="",
     ),
-    Bug(
+    CudaBug(
         name="gradient of the sink turned over",
-        spec="local_sink",
+        attention="local_sink",
         file=_ROWS,
         story="the sink only takes probability away",
         anchor="dsink_row -= exp2_",
         patch="dsink_row += exp2_",
     ),
-    Bug(
+    CudaBug(
         name="a quarter of the gradient of a bias",
-        spec="bias",
+        attention="bias",
         file=_DKDV,
         story="four lanes share a key, and each kept what it had found",
         anchor="dkey_bias[r] = row_sum(dkey_bias[r]);",
         patch="",
     ),
     # Shared heads
-    Bug(
+    CudaBug(
         name="only the first head of a group counts",
-        spec="causal_gqa",
+        attention="causal_gqa",
         file=_DKDV,
         story="the loop over the group was written for multi-head attention",
         anchor="group < G",
         patch="group < 1",
     ),
-    Bug(
+    CudaBug(
         name="heads of another group",
-        spec="odd_dims",
+        attention="odd_dims",
         file=_DKDV,
         story="heads are grouped, not interleaved",
         anchor="h = h_kv * G + group",
         patch="h = h_kv + group * Hkv",
     ),
     # Dropout
-    Bug(
+    CudaBug(
         name="another mask for dk and dv",
-        spec="dropout",
+        attention="dropout",
         file=_DKDV,
         story="the seed was read in the forward and a constant in the backward",
         anchor="draw_four(p_value, seed, b, h, q_lo",
         patch="draw_four(p_value, 1, b, h, q_lo",
     ),
-    Bug(
+    CudaBug(
         name="mask of the first two keys of four",
-        spec="dropout",
+        attention="dropout",
         file=_DQ,
         story="two lanes share four words, and both took the first two",
         anchor=">> (2 * t & 2) & 3",
         patch="& 3",
     ),
-    Bug(
+    CudaBug(
         name="words of another lane's queries",
-        spec="dropout",
+        attention="dropout",
         file=_DKDV,
         story="what four lanes had drawn was taken in the order of the taker",
         anchor="(4 * n + (x ^ y))",
         patch="(4 * n + y)",
     ),
-    Bug(
+    CudaBug(
         name="dP not dropped",
-        spec="dropout",
+        attention="dropout",
         file=_DQ,
         story="P was dropped in the forward, so dP must be",
         anchor="dp = keep ? dp * keep_scale : 0.0f;",
         patch="",
     ),
     # Masks, transposed
-    Bug(
+    CudaBug(
         name="transposed bounds aligned top-left",
-        spec="alibi",
+        attention="alibi",
         file=_DKDV,
         story="the first row that sees a key is not the key's number, unless M = N",
         anchor="lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M",
         patch="lo = kv_lo / BLOCK_M * BLOCK_M",
     ),
-    Bug(
+    CudaBug(
         name="transposed full range starts early",
-        spec="causal_gqa",
+        attention="causal_gqa",
         file=_DKDV,
         story="the first row that sees any key of the tile, where the first that sees all was meant",
         anchor="max(kv_hi + M - N, 0)",
         patch="max(kv_lo + M - N, 0)",
     ),
     # Memory
-    Bug(
+    CudaBug(
         name="dv stored with the strides of dk",
-        spec="odd_dims",
+        attention="odd_dims",
         file=_DKDV,
         story="k and v have the same strides in most models",
         anchor="args.stride_dvn, v_tile",
         patch="args.stride_dkn, v_tile",
     ),
-    Bug(
+    CudaBug(
         name="atomic sums start anywhere",
-        spec="full",
+        attention="full",
         file="host",
+        phase="backward",
         story="the buffer that atomics add to was not cleared",
         anchor="dq_sum = _empty(call.made[3], torch.float32, q).zero_()",
         patch="dq_sum = _empty(call.made[3], torch.float32, q)",
     ),
     # Packed sequences
-    Bug(
+    CudaBug(
         name="dk written into the next sequence",
-        spec="varlen",
+        attention="varlen",
         file=_DKDV,
         story="the last tile of a sequence stored whole, over the first keys of the next one",
         anchor="args.stride_dkn, k_tile, kv_lo, N",
         patch="args.stride_dkn, k_tile, kv_lo, S - k_first",
     ),
-    Bug(
+    CudaBug(
         name="dq written into the next sequence",
-        spec="varlen",
+        attention="varlen",
         file=_DQ,
         story="rows past the end of a sequence are still rows of the tensor",
         anchor="args.stride_dqm, q_tile, q_lo, M",
         patch="args.stride_dqm, q_tile, q_lo, T - q_first",
     ),
-    Bug(
+    CudaBug(
         name="lse of packed rows at their own place",
-        spec="varlen",
+        attention="varlen",
         file=_DKDV,
         story="the rows were padded where they are written, and packed where they are read",
         anchor="(q_first / args.ROW_TILE + b) * args.ROW_TILE",
         patch="q_first",
     ),
-    Bug(
+    CudaBug(
         name="lse of the sequence before",
-        spec="varlen",
+        attention="varlen",
         file=_DQ,
         story="every sequence before adds a tile of padding, and one was left out",
         anchor="(q_first / args.ROW_TILE + sequence) * args.ROW_TILE",
         patch="(q_first / args.ROW_TILE + max(sequence - 1, 0)) * args.ROW_TILE",
     ),
-    Bug(
+    CudaBug(
         name="padding between sequences uninitialised",
-        spec="varlen",
+        attention="varlen",
         file=_ROWS,
         story="only rows that exist were written, and the next kernel reads whole tiles",
         anchor="if (threadIdx.x % 8 == 0) {",
         patch="if (threadIdx.x % 8 == 0 && q_idx < M) {",
     ),
-    Bug(
+    CudaBug(
         name="a tile that begins a sequence is the last of the one before",
-        spec="varlen",
+        attention="varlen",
         file=_DKDV,
         story="the search took the first sequence that begins after the tile",
         anchor="middle <= tile",
         patch="middle < tile",
     ),
-    Bug(
+    CudaBug(
         name="queries of another sequence",
-        spec="varlen",
+        attention="varlen",
         file=_DKDV,
         story="keys and queries are packed apart, and one table was used for both",
         anchor="const int q_end = args.cu_q_ptr[(b + 1) * args.stride_cu_q_0]",
         patch="const int q_end = args.cu_k_ptr[(b + 1) * args.stride_cu_k_0]",
     ),
     # One block for each head
-    Bug(
+    CudaBug(
         name="heads add to one dq",
-        spec="fa1",
+        attention="fa1",
         file=_DKDV,
         story="the sum of a sequence's first head was taken for that of all",
         anchor="args.dq_sum_ptr + (long long)(b * H + h)",
         patch="args.dq_sum_ptr + (long long)(b * H)",
     ),
-    Bug(
+    CudaBug(
         name="dq of the last kv tile alone",
-        spec="fa1",
+        attention="fa1",
         file=_DKDV,
         story="dq was stored where it is to be added",
         anchor="* THREADS] += dq[i][j][e]",

@@ -1,0 +1,95 @@
+"""A bug is an anchored patch of a generated file.
+
+Its anchor must occur exactly once in the code of the rendered module, or planting fails, so that a change of
+a template cannot turn the test into an empty one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+Phase: TypeAlias = Literal["forward", "backward"]
+Target: TypeAlias = Literal["triton", "cuda.sm_80", "projection"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """name; attention: of the specs, or the projection, in whose module it is planted; story: how kernels
+    came by such a bug.
+
+    anchor: code as a template prints it, whatever its line breaks; NUMBER stands for a literal; patch: what
+    replaces it, or a function of that literal; phase: of a Python module, whose functions to look in.
+    """
+
+    name: str
+    attention: str
+    story: str
+    anchor: str
+    patch: str | Callable[[float], str]
+    phase: Phase = "forward"
+    target: Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonBug(Bug):
+    """In a Triton module: its kernels, or the functions that launch them."""
+
+    target: Target = "triton"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaBug(Bug):
+    """file: the kernel of the backward ("backward_dkdv"), or "host" for the Python module; "": the forward
+    kernel.
+    """
+
+    target: Target = "cuda.sm_80"
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectionBug(Bug):
+    """In the module of a projection."""
+
+    target: Target = "projection"
+
+
+def plant(text: str, bug: Bug) -> str:
+    """The module's text with the bug in it. ValueError unless the anchor occurs exactly once in its code."""
+    tokens = [re.escape(token) for token in re.findall(r"\w+|\S", bug.anchor)]
+    # A wrapped call has a comma before its closing bracket.
+    spelled = r"\s*".join(rf",?\s*{token}" if token in (r"\)", r"\]") else token for token in tokens)
+    pattern = r"(?<!\w)" + spelled.replace("NUMBER", r"([-+.\de]+)") + r"(?!\w)"
+    start = _HEADER.search(text)
+    if start is None:
+        raise ValueError(f"'{bug.name}': the module of '{bug.attention}' is not one that attnc makes")
+    inside = [span for span, phase in _definitions(text) if phase == bug.phase]
+    found = [
+        match
+        for match in re.finditer(pattern, text)
+        if match.start() > start.start() and any(first <= match.start() < last for first, last in inside)
+    ]
+    if len(found) != 1:
+        times = f"its anchor occurs {len(found)} times"
+        raise ValueError(f"'{bug.name}': {times} in the module of '{bug.attention}'")
+    (match,) = found
+    patch = bug.patch if isinstance(bug.patch, str) else bug.patch(float(match[1]))
+    return text[: match.start()] + patch + text[match.end() :]
+
+
+#: The first line of code, after a header that speaks of the code too.
+_HEADER = re.compile(r"^(import torch|typedef unsigned int u32;)$", re.M)
+_BACKWARD = re.compile(
+    r"^(class|def) (\w*_backward_\w*|_choose_backward|_gradients|_prepare_gradients|_Differentiable)", re.M
+)
+
+
+def _definitions(text: str) -> Iterator[tuple[tuple[int, int], Phase]]:
+    """The top-level pieces of a module, and the phase that each belongs to."""
+    ends = [match.end() for match in re.finditer(r"\n\n\n", text)]
+    for first, last in pairwise([0, *ends, len(text)]):
+        yield (first, last), "backward" if _BACKWARD.search(text[first:last]) else "forward"
