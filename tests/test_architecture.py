@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
     "reference", "reference_gradients", "output", "plan", "target", "build",
-    "paging", "runtime", "verify", "tune", "tune_projection", "tune_schedules", "calibrate",
+    "paging", "runtime", "verify", "api", "flex", "tune", "tune_projection", "tune_schedules", "calibrate",
     "bench", "adapters", "cli", "__main__", "__init__",
 )  # fmt: skip
 
@@ -31,6 +31,8 @@ OWNERS = {
         "paging",
         "runtime",
         "verify",
+        "api",
+        "flex",
         "bench",
         "adapters",
     },
@@ -59,8 +61,8 @@ OWNERS = {
 
 # The layers that need torch. What runs in `attnc compile` must not need them.
 NUMERIC = {
-    "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "tune",
-    "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
+    "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "api", "flex",
+    "tune", "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
 }  # fmt: skip
 
 # What judges a kernel shares no reasoning with what makes it, or both would be wrong together.

@@ -19,7 +19,11 @@ def cache_folder() -> Path:
 
     PermissionError if it cannot be made, is a link, belongs to somebody else or can be written by others.
     """
-    folder = Path(os.environ.get("ATTNC_CACHE_DIR") or user_cache_path("attnc"))
+    return private_folder(Path(os.environ.get("ATTNC_CACHE_DIR") or user_cache_path("attnc")))
+
+
+def private_folder(folder: Path) -> Path:
+    """The folder, created with mode 0700 if it is not there. PermissionError as for `cache_folder`."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as failure:

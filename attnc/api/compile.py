@@ -1,0 +1,234 @@
+"""Spec text or file -> callable: `attnc.compile`.
+
+    text --key--> package on disk?  --no--> parse, resolve, plan, render --keep--> package on disk
+                        |                                                               |
+                        +------------------------- import --> Family <------------------+
+
+The key is a hash of all that the files depend on: the text, what was measured for it, the target and the
+compiler's own source. A package that is there is imported without parsing anything.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from functools import cache as once
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from attnc.api.family import Family
+from attnc.diagnostics import DiagnosticError, render
+from attnc.resources import resource
+from attnc.runtime.cache import cache_folder
+from attnc.runtime.packages import Package, find_package, keep_package, load_package
+from attnc.source import Source
+
+if TYPE_CHECKING:
+    from attnc.model.attention import Program
+
+Spec: TypeAlias = str | os.PathLike[str]
+Cache: TypeAlias = bool | str | os.PathLike[str]
+
+_NAME = re.compile(r"^[ \t]*(?:attention|projection)[ \t]+(\w+)", re.MULTILINE)
+
+
+class SpecError(DiagnosticError):
+    """The spec is wrong. Its text is what `attnc check` prints; `diagnostics` holds it with places."""
+
+    def __str__(self) -> str:
+        return "\n" + render(self.diagnostics).rstrip()
+
+
+class SpecWarning(UserWarning):
+    """What `attnc check` warns of."""
+
+
+def compile_family(
+    source: Spec,
+    *,
+    target: str | None = None,
+    attention: str | None = None,
+    cache: Cache = True,
+    warn: bool = True,
+) -> Family:
+    """The function of an attention (or projection) of a spec, compiled for a target; see `attnc.compile`.
+
+    warn: whether warnings of the compiler become a SpecWarning.
+    """
+    text, tuned, dispatch = _read(source)
+    key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
+    key = _key(key, target or "", attention or "", _compiler())
+    folder = _cache_folder(cache) / "packages" / key
+    family = _FAMILIES.get(folder)
+    if family is None:
+        package = find_package(folder)
+        if package is None:
+            try:
+                package = _package(text, tuned, dispatch, target, attention)
+            except DiagnosticError as failure:
+                raise SpecError(failure.diagnostics) from None
+            keep_package(folder, package)
+        family = _FAMILIES[folder] = _imported(folder, package)
+    if warn and family.warnings:
+        warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
+    return family
+
+
+_FAMILIES: dict[Path, Family] = {}
+
+
+def _read(source: Spec) -> tuple[Source, Source | None, Source | None]:
+    """The spec, and what was measured for a file of it. OSError where it cannot be read."""
+    from attnc.build import dispatch_source, tuned_source
+    from attnc.syntax.parser import load
+
+    if isinstance(source, str) and ("\n" in source or "{" in source):
+        found = _NAME.search(source)
+        return Source(f"{found[1] if found else 'spec'}.attn", source), None, None
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"source: expected the text of a spec or a path, got {type(source).__name__}")
+    path = Path(source)
+    try:
+        text = load(path)
+    except DiagnosticError as failure:
+        raise SpecError(failure.diagnostics) from None
+    return text, tuned_source(path), dispatch_source(path)
+
+
+def _package(
+    text: Source, tuned: Source | None, dispatch: Source | None, target: str | None, attention: str | None
+) -> Package:
+    """The files for one attention and one target. DiagnosticError, and ValueError for a wrong choice."""
+    from attnc.build import TARGETS, compile_program
+    from attnc.model.resolve import resolve
+    from attnc.syntax.parser import parse
+    from attnc.syntax.prelude import prelude
+
+    program = resolve(parse(text), prelude())
+    name = _choose(program, attention)
+    declared = [
+        *(schedule.target for schedule in program.schedules if schedule.attention == name),
+        *(dataflow.target for dataflow in program.dataflows if dataflow.projection == name),
+    ]
+    if target is None:
+        target = next((known for known in declared if known in TARGETS), "triton")
+    elif target not in TARGETS:
+        raise ValueError(f"target: expected one of {', '.join(sorted(TARGETS))}, got {target!r}")
+    if target not in declared:
+        text = _scheduled(program, name, target)
+        program = resolve(parse(text), prelude())
+    program = replace(
+        program,
+        schedules=tuple(s for s in program.schedules if (s.attention, s.target) == (name, target)),
+        dataflows=tuple(d for d in program.dataflows if (d.projection, d.target) == (name, target)),
+    )
+    shown = Path(text.path).name
+    compiled = compile_program(program, shown, tuned, dispatch)
+    prefix = f"{name}/{target.replace('.', '_')}/"
+    files = {
+        output.path.removeprefix(prefix): output.text
+        for output in compiled.outputs
+        if output.path.startswith(prefix)
+    }
+    facts = {
+        "name": name,
+        "target": target,
+        "path": text.path,
+        "spec": text.text,
+        "tuned": "" if tuned is None else tuned.text,
+        "warnings": render(compiled.warnings).rstrip(),
+    }
+    return Package(files=files, facts=facts)
+
+
+def _choose(program: Program, wanted: str | None) -> str:
+    """The attention that is meant. ValueError where that is none, or one of several."""
+    names = [attention.name for attention in program.attentions]
+    names += [projection.name for projection in program.projections]
+    if wanted is None and len(names) == 1:
+        return names[0]
+    if wanted is not None and wanted in names:
+        return wanted
+    if not names:
+        raise ValueError("source: expected a spec with an attention or a projection, it declares none")
+    known = ", ".join(names)
+    if wanted is None:
+        raise ValueError(f"attention: the spec declares {known}; say which one")
+    raise ValueError(f"attention: expected one of {known}, got {wanted!r}")
+
+
+def _scheduled(program: Program, name: str, target: str) -> Source:
+    """The spec with a schedule for the target. ValueError for a projection."""
+    from attnc.api.schedule import default_schedule
+
+    text = program.source.text
+    if name not in [attention.name for attention in program.attentions]:
+        raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
+    return Source(
+        program.source.path, f"{text.rstrip()}\n\n{default_schedule(program.attention(name), target)}"
+    )
+
+
+def _imported(folder: Path, package: Package) -> Family:
+    """The family of a package. Where there is no GPU its kernels run on the CPU, as the tests' do."""
+    import torch
+
+    target = package.facts["target"]
+    here = not torch.cuda.is_available()
+    if here and target == "triton" and "triton" not in sys.modules:
+        from attnc.verify.interpreter import ensure_interpreter
+
+        ensure_interpreter()
+    module = load_package(folder)
+    if here and target != "triton":
+        from attnc.verify.simt import attach
+
+        for name in package.files:
+            if name.endswith(".py") and name != "__init__.py":
+                attach(getattr(module, name.removesuffix(".py")))
+    return Family(module, package)
+
+
+def _cache_folder(cache: Cache) -> Path:
+    """Where packages are kept: the user's folder, another one, or one that this process removes."""
+    if cache is True:
+        return cache_folder()
+    return _own_folder() if cache is False else Path(cache).absolute()
+
+
+@once
+def _own_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="attnc-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@once
+def _compiler() -> str:
+    """A hash of the compiler's own text, so that no package outlives what made it."""
+    package = Path(__file__).resolve().parents[1]
+    roots = (package, resource("grammar"), resource("templates"))
+    files = (path for root in roots for path in sorted(root.rglob("*")))
+    texts = (path.read_bytes() for path in files if path.suffix in (".py", ".lark", ".jinja", ".attn", ".h"))
+    return _key(*(hashlib.sha256(text).hexdigest() for text in texts))
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\0".join(map(_sized, parts)).encode()).hexdigest()
+
+
+def _sized(part: str) -> str:
+    """With its length, so that no two lists of parts look the same."""
+    return f"{len(part)}:{part}"
+
+
+def again(spec: str, name: str, target: str) -> Family:
+    """The family of a spec's text, as pickles of a family make it."""
+    return compile_family(spec, target=target, attention=name, warn=False)

@@ -1,0 +1,230 @@
+"""The callable that `attnc.compile` returns, and what it knows of itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from attnc.api.shown import Shown, folded, preformatted
+from attnc.runtime.packages import Package
+from attnc.source import Source
+
+if TYPE_CHECKING:
+    from attnc.build import Planned
+    from attnc.model.attention import Program
+    from attnc.plan import ir
+    from attnc.plan.ir_projection import ProjectionModule
+    from attnc.verify.search import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What `Family.verify` found: a report for each variant. True where all are right.
+
+    place: what the kernels ran on.
+    """
+
+    name: str
+    place: str
+    reports: Mapping[str, Report]
+
+    @property
+    def ok(self) -> bool:
+        return all(report.ok for report in self.reports.values())
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        lines = []
+        for variant, report in self.reports.items():
+            state, where = "ok   " if report.ok else "WRONG", f" at {report.where}" if report.where else ""
+            lines.append(
+                f"{state} {self.name} {variant}: {report.examples} cases in {report.seconds:.1f} s on"
+                f" {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}"
+            )
+            lines += (f"      {failure.verdict.message}" for failure in report.failures)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return preformatted(repr(self))
+
+
+class Family:
+    """The kernels of an attention (or projection) for one target: a module for each variant, and the function
+    that picks among them.
+
+    Calling it calls that function; `function` is the same without a step between, `__signature__` and
+    `__doc__` are its own.
+    name, target: of the attention, and what the kernels are for; spec: the text that they were made from,
+    with the schedule that was taken; warnings: what `attnc check` prints, or nothing; files: the texts of
+    the package by name; folder: where they are, to read or to copy.
+    """
+
+    def __init__(self, module: ModuleType, package: Package) -> None:
+        facts = package.facts
+        self.name: str = facts["name"]
+        self.target: str = facts["target"]
+        self.spec = Shown(facts["spec"])
+        self.warnings = Shown(facts["warnings"])
+        self.module = module
+        self.files = package.files
+        self.folder = Path(module.__file__ or "").parent
+        self.function: Callable[..., Any] = getattr(module, self.name)
+        self._path: str = facts["path"]
+        self._tuned: str = facts["tuned"]
+        self.__name__ = self.__qualname__ = self.name
+        self.__doc__ = self.function.__doc__
+        self.__signature__ = inspect.signature(self.function)
+        self.__wrapped__ = self.function
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.function(*args, **options)
+
+    def __reduce__(self) -> tuple[Callable[..., Family], tuple[str, str, str]]:
+        from attnc.api.compile import again
+
+        return again, (str(self.spec), self.name, self.target)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The names of the modules, the default first: `bf16_d128` is `.files["bf16_d128.py"]`."""
+        return tuple(self._modules)
+
+    @property
+    def source(self) -> Shown:
+        """The kernel of the default variant, which is the whole module for Triton."""
+        return self.source_of(self.variants[0])
+
+    def source_of(self, variant: str) -> Shown:
+        """The kernel of a variant. ValueError where there is none of this name."""
+        self._module(variant)
+        kernel = f"{variant}.cu"
+        if kernel in self.files:
+            return Shown(self.files[kernel], "cuda")
+        return Shown(self.files[f"{variant}.py"], "python")
+
+    def explain(self, variant: str | None = None, *, config: int = 0, arch: str | None = None) -> Shown:
+        """What the kernel does and why, as `attnc explain` says it: tiles, loops, shared memory, roofline.
+
+        config: by its position; arch: such as "sm_80", by default the GPU here, or sm_90.
+        ValueError for one that there is not, and for projections, of which only attentions are explained.
+        """
+        from attnc.plan import ir
+        from attnc.plan.device import DEVICES
+        from attnc.plan.explain import explain
+        from attnc.plan.explain_backward import backward_text, explain_backward
+        from attnc.plan.explain_text import as_text
+
+        module = self._module(variant)
+        if not isinstance(module, ir.Module):
+            raise ValueError("only attentions are explained; read the top of the projection's module")
+        arch = _arch() if arch is None else arch
+        if arch not in DEVICES:
+            raise ValueError(f"arch: expected one of {', '.join(DEVICES)}, got {arch!r}")
+        if not 0 <= config < (count := len(module.kernels[0].configs)):
+            raise ValueError(f"config: expected 0 to {count - 1}, got {config}")
+        wanted = (self.name, module.target, module.label)
+        schedule = next(s for s in self._program.schedules if (s.attention, s.target, s.label) == wanted)
+        explanation = explain(module, schedule, DEVICES[arch], config)
+        backward = explain_backward(module, DEVICES[arch], {})
+        return Shown(f"{as_text(explanation)}\n{backward_text(backward)}".rstrip())
+
+    def verify(self, variant: str | None = None, *, count: int = 24, seconds: float = 60.0) -> Verification:
+        """Holds the kernels to the float64 reference and the proven bound, as `attnc verify` does.
+
+        variant: only this one; count, seconds: cases and time for each. On the GPU where there is one, else
+        interpreted, for which Triton must not have been imported as a compiler (RuntimeError).
+        """
+        names = self.variants if variant is None else (variant,)
+        found = {name: _verified(self._module(name), count, seconds) for name in names}
+        place = next(place for place, _ in found.values())
+        return Verification(
+            name=self.name, place=place, reports={name: report for name, (_, report) in found.items()}
+        )
+
+    def __repr__(self) -> str:
+        shapes = inspect.cleandoc(self.__doc__ or "")
+        return f"<{self.name} for {self.target}: {', '.join(self.variants)}>\n{shapes}".rstrip()
+
+    def _repr_html_(self) -> str:
+        title = f"<b>{escape(self.name)}</b> for {escape(self.target)}: {escape(', '.join(self.variants))}"
+        parts = [title, preformatted(inspect.cleandoc(self.__doc__ or ""))]
+        if self.warnings:
+            parts.append(preformatted(self.warnings))
+        parts += [folded("spec", self.spec), folded(f"kernel of {self.variants[0]}", self.source)]
+        return "".join(parts)
+
+    @cached_property
+    def _program(self) -> Program:
+        from attnc.model.resolve import resolve
+        from attnc.syntax.parser import parse
+        from attnc.syntax.prelude import prelude
+
+        return resolve(parse(Source(self._path, str(self.spec))), prelude())
+
+    @cached_property
+    def _planned(self) -> Planned:
+        from attnc.build import plan_program
+
+        return plan_program(self._program)
+
+    @cached_property
+    def _modules(self) -> Mapping[str, ir.Module | ProjectionModule]:
+        planned = self._planned
+        attentions = {
+            module.variant.name: module
+            for module in planned.modules
+            if (module.variant.attention.name, module.target) == (self.name, self.target)
+        }
+        projections = {
+            module.variant.name: module
+            for module in planned.projections
+            if (module.name, module.target) == (self.name, self.target)
+        }
+        return {**attentions, **projections}
+
+    def _module(self, variant: str | None) -> ir.Module | ProjectionModule:
+        if variant is None:
+            return next(iter(self._modules.values()))
+        if variant not in self._modules:
+            raise ValueError(f"variant: expected one of {', '.join(self._modules)}, got {variant!r}")
+        return self._modules[variant]
+
+
+def _arch() -> str:
+    """The GPU here, if it is one that is known, else a Hopper."""
+    import torch
+
+    from attnc.plan.device import DEVICES
+
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        if f"sm_{major}{minor}" in DEVICES:
+            return f"sm_{major}{minor}"
+    return "sm_90"
+
+
+def _verified(module: ir.Module | ProjectionModule, count: int, seconds: float) -> tuple[str, Report]:
+    """Where it ran, and the report."""
+    from attnc.plan import ir
+
+    if isinstance(module, ir.Module):
+        from attnc.verify.properties import violations
+        from attnc.verify.search import verify
+        from attnc.verify.subjects import place, subject_of
+
+        subject = subject_of(module)
+        return place(subject), verify(subject, count=count, seconds=seconds, rules=violations)
+    from attnc.runtime.trial import device_name
+    from attnc.verify.projection_check import projection_subject, verify_projection
+
+    layer = projection_subject(module)
+    report = verify_projection(layer, count=count, seconds=seconds)
+    return "Triton's interpreter" if layer.device == "cpu" else device_name(), report

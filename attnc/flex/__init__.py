@@ -1,0 +1,1 @@
+"""FlexAttention's programs as specs: the same functions, traced into the language and compiled."""
