@@ -212,3 +212,26 @@ def test_no_gpu_and_no_preparation() -> None:
     """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "tensor(48., dtype=torch.float16)\n"
+
+
+def test_an_editor_sees_types_and_shapes() -> None:
+    capped = SPEC.replace("mask", "param cap in {30.0, 50.0}, soft in {false, true}\n  mask").replace(
+        "dot(q, k) / sqrt(16)", "where(soft, softcap(dot(q, k), cap), dot(q, k))"
+    )
+    family = attnc.compile(capped)
+    signature = inspect.signature(family)
+    annotated = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    optional = torch.Tensor | None
+    assert {name: annotated[name] for name in ("q", "k", "v")} == dict.fromkeys("qkv", torch.Tensor)
+    assert annotated["config"] == family.module.Config | None
+    assert (annotated["out"], annotated["lse"], annotated["cap"], annotated["soft"]) == (
+        optional,
+        optional,
+        float,
+        bool,
+    )
+    assert signature.parameters["cap"].default == 30.0
+    assert signature.return_annotation is torch.Tensor
+    documented = inspect.getdoc(family.function) or ""
+    assert "for T in {f16, bf16}, cap in {30.0, 50.0}, soft in {false, true}:" in documented
+    assert "    q: T[B, M, H, 16]" in documented

@@ -1,76 +1,32 @@
-"""The pieces of a generated callable that are the same for every target: its signature and its checks."""
+"""The pieces of a generated callable that are the same for every target, beside its signature: its checks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import TRUE, Const, Dim, Expr, Load, walk
+from attnc.expr.nodes import Const, Dim, Expr, Load, walk
 from attnc.expr.show import show
-from attnc.model.attention import Attention
 from attnc.model.products import group_size, is_static
-from attnc.model.tensors import Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.tensors import Paged, Role
 from attnc.plan.ir import Arg, Kernel, Module
 from attnc.plan.storage import longest
-from attnc.target.parameter import Parameter, names, optional
+from attnc.target.call_signature import Signature
 from attnc.target.triton import FLOATS, torch_dtype
 from attnc.target.triton_kernel import KernelText
 
 
-class CallText:
+class CallText(Signature):
     """Text of the callable; attribute by attribute what `templates/_callable.py.jinja` and others print."""
 
     def __init__(self, module: Module, kernel: Kernel, text: KernelText) -> None:
+        super().__init__(module)
         attention = module.variant.attention
-        self.module, self._kernel, self._text = module, kernel, text
-        self.function, self.first = attention.name, "q"
-        self.inputs = [arg.tensor for arg in module.args]
-        self.results = [arg.tensor for arg in module.outputs]
-        self.has_scalars = any(not tensor.shape for tensor in self.inputs)
-        self.result = ", ".join(t.name for t in self.results)
-        self.returns = self.result if len(self.results) == 1 else f"({self.result})"
-        self.out_help = f"({self.result}) to write to" if len(self.results) > 1 else "a tensor to write to"
+        self._kernel, self._text = kernel, text
+        self.first = "q"
         self.q_rows = show(longest(attention, Role.QUERY))
         self.longest = show(longest(attention, Role.KEY))
         self.nothing_to_do = f"B * H * {self.q_rows} == 0"
         self.differentiable = ", ".join(t.name for t in self.inputs if torch_dtype(t) in FLOATS and t.shape)
-        masked = "" if attention.mask == TRUE else ", masked"
-        self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
-
-    @property
-    def tensor_parameters(self) -> list[Parameter]:
-        """What comes in, by position."""
-        return [
-            Parameter(t.name) if t.shape else Parameter(t.name, "float | torch.Tensor") for t in self.inputs
-        ]
-
-    @property
-    def keywords(self) -> list[Parameter]:
-        """Besides, but for what only gradients depend on."""
-        return [
-            Parameter("out", f"{self.return_type} | None", "None"),
-            *(optional(arg.tensor.name) for arg in self.module.kept),
-            Parameter("config", "Config | None", "None"),
-        ]
-
-    @property
-    def gradient_keywords(self) -> list[Parameter]:
-        if self.module.backward is None:
-            return []
-        return [Parameter("backward_config", "dict[str, Config] | None", "None")]
-
-    @property
-    def parameters(self) -> list[str]:
-        return [*map(str, self.tensor_parameters), "*", *map(str, (*self.keywords, *self.gradient_keywords))]
-
-    @property
-    def bare_parameters(self) -> list[str]:
-        """The callable's parameters without their defaults."""
-        return [x.bare for x in (*self.tensor_parameters, *self.keywords, *self.gradient_keywords)]
-
-    @property
-    def everything(self) -> str:
-        """Their names."""
-        return names((*self.tensor_parameters, *self.keywords, *self.gradient_keywords))
 
     @property
     def scalars(self) -> Iterator[str]:
@@ -86,24 +42,6 @@ class CallText:
         """Whether q is what the others are made like."""
         q = next(arg for arg in self.module.args if arg.tensor.name == "q")
         yield f'_sizes("q", q, {torch_dtype(q.tensor)}, {_tuple(self._wanted(q))}, q)'
-
-    @property
-    def return_type(self) -> str:
-        many = f"tuple[{', '.join(['torch.Tensor'] * len(self.results))}]"
-        return "torch.Tensor" if len(self.results) == 1 else many
-
-    @property
-    def shapes(self) -> Iterator[str]:
-        for tensor in (*self.inputs, *self.results):
-            yield f"{tensor.name}: {signature(tensor)}"
-
-    @property
-    def notes(self) -> list[str]:
-        notes = [f"{t.name}[b] is ascending." for t in self.inputs if t.is_sorted]
-        notes += storage_notes(self.module.variant.attention)
-        if self.has_scalars:
-            notes.append("Scalars may be Python numbers or 0-d tensors.")
-        return notes
 
     @property
     def checks(self) -> Iterator[str]:
@@ -231,33 +169,9 @@ class CallText:
         return ["o.zero_()", *([empty] if self._text.has_lse else [])]
 
     @property
-    def counts_fallbacks(self) -> bool:
-        """Whether a unified maximum may have to be given up, and the caller may count how often."""
-        return False
-
-    @property
     def is_split(self) -> bool:
         """Whether programs share the keys of a sequence, and a second kernel joins what they found."""
         return False
-
-
-def storage_notes(attention: Attention) -> list[str]:
-    """What a caller must know about the memory of q, k and v."""
-    notes = []
-    match attention.q.storage:
-        case Ragged(cu_seqlens=cu):
-            notes.append(
-                f"Sequence b has the rows {cu}[b] .. {cu}[b + 1] of q and of the results; {cu}[0] is 0."
-            )
-    match attention.k.storage:
-        case Ragged(cu_seqlens=cu):
-            notes.append(f"Key j of sequence b is row {cu}[b] + j; {cu}[0] is 0.")
-        case Paged(block_table=table, page=page):
-            notes.append(f"Key j of sequence b is row j % {page} of page {table}[b, j // {page}].")
-            notes.append("Entries of the table past the end of a sequence are never read.")
-    if isinstance(attention.v.storage, Prefix):
-        notes.append("The values are the first columns of k.")
-    return notes
 
 
 def kept_shape(module: Module) -> str:
@@ -276,11 +190,6 @@ def _named(arg: Arg) -> set[str]:
 def corrections(arg: Arg) -> Iterator[str]:
     """Sizes from axes that are longer than they."""
     yield from (f"{bind.name} -= {bind.plus}" for bind in arg.axes if bind.name and bind.plus)
-
-
-def signature(tensor: Tensor) -> str:
-    """`bf16[B, M, H, 128]`."""
-    return f"{tensor.dtype}[{', '.join(map(show, tensor.shape))}]"
 
 
 def _tuple(items: Iterator[str]) -> str:

@@ -18,6 +18,7 @@ from attnc.plan import ir
 from attnc.plan.dispatch import LabelRows, guess_rows, plain_name
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.target.environment import template_environment
+from attnc.target.family_signature import FamilySignature, ProjectionSignature
 from attnc.target.layout import tidy
 from attnc.target.triton import TORCH_DTYPES
 
@@ -50,8 +51,8 @@ def render_dispatch(
     )
     if any(module.label for module in family):
         return _render_schedules(attention, family, path, selectors, measured or {})
-    inputs = [tensor.name for tensor in attention.inputs if _has_memory(tensor.name, family[0])]
-    return _render_variants(attention.name, inputs, selectors, family, path)
+    call = FamilySignature(attention, family, _chosen(selectors))
+    return _render_variants(attention.name, call, selectors, family, path)
 
 
 def _render_schedules(
@@ -74,9 +75,8 @@ def _render_schedules(
             name=attention.name,
             target=family[0].target,
             spec=path,
-            inputs=[tensor.name for tensor in attention.inputs if _has_memory(tensor.name, family[0])],
+            call=FamilySignature(attention, family, _chosen(selectors)),
             selectors=selectors,
-            keywords=[selector for selector in selectors if selector.default],
             variants=[(values[name], modules) for name, modules in members.items()],
             sizes=sizes,
             are_tensors=_are_tensors([*(selector.tensor for selector in selectors), *read]),
@@ -113,13 +113,13 @@ def render_projection_dispatch(projection: Projection, family: Sequence[Projecti
     selectors = tuple(
         _selector(projection.inputs, param.name, _literal(param.choices[0])) for param in projection.params
     )
-    inputs = [tensor.name for tensor in projection.inputs]
-    return _render_variants(projection.name, inputs, selectors, family, path)
+    call = ProjectionSignature(projection, _chosen(selectors))
+    return _render_variants(projection.name, call, selectors, family, path)
 
 
 def _render_variants(
     name: str,
-    inputs: Sequence[str],
+    call: FamilySignature | ProjectionSignature,
     selectors: Sequence[Selector],
     family: Sequence[ir.Module] | Sequence[ProjectionModule],
     path: str,
@@ -132,11 +132,9 @@ def _render_variants(
             name=name,
             target=family[0].target,
             spec=path,
-            inputs=inputs,
+            call=call,
             selectors=selectors,
-            keywords=[selector for selector in selectors if selector.default],
             are_tensors=_are_tensors(selector.tensor for selector in selectors),
-            needs_torch=any(isinstance(value, DType) for value in family[0].variant.params.values()),
             variants=[
                 (module.variant.name, [_literal(module.variant.params[s.param]) for s in selectors])
                 for module in family
@@ -145,8 +143,9 @@ def _render_variants(
     )
 
 
-def _has_memory(name: str, module: ir.Module) -> bool:
-    return any(arg.tensor.name == name for arg in module.args)
+def _chosen(selectors: Iterable[Selector]) -> list[str]:
+    """The params that are keywords."""
+    return [selector.param for selector in selectors if selector.default]
 
 
 def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:

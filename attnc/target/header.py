@@ -9,7 +9,7 @@ from attnc import __version__
 from attnc.model.attention import Attention
 from attnc.plan.ir import Module
 from attnc.source import Span
-from attnc.target.call import signature
+from attnc.target.call_signature import signature
 
 GLOSSARY = """\
 Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row maximum, l running row sum,

@@ -9,7 +9,7 @@ from attnc import __version__
 from attnc.model.dataflow import Impl
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir_projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule
-from attnc.target.call import signature
+from attnc.target.call_signature import signature
 from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
 from attnc.target.triton import TL_DTYPES, TORCH_DTYPES

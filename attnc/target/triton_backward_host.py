@@ -87,13 +87,6 @@ class BackwardHostText:
         return kept_shape(self.module)
 
     @property
-    def lse_sizes(self) -> str:
-        """The same in the words of the spec."""
-        return ", ".join(
-            show(bind.expected) for arg in self.module.kept for bind in arg.axes if bind.expected
-        )
-
-    @property
     def _queries(self) -> str:
         """All rows of q in a head: M, or those of all packed sequences."""
         return show(longest(self.module.variant.attention, Role.QUERY))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Kernel, Module
-from attnc.target.parameter import Parameter, optional
 from attnc.target.shares import SharesText
 from attnc.target.triton_combine import CombineText
 from attnc.target.triton_decode import DecodeText
@@ -31,14 +30,6 @@ class DecodeHost(HostText):
         self.shares = SharesText(
             kernel=kernel, text=text, longest=self.longest, quotient=_quotient, most=_MOST_PROGRAMS
         )
-
-    @property
-    def keywords(self) -> list[Parameter]:
-        return [*super().keywords, *([optional("fallbacks")] if self.counts_fallbacks else [])]
-
-    @property
-    def counts_fallbacks(self) -> bool:
-        return self._kernel.unified is not None and self._kernel.unified.fallback
 
     @property
     def checks(self) -> Iterator[str]:

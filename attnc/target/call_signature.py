@@ -1,0 +1,143 @@
+"""The signature of a generated callable and what its docstring says, for a module and for its family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.expr.nodes import TRUE
+from attnc.expr.show import show
+from attnc.model.attention import Attention
+from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
+from attnc.plan.ir import Module
+from attnc.target.parameter import Parameter, names, optional
+
+RAISES = "Raises ValueError or TypeError naming the argument, what was expected and what came."
+
+
+class Signature:
+    """Parameters, results and help of the callable of a module.
+
+    variants: what the sizes depend on, for a reader.
+    """
+
+    variants = ""
+
+    def __init__(self, module: Module) -> None:
+        attention = module.variant.attention
+        self.module, self.function = module, attention.name
+        self.inputs = [arg.tensor for arg in module.args]
+        self.results = [arg.tensor for arg in module.outputs]
+        self.result = ", ".join(tensor.name for tensor in self.results)
+        self.returns = self.result if len(self.results) == 1 else f"({self.result})"
+        self.has_scalars = any(not tensor.shape for tensor in self.inputs)
+        masked = "" if attention.mask == TRUE else ", masked"
+        self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
+
+    @property
+    def tensor_parameters(self) -> list[Parameter]:
+        """What comes in, by position."""
+        return [
+            Parameter(t.name) if t.shape else Parameter(t.name, "float | torch.Tensor") for t in self.inputs
+        ]
+
+    @property
+    def keywords(self) -> list[Parameter]:
+        """Besides, but for what only gradients depend on."""
+        return [
+            Parameter("out", f"{self.return_type} | None", "None"),
+            *(optional(arg.tensor.name) for arg in self.module.kept),
+            Parameter("config", "Config | None", "None"),
+            *([optional("fallbacks")] if self.counts_fallbacks else []),
+        ]
+
+    @property
+    def gradient_keywords(self) -> list[Parameter]:
+        if self.module.backward is None:
+            return []
+        return [Parameter("backward_config", "dict[str, Config] | None", "None")]
+
+    @property
+    def parameters(self) -> list[str]:
+        return [*map(str, self.tensor_parameters), "*", *map(str, (*self.keywords, *self.gradient_keywords))]
+
+    @property
+    def bare_parameters(self) -> list[str]:
+        """The callable's parameters without their defaults."""
+        return [x.bare for x in (*self.tensor_parameters, *self.keywords, *self.gradient_keywords)]
+
+    @property
+    def everything(self) -> str:
+        """Their names."""
+        return names((*self.tensor_parameters, *self.keywords, *self.gradient_keywords))
+
+    @property
+    def return_type(self) -> str:
+        many = f"tuple[{', '.join(['torch.Tensor'] * len(self.results))}]"
+        return "torch.Tensor" if len(self.results) == 1 else many
+
+    @property
+    def shapes(self) -> Iterator[str]:
+        for tensor in (*self.inputs, *self.results):
+            yield f"{tensor.name}: {signature(tensor)}"
+
+    @property
+    def notes(self) -> list[str]:
+        notes = [f"{t.name}[b] is ascending." for t in self.inputs if t.is_sorted]
+        notes += storage_notes(self.module.variant.attention)
+        if self.has_scalars:
+            notes.append("Scalars may be Python numbers or 0-d tensors.")
+        return notes
+
+    @property
+    def help(self) -> Iterator[str]:
+        """The lines of the docstring."""
+        yield from (self.summary, "", f"Shapes and dtypes{self.variants}:")
+        yield from (f"    {line}" for line in self.shapes)
+        yield "The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied."
+        yield from (*self.notes, *self.option_help)
+        yield from ("", f"Returns {self.returns}.", RAISES)
+
+    @property
+    def counts_fallbacks(self) -> bool:
+        """Whether a unified maximum may have to be given up, and the caller may count how often."""
+        unified = self.module.kernels[0].unified
+        return unified is not None and unified.fallback
+
+    @property
+    def option_help(self) -> Iterator[str]:
+        """What is said of each keyword."""
+        yield f"out: {self.returns if len(self.results) > 1 else 'a tensor'} to write to."
+        for arg in self.module.kept:
+            sizes = ", ".join(show(bind.expected) for bind in arg.axes if bind.expected)
+            yield f"{arg.tensor.name}: f32[{sizes}] to write the rows' log-sum-exp to, if wanted."
+        yield "config: one of CONFIGS (default: the measured choice for the device, or the first)."
+        if self.module.backward is not None:
+            of = ", ".join(gradient.tensor.name for gradient in self.module.backward.gradients)
+            yield f"backward_config: by kernel, one of its BACKWARD_CONFIGS; for the gradients of {of}."
+        if self.counts_fallbacks:
+            left = "shares whose scores left the bounds of the unified maximum"
+            yield f"fallbacks: i32[1] that is increased by the number of {left}."
+
+
+def storage_notes(attention: Attention) -> list[str]:
+    """What a caller must know about the memory of q, k and v."""
+    notes = []
+    match attention.q.storage:
+        case Ragged(cu_seqlens=cu):
+            notes.append(
+                f"Sequence b has the rows {cu}[b] .. {cu}[b + 1] of q and of the results; {cu}[0] is 0."
+            )
+    match attention.k.storage:
+        case Ragged(cu_seqlens=cu):
+            notes.append(f"Key j of sequence b is row {cu}[b] + j; {cu}[0] is 0.")
+        case Paged(block_table=table, page=page):
+            notes.append(f"Key j of sequence b is row j % {page} of page {table}[b, j // {page}].")
+            notes.append("Entries of the table past the end of a sequence are never read.")
+    if isinstance(attention.v.storage, Prefix):
+        notes.append("The values are the first columns of k.")
+    return notes
+
+
+def signature(tensor: Tensor) -> str:
+    """`bf16[B, M, H, 128]`."""
+    return f"{tensor.dtype}[{', '.join(map(show, tensor.shape))}]"
