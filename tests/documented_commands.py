@@ -32,7 +32,8 @@ def _command(name: str, command: Any) -> str:
     rows += [(f"`{_argument(p)}`", _value(p), escaped(p.help)) for p in arguments]
     rows += [(f"`{_option(p)}`", _value(p), escaped(p.help)) for p in options]
     head = f"### attnc {name}\n\n    {usage}\n\n{escaped(paragraphs)}\n\n"
-    return f"{head}{table(rows)}\n```sh\n{example.strip()}\n```\n"
+    parameters = f"{table(rows)}\n" if len(rows) > 2 else ""
+    return f"{head}{parameters}```sh\n{example.strip()}\n```\n"
 
 
 def _argument(param: Any) -> str:

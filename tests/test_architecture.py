@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
     "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
-    "reference", "reference_gradients", "output", "plan", "target", "build",
+    "reference", "reference_gradients", "output", "plan", "target", "build", "editor",
     "paging", "runtime", "verify", "api", "flex", "tune", "tune_projection", "tune_schedules", "calibrate",
     "bench", "adapters", "cli", "__main__", "__init__",
 )  # fmt: skip
@@ -53,6 +53,8 @@ OWNERS = {
     "jinja2": {"target"},
     "lark": {"syntax"},
     "typer": {"cli"},
+    "pygls": {"cli"},
+    "lsprotocol": {"cli"},
     "rich": {"cli"},
     "platformdirs": {"runtime", "tune", "cli"},
     "matplotlib": {"bench"},

@@ -225,7 +225,8 @@ def refusal(line: str) -> str:
     if not words:
         return ""
     if words[0].startswith("-"):
-        return "" if words[0] in ("--help", "-h", "--version") else "no such option"
+        own = {option for param in group.params for option in param.opts}
+        return "" if words[0] in {"--help", "-h", *own} else "no such option"
     if words[0] not in group.commands:
         return "no such command"
     command = group.commands[words[0]]

@@ -18,6 +18,8 @@ from attnc.cli.doctor import doctor
 from attnc.cli.explain import explain
 from attnc.cli.fmt import fmt
 from attnc.cli.fuzz import fuzz
+from attnc.cli.lsp import lsp
+from attnc.cli.new import new
 from attnc.cli.tune import tune
 from attnc.cli.verify import verify
 
@@ -40,6 +42,7 @@ def _flowing(command: Callable[..., None]) -> str:
     return "\n\n".join(" ".join(part.split()) for part in cleandoc(command.__doc__ or "").split("\n\n"))
 
 
+app.command("new", rich_help_panel=_COMPILER, help=_flowing(new))(new)
 app.command("compile", rich_help_panel=_COMPILER, help=_flowing(compile_))(compile_)
 app.command("check", rich_help_panel=_COMPILER, help=_flowing(check))(check)
 app.command("fmt", rich_help_panel=_COMPILER, help=_flowing(fmt))(fmt)
@@ -50,6 +53,7 @@ app.command("fuzz", rich_help_panel=_JUDGE, help=_flowing(fuzz))(fuzz)
 app.command("bench", rich_help_panel=_SPEED, help=_flowing(bench))(bench)
 app.command("calibrate", rich_help_panel=_SPEED, help=_flowing(calibrate))(calibrate)
 app.command("tune", rich_help_panel=_SPEED, help=_flowing(tune))(tune)
+app.command("lsp", rich_help_panel=_COMPILER, help=_flowing(lsp))(lsp)
 app.command("doctor", rich_help_panel="Machine", help=_flowing(doctor))(doctor)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.console import Mistake, counted, find_specs, note, paint, progress, say, show_diagnostics
+from attnc.cli.differences import show_differences
+from attnc.cli.watch import watch_specs
 from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
 
 if TYPE_CHECKING:
@@ -36,6 +38,12 @@ def compile_(
         typer.Option(help="Also compile the CUDA kernels for this architecture, e.g. sm_90; repeatable."),
     ] = None,
     as_json: JSON = False,
+    is_diff: Annotated[
+        bool, typer.Option("--diff", help="Print what would change in the modules instead of writing them.")
+    ] = False,
+    is_watch: Annotated[
+        bool, typer.Option("--watch", help="Go on, and compile again what is saved, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Compile specs into modules below generated/.
 
@@ -46,15 +54,22 @@ def compile_(
     """
     from attnc.output import compare, write
 
-    if is_check and aot:
-        raise Mistake("--check writes nothing, --aot does", "run one after the other")
+    _check_modes({"--check": is_check, "--diff": is_diff, "--aot": bool(aot)})
+    _check_modes({"--watch": is_watch, "--check": is_check, "--diff": is_diff, "--aot": bool(aot)})
+    _check_modes({"--watch": is_watch, "--diff": is_diff, "--json": as_json})
+    if is_watch:
+        watch_specs(specs, lambda paths: _write_again(paths, out, complete=specs is None))
+        return
     paths = find_specs(specs or [])
     _check_architectures(aot or [])
     outputs, diagnostics = _compile_all(paths, out)
     ok = not any(d.severity == "error" for d in diagnostics)
     complete = specs is None and ok
-    drifts = (compare if is_check else write)(outputs, out, complete=complete)
-    if as_json:
+    drifts = (compare if is_check or is_diff else write)(outputs, out, complete=complete)
+    if is_diff:
+        show_diagnostics(diagnostics, brief=len(paths) > 1)
+        show_differences(drifts, outputs, out)
+    elif as_json:
         found = [{"path": f"{out.as_posix()}/{d.path}", "kind": d.kind} for d in drifts]
         say(json.dumps({"files": found, "diagnostics": json.loads(to_json(diagnostics))}, indent=2))
     else:
@@ -63,7 +78,7 @@ def compile_(
         if ok and not outputs:
             note("no spec has a schedule that is compiled")
             note("   = help: add one: schedule NAME for triton { ... }")
-    if not ok or (is_check and drifts):
+    if not ok or ((is_check or is_diff) and drifts):
         raise typer.Exit(1)
     if aot:
         made = {output.path for output in outputs}
@@ -71,6 +86,24 @@ def compile_(
         forwards = (path for path in sorted(made) if path.endswith(".cu"))
         modules = (path.removesuffix(".cu") + ".py" for path in forwards)
         _ahead_of_time([out / module for module in modules if module in made], aot)
+
+
+def _check_modes(asked: dict[str, bool]) -> None:
+    """Raises Mistake where more than one of the options was given."""
+    given = [option for option, is_given in asked.items() if is_given]
+    if len(given) > 1:
+        raise Mistake(f"{given[0]} and {given[1]} do not go together", "run one after the other")
+
+
+def _write_again(paths: tuple[Path, ...], out: Path, *, complete: bool) -> None:
+    """One round of --watch: what is wrong is said, and the modules of what is right are written."""
+    from attnc.output import write
+
+    outputs, diagnostics = _compile_all(paths, out)
+    ok = not any(d.severity == "error" for d in diagnostics)
+    drifts = write(outputs, out, complete=complete and ok and paths == find_specs([]))
+    show_diagnostics(diagnostics)
+    _report(drifts, out, len(outputs), is_check=False)
 
 
 def _check_architectures(archs: list[str]) -> None:

@@ -5,6 +5,7 @@ terminals.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
+#: Control characters and direction marks, but for line ends, tabs and the sequences of `paint`.
+_STEERING = re.compile(
+    r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 _NAME_ONE = "name a spec file, such as my.attn"
 
 
@@ -146,6 +151,10 @@ class Progress:
 
 
 def _printable(text: str, stream: TextIO) -> str:
-    """The text in what the stream can encode: a C locale must not turn a message into an error."""
+    """The text in what the stream can encode: a C locale must not turn a message into an error. What would
+    steer a terminal, such as a control character in the name of a file, is replaced; colours stay.
+    """
     encoding = stream.encoding or "utf-8"
+    if not text.isprintable():
+        text = _STEERING.sub("\ufffd", text)
     return text.encode(encoding, errors="replace").decode(encoding)

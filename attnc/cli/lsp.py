@@ -1,0 +1,29 @@
+"""`attnc lsp`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnc.cli.console import Mistake
+
+if TYPE_CHECKING:
+    from pygls.lsp.server import LanguageServer
+
+
+def lsp() -> None:
+    """Serve editors over standard input and output, in the language server protocol.
+
+    Messages while a spec is written, hovers with the tiles that a mask visits, completion of names,
+    formatting. Started by an editor; needs the package pygls (pip install 'attnc[lsp]').
+
+    Example: attnc lsp
+    """
+    try:
+        from attnc.cli.language_server import server
+    except ImportError as failure:
+        raise Mistake(
+            f"attnc lsp needs the package pygls, which cannot be imported: {failure}",
+            "pip install 'attnc[lsp]'",
+        ) from None
+    made: LanguageServer = server()
+    made.start_io()
