@@ -19,6 +19,7 @@ from attnc.plan.dispatch import LabelRows, guess_rows, plain_name
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.target.environment import template_environment
 from attnc.target.layout import tidy
+from attnc.target.quote import command, comment, literal
 from attnc.target.triton import TORCH_DTYPES
 
 
@@ -73,7 +74,8 @@ def _render_schedules(
         .render(
             name=attention.name,
             target=family[0].target,
-            spec=path,
+            spec=comment(path),
+            command=command(path),
             inputs=[tensor.name for tensor in attention.inputs if _has_memory(tensor.name, family[0])],
             selectors=selectors,
             keywords=[selector for selector in selectors if selector.default],
@@ -81,7 +83,7 @@ def _render_schedules(
             sizes=sizes,
             are_tensors=_are_tensors([*(selector.tensor for selector in selectors), *read]),
             tuned=[
-                (device, values[name], [_row(row) for row in rows])
+                (literal(device), values[name], [_row(row) for row in rows])
                 for (device, name), rows in sorted(measured.items())
             ],
             guess=[_row(row) for row in guess_rows(family)],
@@ -131,7 +133,8 @@ def _render_variants(
         .render(
             name=name,
             target=family[0].target,
-            spec=path,
+            spec=comment(path),
+            command=command(path),
             inputs=inputs,
             selectors=selectors,
             keywords=[selector for selector in selectors if selector.default],
