@@ -89,7 +89,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     write(compile_spec(spec).outputs, tmp_path / "kernels_of_test")
     for path in tmp_path.glob("kernels_of_test/many/triton/*_*.py"):
         if path.name != "__init__.py":
-            path.write_text(f"def many(q, k, v, **options):\n    return '{path.stem}', options\n")
+            path.write_text(
+                f"Config = tuple\n\n\ndef many(q, k, v, **options):\n    return '{path.stem}', options\n"
+            )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "kernels_of_test.many.triton"
     for name in [name for name in sys.modules if name.startswith("kernels_of_test")]:
@@ -101,15 +103,15 @@ def test_the_package_picks_a_variant_by_its_arguments(package: str) -> None:
 
     many = importlib.import_module(package).many
     q = torch.empty(1, 2, 3, 128, dtype=torch.bfloat16)
-    assert many(q, q, q) == ("bf16_d128_w16", {})
-    assert many(q.half(), q, q, W=32, out=None) == ("f16_d128_w32", {"out": None})
+    assert many(q, q, q) == ("bf16_d128_w16", {"out": None, "config": None})
+    assert many(q.half(), q, q, W=32, out=q) == ("f16_d128_w32", {"out": q, "config": None})
     with pytest.raises(
         ValueError, match=r"many was not compiled for T = torch.float32, D = 128, W = 16; there is: T = "
     ):
         many(q.float(), q, q)
     # What is no such tensor goes on to a variant, whose checks name the argument.
-    assert many(q[0], q, q) == ("f16_d64_w16", {})
-    assert many(None, q, q) == ("f16_d64_w16", {})
+    assert many(q[0], q, q) == ("f16_d64_w16", {"out": None, "config": None})
+    assert many(None, q, q) == ("f16_d64_w16", {"out": None, "config": None})
 
 
 def test_a_variant_can_be_imported_as_a_module(package: str) -> None:

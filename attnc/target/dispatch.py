@@ -127,7 +127,7 @@ def _render_variants(
     path: str,
 ) -> str:
     """A function that picks among modules by the values of params alone."""
-    return (
+    text = (
         template_environment()
         .get_template("dispatch.py.jinja")
         .render(
@@ -144,6 +144,7 @@ def _render_variants(
             ],
         )
     )
+    return tidy(text)
 
 
 def _chosen(selectors: Iterable[Selector]) -> list[str]:
