@@ -29,8 +29,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One problem. dims: the value of every free size; layouts: of the tensors that are not contiguous;
-    config: its number.
+    """One problem. dims: the value of every free size; layouts: of the tensors that are not contiguous, and
+    of the gradients `do` and `dlse` that the backward is handed; config: its number.
+
+    lengths: how long sequences are, see `storage.LENGTHS`; extras: what the inputs besides q, k and v hold,
+    see `extras.EXTRAS`; call: `out`, into given memory, or `new`, the module allocates.
     """
 
     dims: Mapping[str, int]
@@ -40,6 +43,13 @@ class Case:
     special: str = "none"
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     config: int = 0
+    lengths: str = "drawn"
+    extras: str = "drawn"
+    call: str = "out"
+
+    def backward_config(self, count: int) -> int:
+        """The number of the config of a kernel of the backward, of so many: any together with any."""
+        return (self.config + self.seed) % count
 
     def to_json(self) -> str:
         """One line; `from_json` reads it."""
@@ -65,6 +75,9 @@ class Case:
             ("logits", str),
             ("values", str),
             ("special", str),
+            ("lengths", str),
+            ("extras", str),
+            ("call", str),
         ):
             if name in made and type(made[name]) is not kind:
                 raise ValueError(f"its '{name}' is {made[name]!r}")
@@ -82,7 +95,7 @@ class Case:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """What a case may say of one module. dims: the sizes that it must; ranks: of the tensors, by name;
-    configs: how many there are; logits, values, specials: the styles.
+    configs: how many there are; the rest: the styles.
     """
 
     dims: Collection[str]
@@ -91,6 +104,9 @@ class Fit:
     logits: Collection[str]
     values: Collection[str]
     specials: Collection[str]
+    lengths: Collection[str] = ("drawn",)
+    extras: Collection[str] = ("drawn",)
+    calls: Collection[str] = ("out",)
 
     def misfit(self, case: Case) -> str | None:
         """Why the case is not one of this module, as that of a spec that has changed since; None if it is."""
@@ -98,8 +114,15 @@ class Fit:
             return f"it has no size {missing[0]}"
         if not 0 <= case.config < self.configs:
             return f"there is no config {case.config}"
-        for what in ("logits", "values", "special"):
-            known = self.specials if what == "special" else getattr(self, what)
+        styles = {
+            "logits": self.logits,
+            "values": self.values,
+            "special": self.specials,
+            "lengths": self.lengths,
+            "extras": self.extras,
+            "call": self.calls,
+        }
+        for what, known in styles.items():
             if getattr(case, what) not in known:
                 return f"there is no '{what}' called '{getattr(case, what)}'"
         for name, layout in case.layouts.items():

@@ -34,7 +34,7 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
     for fill in fills:
         problem = build(attention, case, fill=fill, device=subject.device)
         try:
-            subject.run(problem.inputs, problem.outputs, case.config)
+            subject.run(problem.inputs, problem.outputs, case.config, case.call)
         except Exception as error:
             return _broken(f"{type(error).__name__}: {error}")
         disturbed = problem.disturbed()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +17,10 @@ from attnc.reference_arrays import Array, Floats
 from attnc.runtime.dtypes import TORCH
 from attnc.verify.case import Case, Layout
 from attnc.verify.data import Rng, Sizes, draw_qkv, generator
+from attnc.verify.extras import restyled
 from attnc.verify.memory import untouched
 from attnc.verify.storage import (
+    LENGTHS,
     Lengths,
     draw_lengths,
     draw_table,
@@ -79,7 +82,7 @@ class Problem:
 def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = "cpu") -> Problem:
     """The tensors of a case; the same for every fill, except outside the tensors."""
     chosen = all_dims(attention, case.dims)
-    lengths = draw_lengths(attention, chosen, case.seed)
+    lengths = draw_lengths(attention, chosen, case.seed, case.lengths)
     dims = memory_dims(attention, chosen, lengths)
     values = draw_values(attention, case, dims, lengths, fill)
     inputs: dict[str, Value] = {}
@@ -158,23 +161,8 @@ def draw_values(
 
     `fill` is what memory holds that no sequence uses: in pages, behind them, and in block tables.
     """
-    at = Sizes(
-        B=dims["B"] if isinstance(attention.q.storage, Ragged) else _axis(attention.q, Role.BATCH, dims),
-        M=longest(attention.q, case.dims, dims),
-        N=longest(attention.k, case.dims, dims),
-        H=_axis(attention.q, Role.HEAD, dims),
-        Hkv=_axis(attention.k, Role.HEAD, dims),
-        D=_axis(attention.q, Role.FEATURE, dims),
-        Dv=_axis(attention.v, Role.FEATURE, dims),
-    )
-    values: dict[str, Array] = {name: lengths.cumulative(name) for name in lengths.rows}
-    for stream, tensor in enumerate(attention.extras, start=2):
-        if tensor.name not in values:
-            shape = tuple(size(expr, dims) for expr in tensor.shape)
-            array = _draw_extra(attention, tensor, shape, at, generator(case.seed, stream))
-            values[tensor.name] = np.sort(array, axis=-1) if tensor.is_sorted else array
-            if isinstance(attention.k.storage, Paged) and _is_length(attention, tensor):
-                values[tensor.name].reshape(-1)[:1] = case.dims["N"]  # a number for all sequences has one too
+    at = _sizes(attention, case, dims)
+    values = draw_extras(attention, case, dims, lengths, at)
     styles = {"logits": case.logits, "values": case.values, "special": case.special}
     canonical = draw_qkv(at, dtype=DType(attention.q.dtype), seed=case.seed, **styles)
     if isinstance(attention.k.storage, Paged):
@@ -191,6 +179,46 @@ def draw_values(
         missing = tuple({0, 1, 2, 3} - set(source))
         array = array.squeeze(axis=missing) if missing else array
         values[tensor.name] = array.transpose(np.argsort(np.argsort(source)))
+    return values
+
+
+def _sizes(attention: Attention, case: Case, dims: Mapping[str, int]) -> Sizes:
+    return Sizes(
+        B=dims["B"] if isinstance(attention.q.storage, Ragged) else _axis(attention.q, Role.BATCH, dims),
+        M=longest(attention.q, case.dims, dims),
+        N=longest(attention.k, case.dims, dims),
+        H=_axis(attention.q, Role.HEAD, dims),
+        Hkv=_axis(attention.k, Role.HEAD, dims),
+        D=_axis(attention.q, Role.FEATURE, dims),
+        Dv=_axis(attention.v, Role.FEATURE, dims),
+    )
+
+
+def draw_extras(
+    attention: Attention,
+    case: Case,
+    dims: Mapping[str, int],
+    lengths: Lengths,
+    at: Sizes | None = None,
+    names: Collection[str] | None = None,
+) -> dict[str, Array]:
+    """The inputs besides q, k and v but block tables, or those of these names."""
+    at = at or _sizes(attention, case, dims)
+    values: dict[str, Array] = {name: lengths.cumulative(name) for name in lengths.rows}
+    for stream, tensor in enumerate(attention.extras, start=2):
+        if tensor.name in values or (names is not None and tensor.name not in names):
+            continue
+        shape = tuple(size(expr, dims) for expr in tensor.shape)
+        rng = generator(case.seed, stream)
+        if _is_length(attention, tensor) and case.lengths != "drawn":
+            array = LENGTHS[case.lengths](rng, prod(shape), at.N).reshape(shape)
+        else:
+            drawn = np.asarray(_draw_extra(attention, tensor, shape, at, rng))
+            array = restyled(attention, tensor, drawn, case.extras, rng)
+        values[tensor.name] = np.sort(array, axis=-1) if tensor.is_sorted else array
+        is_drawn = _is_length(attention, tensor) and case.lengths == "drawn"
+        if is_drawn and isinstance(attention.k.storage, Paged):  # a number for all sequences has one too
+            values[tensor.name].reshape(-1)[:1] = case.dims["N"]
     return values
 
 

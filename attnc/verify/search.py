@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
@@ -17,8 +17,10 @@ from hypothesis import seed as seeded
 
 from attnc.verify.case import Case
 from attnc.verify.check import Rules, check, keeps
+from attnc.verify.cover import Coverage, Summary
+from attnc.verify.covering import covering_cases
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import cases, fixed_cases
+from attnc.verify.strategies import cases
 from attnc.verify.subject import Subject
 from attnc.verify.verdict import Verdict
 
@@ -39,7 +41,7 @@ class Failure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """How a module did. `worst`, `eager_ratio`, `norm_ratio`: the largest seen; `examples`: how many cases
-    were run; `open`: elements of which nothing is promised.
+    were run; `open`: elements of which nothing is promised; `coverage`: what the cases have met.
     """
 
     examples: int
@@ -51,6 +53,7 @@ class Report:
     eager_ratio: float = 0.0
     open: int = 0
     failures: tuple[Failure, ...] = ()
+    coverage: Summary | None = None
 
     @property
     def ok(self) -> bool:
@@ -121,21 +124,25 @@ def verify(
     progress: Progress | None = None,
     rules: Rules | None = None,
 ) -> Report:
-    """The fixed cases: the same on every run. Stops after `seconds`, or at the third failure.
+    """The covering cases: the same on every run. Stops after `seconds`, or at the third failure.
 
-    rules: what every eighth case must keep besides the error bound.
+    fills: what surrounds tensors, the first and one of the others in turn; rules: what every eighth case must keep besides the error bound.
     """
-    tally = _Tally(subject, progress)
-    for case in fixed_cases(subject.variant, subject.limits(), count):
-        verdict = check(subject, case, fills=fills)
+    tally, coverage = _Tally(subject, progress), Coverage(subject.space)
+    first, *others = fills
+    for number, case in enumerate(covering_cases(subject.space, subject.limits(), count)):
+        verdict = check(
+            subject, case, fills=(first, *others[number % len(others) :][:1]) if others else fills
+        )
         if verdict.ok and rules is not None and tally.is_due(case):
             verdict = keeps(subject, case, rules, verdict)
         tally.count(case, verdict)
+        coverage.note(case)
         if not verdict.ok:
             tally.fail(case, verdict)
         if tally.seconds > seconds or len(tally.failures) == 3:
             break
-    return tally.report()
+    return replace(tally.report(), coverage=coverage.summary)
 
 
 def searching(examples: int, *, shrink: bool) -> settings:

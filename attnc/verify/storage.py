@@ -7,7 +7,7 @@ rows past the end in its last page and rows that follow the last packed sequence
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,13 +39,15 @@ class Lengths:
         return int(self.rows[name].sum()) + self.tail
 
 
-def draw_lengths(attention: Attention, dims: Mapping[str, int], seed: int) -> Lengths:
-    """Lengths of packed sequences: the first has M or N rows, others fewer, some none."""
+def draw_lengths(attention: Attention, dims: Mapping[str, int], seed: int, style: str = "drawn") -> Lengths:
+    """Lengths of packed sequences, in one of the LENGTHS; by default the first has M or N rows, others fewer,
+    some none.
+    """
     rng, rows = generator(seed, _STREAM), {}
     for tensor, longest in ((attention.q, "M"), (attention.k, "N")):
         match tensor.storage:
             case Ragged(cu_seqlens=name) if name not in rows:
-                rows[name] = _some_lengths(rng, dims["B"], dims[longest])
+                rows[name] = LENGTHS[style](rng, dims["B"], dims[longest]).clip(0, dims[longest])
     return Lengths(rows=rows, tail=int(rng.choice([0, 0, 3])))
 
 
@@ -57,6 +59,57 @@ def _some_lengths(rng: Rng, count: int, longest: int) -> Array:
     )
     lengths[:1] = longest
     return lengths
+
+
+def _full(rng: Rng, count: int, longest: int) -> Array:
+    return np.full(count, longest)
+
+
+def _mostly_empty(rng: Rng, count: int, longest: int) -> Array:
+    """One sequence among many that have nothing, with some of these before it and after."""
+    lengths = np.zeros(count, dtype=np.int64)
+    lengths[count // 2 : count // 2 + 1] = longest if count > 1 else 0
+    return lengths
+
+
+def _of_one(rng: Rng, count: int, longest: int) -> Array:
+    lengths = np.full(count, min(1, longest))
+    lengths[-1:] = longest
+    return lengths
+
+
+def _around_tiles(rng: Rng, count: int, longest: int) -> Array:
+    """One less, as many and one more than whole tiles have."""
+    marks = [tiles + step for tiles in (16, 32, 64, 128, 256) for step in (-1, 0, 1)]
+    lengths = rng.choice([mark for mark in marks if mark <= longest] or [longest], count)
+    lengths[:1] = longest
+    return lengths
+
+
+def _beyond(rng: Rng, count: int, longest: int) -> Array:
+    """More rows than there are places, which means all of these, and fewer than none, which means none."""
+    return np.asarray(rng.choice([longest + 1, longest + 7, 2 * longest + 64, -1], count))
+
+
+#: How long sequences are, from (generator, how many, the most).
+LENGTHS: Mapping[str, Callable[[Rng, int, int], Array]] = {
+    "drawn": _some_lengths,
+    "full": _full,
+    "empty": _mostly_empty,
+    "one": _of_one,
+    "tiles": _around_tiles,
+    "beyond": _beyond,
+}
+
+
+def lengths_for(attention: Attention) -> tuple[str, ...]:
+    """The LENGTHS that make a difference to this attention."""
+    stored = (attention.q.storage, attention.k.storage, attention.v.storage)
+    if attention.lengths:
+        return tuple(LENGTHS)
+    if any(isinstance(storage, Ragged) for storage in stored):
+        return tuple(style for style in LENGTHS if style != "beyond")
+    return ("drawn",)
 
 
 def memory_dims(attention: Attention, dims: Mapping[str, int], lengths: Lengths) -> dict[str, int]:

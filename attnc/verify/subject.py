@@ -12,6 +12,7 @@ import torch
 from attnc.model.attention import Variant
 from attnc.plan import ir
 from attnc.plan.ir_backward import GradientBound
+from attnc.verify.cover import Space
 from attnc.verify.memory import guarding
 from attnc.verify.poison import poisoned
 from attnc.verify.problem import Value
@@ -25,6 +26,7 @@ class Subject:
     warps_matter: configs that differ in warps or stages alone are different programs even without a GPU.
     split: programs may share the keys of a sequence, as many of them as the shapes suggest.
     atomic: inputs whose gradients are sums in whatever order programs come.
+    plan: what the module was printed from, where that is known.
     """
 
     variant: Variant
@@ -36,6 +38,18 @@ class Subject:
     warps_matter: bool = False
     split: bool = False
     atomic: frozenset[str] = frozenset()
+    plan: ir.Module | None = None
+
+    @property
+    def space(self) -> Space:
+        """What cases can be."""
+        return Space(
+            attention=self.variant.attention,
+            configs=self.configs,
+            usable=tuple(self.tiles()),
+            backward=getattr(self.module, "BACKWARD_CONFIGS", {}) if self.gradients is not None else {},
+            plan=self.plan,
+        )
 
     @property
     def configs(self) -> tuple[Any, ...]:
@@ -69,17 +83,29 @@ class Subject:
             return Limits(tiles=self.tiles(), joined=frozenset(joined))
         return Limits(tiles=self.tiles(), longest=2100, work=20_000)
 
-    def run(self, inputs: Mapping[str, Value], outputs: Mapping[str, torch.Tensor], config: int = 0) -> None:
+    def run(
+        self,
+        inputs: Mapping[str, Value],
+        outputs: Mapping[str, torch.Tensor],
+        config: int = 0,
+        call: str = "out",
+    ) -> None:
         """Calls the generated function: inputs and outputs in the order of the declaration, and memory that
-        it asks for full of NaN.
+        it asks for full of NaN. call: as in a case. Raises ValueError for results of other shapes or types.
         """
         function = getattr(self.module, self.variant.attention.name)
         out = tuple(outputs.values())
+        given = None if call == "new" else out[0] if len(out) == 1 else out
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
         with guarding(*tensors), poisoned(self.module):
-            function(*inputs.values(), out=out[0] if len(out) == 1 else out, config=self.configs[config])
+            made = function(*inputs.values(), out=given, config=self.configs[config])
         if self.device != "cpu":
             torch.cuda.synchronize()
+        if call == "new":
+            for name, mine, theirs in zip(outputs, out, made if len(out) > 1 else (made,), strict=True):
+                if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+                    raise ValueError(f"'{name}' is {theirs.dtype}{list(theirs.shape)}, not as declared")
+                mine.copy_(theirs)
 
 
 def _shares(config: Any) -> tuple[int, int]:

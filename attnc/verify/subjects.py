@@ -48,6 +48,7 @@ def _subject(module: ir.Module, loaded: ModuleType, device: str) -> Subject:
         split=module.kernels[0].split is not None,
         warps_matter=module.target != "triton",
         atomic=_atomic(module),
+        plan=module,
     )
 
 

@@ -1,0 +1,249 @@
+"""Where a plan changes its ways: the sizes at which its kernels and launches do something else, as data.
+
+Every constant of a plan that a size is compared with, or divided by, is a boundary: tiles, stages of a
+pipeline, shares, rounds of a search, pages, sections of heads, limits of a launch. A kernel that is wrong at
+one is wrong at the value, just below it or just above. These three are its points, and a case meets one when
+a sequence, or a whole call, has that size while the constant is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from attnc.expr.nodes import Const, Expr, Search, walk
+from attnc.model.tensors import Paged, Ragged
+from attnc.plan import ir
+from attnc.plan.decode import MOST_SPLITS, share_of
+from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule
+
+#: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;
+#: entries: of what is searched; columns: of a block table; shares: of a sequence's keys; tiles: of all rows
+#: of the call. Of a projection: rows, features (N) and depth (K).
+Quantity: TypeAlias = Literal[
+    "rows",
+    "keys",
+    "packed",
+    "sequences",
+    "heads",
+    "entries",
+    "columns",
+    "shares",
+    "tiles",
+    "features",
+    "depth",
+]
+#: default: cases of any kind reach it; thin: one sequence and head, with hardly a key for each row; large: on
+#: a GPU.
+Reach: TypeAlias = Literal["default", "thin", "large"]
+
+#: A search looks at as many places in a round (`templates/triton/_device.py.jinja`, `_rows.py.jinja`).
+_ROUND = 128
+#: Entries of a block table that are asked for ahead (`templates/triton/_decode_rows.py.jinja`).
+_ASKED_FOR = 4096
+#: Fewest and most heads of a section (`_heads_per_section`).
+_SECTIONS = (4, 16)
+#: Programs of a persistent grid where there is no GPU (`_multiprocessors`).
+_PROCESSORS = 4
+#: Programs along the second and third axes of a grid.
+_GRID = 65535
+#: Sizes that no plan has, but kernels are known to be wrong beyond: what one block can scan, or hold.
+_SCANNED = 4096
+#: The longest sequences of ordinary cases.
+_LONGEST = 320
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """name: the constant and whose it is; quantity: what is compared with it; where: the config's fields that
+    put it in force, of this kernel ("": of none); reach: which cases get there.
+    """
+
+    name: str
+    quantity: Quantity
+    value: int
+    kernel: str = ""
+    where: tuple[tuple[str, int], ...] = ()
+    reach: Reach = "default"
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """One less, the value, and one more."""
+        return tuple(n for n in (self.value - 1, self.value, self.value + 1) if n >= 0)
+
+    def is_in_force(self, configs: Mapping[str, Any]) -> bool:
+        """Whether these configs, by kernel, have the constant."""
+        if not self.kernel:
+            return True
+        config = configs.get(self.kernel)
+        return config is not None and all(getattr(config, name, None) == value for name, value in self.where)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a case is, as far as boundaries ask: sizes by quantity, and the config of every kernel."""
+
+    sizes: Mapping[str, frozenset[int]]
+    configs: Mapping[str, Any]
+
+    def points(self, boundaries: Iterable[Boundary]) -> Iterator[tuple[Boundary, int]]:
+        """Those that the case meets."""
+        for boundary in boundaries:
+            found = self.sizes.get(boundary.quantity)
+            if found and boundary.is_in_force(self.configs):
+                for point in boundary.points:
+                    if point in found:
+                        yield boundary, point
+
+
+def boundaries_of(module: ir.Module) -> tuple[Boundary, ...]:
+    """All of a module, each once."""
+    (forward,) = module.kernels
+    stages = "num_stages" if module.target == "triton" else "STAGES"
+    found = [*_empty(), *_kernel("forward", forward, stages), *_mask(module), *_storage(module)]
+    for name, planned in kernels_of(module).items():
+        found += _kernel(name, planned.kernel, stages)
+    found += _searches(module)
+    if module.target == "triton" and forward.structure != "decode":
+        found += [
+            Boundary(name=f"{heads} heads of a section", quantity="heads", value=heads) for heads in _SECTIONS
+        ]
+    if forward.grid.persistent:
+        found.append(Boundary(name="programs of a persistent grid", quantity="tiles", value=_PROCESSORS))
+    found.append(Boundary(name="programs of a grid axis", quantity="heads", value=_GRID, reach="large"))
+    for quantity in ("rows", "keys"):
+        found.append(Boundary(name="what a block scans", quantity=quantity, value=_SCANNED, reach="thin"))
+    return tuple(dict.fromkeys(found))
+
+
+def _empty() -> Iterator[Boundary]:
+    for quantity in ("rows", "keys", "sequences"):
+        yield Boundary(name=f"no {quantity}", quantity=quantity, value=0)
+
+
+def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundary]:
+    """Tiles: one, two, and as many as a pipeline holds, by a config's field of this name; shares."""
+    rows: Quantity = "rows" if kernel.pack is None else "packed"
+    for config in kernel.configs:
+        block_m, block_n = config.number("tile.q"), config.number("tile.kv")
+        for key, quantity, field, tile in (
+            ("tile.q", rows, "BLOCK_M", block_m),
+            ("tile.kv", "keys", "BLOCK_N", block_n),
+        ):
+            for count in (1, 2):
+                times = "" if count == 1 else f"{count} x "
+                yield _near(f"{times}{key} of {name}", quantity, count * tile, name, ((field, tile),))
+        over_keys = kernel.grid.over == "q"
+        stages, inner = config.number("stages"), ("BLOCK_N", block_n) if over_keys else ("BLOCK_M", block_m)
+        if stages > 2:
+            where = (inner, (stages_field, stages))
+            filled = stages * inner[1]
+            yield _near(f"stages of {name}", "keys" if over_keys else rows, filled, name, where)
+        yield from _shares(name, kernel, config)
+
+
+def _shares(name: str, kernel: ir.Kernel, config: Any) -> Iterator[Boundary]:
+    if kernel.split is None:
+        return
+    for shares in (2, 16):  # they are joined as a power of two
+        yield Boundary(name=f"shares joined as {shares}", quantity="shares", value=shares)
+    yield Boundary(name="most shares", quantity="shares", value=MOST_SPLITS, reach="large")
+    if share := share_of(config):
+        yield _near(f"fixed({share}) of {name}", "keys", share, name, (("share", share),))
+
+
+def _mask(module: ir.Module) -> Iterator[Boundary]:
+    exprs: tuple[Expr, ...] = (module.variant.attention.mask,)
+    values = {node.value for expr in exprs for node in walk(expr) if isinstance(node, Const)}
+    for value in sorted(n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 2):
+        yield _near(f"{value} of the mask", "keys", value, "", ())
+
+
+def _storage(module: ir.Module) -> Iterator[Boundary]:
+    attention = module.variant.attention
+    for tensor in (attention.k, attention.q):
+        match tensor.storage:
+            case Paged(page=page):
+                yield _near("a page", "keys", page, "", ())
+                yield Boundary(
+                    name="table asked for ahead", quantity="columns", value=_ASKED_FOR, reach="large"
+                )
+            case Ragged() if tensor is attention.q:
+                yield Boundary(
+                    name="round over sequences", quantity="sequences", value=_ROUND - 1, reach="thin"
+                )
+                yield Boundary(
+                    name="two rounds over sequences",
+                    quantity="sequences",
+                    value=_ROUND**2 - 1,
+                    reach="large",
+                )
+
+
+def _searches(module: ir.Module) -> Iterator[Boundary]:
+    kernels = [*module.kernels, *(planned.kernel for planned in kernels_of(module).values())]
+    exprs = [
+        value
+        for kernel in kernels
+        for item in kernel.regions.bounds
+        if isinstance(item, ir.Let)
+        for value in (item.value,)
+    ]
+    if any(isinstance(node, Search) for expr in exprs for node in walk(expr)):
+        yield Boundary(name="round of a search", quantity="entries", value=_ROUND)
+        yield Boundary(name="two rounds of a search", quantity="entries", value=_ROUND**2, reach="thin")
+
+
+def _near(
+    name: str, quantity: Quantity, value: int, kernel: str, where: tuple[tuple[str, int], ...]
+) -> Boundary:
+    """Within reach of ordinary cases, or of a GPU alone."""
+    reach: Reach = "default" if value < _LONGEST else "large"
+    return Boundary(name=name, quantity=quantity, value=value, kernel=kernel, where=where, reach=reach)
+
+
+def boundaries_of_projection(module: ProjectionModule) -> tuple[Boundary, ...]:
+    """All of a projection: tiles, the rows of a program, shares of K, and what one program joins."""
+    found = [Boundary(name="no rows", quantity="rows", value=0)]
+    projection = module.variant.projection
+    sizes = {"features": projection.size("N"), "depth": projection.size("K")}
+    for point in module.points:
+        if point.impl == "conventional":
+            continue
+        kernel = point.impl
+        most = MOST_ROWS[kernel]
+        found.append(Boundary(name=f"rows of {kernel}", quantity="rows", value=most, reach="default"))
+        if sizes["features"] is None:
+            tile = point["tile.n"]
+            found.append(
+                Boundary(
+                    name=f"tile.n of {kernel}",
+                    quantity="features",
+                    value=tile,
+                    kernel="forward",
+                    where=(("BLOCK_N", tile),),
+                )
+            )
+        if sizes["depth"] is None:
+            tile, split = point["tile.k"], point["split.k"]
+            found += [
+                Boundary(
+                    name=f"{count} x tile.k of {kernel}",
+                    quantity="depth",
+                    value=count * tile,
+                    kernel="forward",
+                    where=(("BLOCK_K", tile),),
+                )
+                for count in sorted({1, 2, split})
+            ]
+    if module.is_split and sizes["features"] is None:
+        found.append(
+            Boundary(name="columns that are joined", quantity="features", value=_JOINED, reach="thin")
+        )
+    return tuple(dict.fromkeys(found))
+
+
+#: Columns of a projection that one program joins (`templates/triton/projection.py.jinja`).
+_JOINED = 1024

@@ -1,0 +1,368 @@
+"""What cases meet: the boundaries of a plan, and pairs of what varies from case to case.
+
+A case is a choice of one *level* for every *factor*: how each tensor lies in memory, how long sequences are
+beside a tile, which styles of numbers, which config. Most bugs show with one or two particular levels (Kuhn,
+Wallace, Gallo, IEEE TSE 30(6), 2004), hence pairs; of styles of numbers each is asked for, but no pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any, TypeAlias
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Expr, Load, Search, walk
+from attnc.model.attention import Attention
+from attnc.model.tensors import Dense, Paged, Prefix, Ragged, Role, Tensor
+from attnc.plan import ir
+from attnc.plan.ir_backward import kernels_of
+from attnc.verify.boundaries import Boundary, Facts, boundaries_of
+from attnc.verify.case import Case, Layout
+from attnc.verify.data import LOGITS, SPECIALS, VALUES
+from attnc.verify.extras import styles_for
+from attnc.verify.problem import draw_extras
+from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
+from attnc.verify.strategies import all_dims, free_dims, locates_rows, size
+
+Level: TypeAlias = tuple[str, str]
+Pair: TypeAlias = tuple[Level, Level]
+#: A size and the size that it is compared with.
+Point: TypeAlias = tuple[Boundary, int]
+#: Factors whose levels are not paired: what numbers there are.
+_NUMBERS = frozenset({"logits", "values", "special"})
+#: How many rows or keys there are beside a tile.
+LENGTHS_BY_TILES = ("1", "short", "tile - 1", "tile", "tile + 1", "long", "2 tiles")
+GROUPS = (1, 2, 3, 5, 7, 8)
+
+
+@dataclass(frozen=True)
+class Space:
+    """All that cases of a module can be: its factors with their levels, and the boundaries of its plan.
+
+    configs, backward: those of the module, by number and for each kernel of the backward; usable: numbers of
+    the configs that cases are drawn from.
+    """
+
+    attention: Attention
+    configs: tuple[Any, ...]
+    usable: tuple[int, ...]
+    backward: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    plan: ir.Module | None = None
+
+    @cached_property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """Those of the plan that a usable config puts in force; none without a plan."""
+        found = () if self.plan is None else boundaries_of(self.plan)
+        return tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
+
+    @property
+    def _all_configs(self) -> tuple[dict[str, Any], ...]:
+        """Every config that some case runs, by its kernel."""
+        forward = [{"forward": self.configs[number]} for number in self.usable]
+        backward = [{name: config} for name, configs in self.backward.items() for config in configs]
+        return (*forward, *backward)
+
+    def configs_of(self, case: Case) -> dict[str, Any]:
+        """The configs that a case runs, by kernel."""
+        own = {"forward": self.configs[case.config]}
+        return own | {
+            name: configs[case.backward_config(len(configs))] for name, configs in self.backward.items()
+        }
+
+    @cached_property
+    def points(self) -> frozenset[Point]:
+        """All points of the boundaries."""
+        return frozenset((boundary, point) for boundary in self.boundaries for point in boundary.points)
+
+    @cached_property
+    def factors(self) -> dict[str, tuple[str, ...]]:
+        """The levels of every factor that has more than one."""
+        names = free_dims(self.attention)
+        found: dict[str, tuple[str, ...]] = {"config": tuple(map(str, self.usable))}
+        for name in ("M", "N"):
+            if name in names:
+                found[name] = LENGTHS_BY_TILES
+        if {"M", "N"} <= set(names):
+            found["M to N"] = ("M < N", "M = N", "M > N")
+        for name in ("B", "H", "Hkv"):
+            if name in names:
+                found[name] = ("1", "more")
+        if "G" in names:
+            found["G"] = ("1", "even", "odd")
+        found["lengths"] = lengths_for(self.attention)
+        found["extras"] = styles_for(self.attention)
+        found["call"] = ("out", "new")
+        found |= {"logits": tuple(LOGITS), "values": tuple(VALUES), "special": tuple(SPECIALS)}
+        for tensor in self.tensors:
+            found[f"layout of {tensor.name}"] = self.layouts_for(tensor)
+        return {name: levels for name, levels in found.items() if len(levels) > 1}
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that a case lays out: inputs, outputs, and gradients of the outputs."""
+        attention = self.attention
+        found = [
+            tensor
+            for tensor in (*attention.inputs, *attention.outputs)
+            if tensor.shape and not isinstance(tensor.storage, Prefix)
+        ]
+        if self.backward:
+            found += [_gradient(tensor) for tensor in attention.outputs]
+        return tuple(found)
+
+    def layouts_for(self, tensor: Tensor) -> tuple[str, ...]:
+        """The levels of its layout."""
+        rank = len(tensor.shape)
+        found = ["plain", "shifted"]
+        if rank > 1:
+            found += ["gapped", "transposed"]
+            if not self._has_contiguous_rows(tensor):
+                found.append("rows")
+        if self._expandable(tensor) is not None:
+            found.append("expanded")
+        return tuple(found)
+
+    def layout(self, tensor: Tensor, level: str) -> Layout | None:
+        """A layout of this level; None: contiguous."""
+        axes = tuple(range(len(tensor.shape)))
+        none, last = (0,) * len(axes), axes[-1]
+        number = self.tensors.index(tensor)
+        gaps = (*none[:-1], 8)
+        match level:
+            case "plain":
+                return None
+            case "shifted":
+                return Layout(order=axes, gaps=none, offset=2 * number + 1)
+            case "gapped":
+                return Layout(order=axes, gaps=gaps, offset=8)
+            case "transposed":
+                own = tuple(number + 1 if axis == last else 0 for axis in axes)
+                return Layout(order=(*axes[:-1][::-1], last), gaps=own, offset=2 * number + 1)
+            case "rows":
+                return Layout(order=axes[::-1], gaps=none)
+            case _:
+                return Layout(order=axes, gaps=none, expanded=self._expandable(tensor) or ())
+
+    def level_of(self, layout: Layout | None) -> str:
+        """Which level a layout is of; that of no level for rows gigabytes apart."""
+        if layout is None:
+            return "plain"
+        axes = tuple(range(len(layout.order)))
+        if any(gap > 4096 for gap in layout.gaps):
+            return "far"
+        if layout.expanded:
+            return "expanded"
+        if layout.order == axes:
+            return "gapped" if any(layout.gaps) else "shifted"
+        return "transposed" if layout.order[-1] == axes[-1] else "rows"
+
+    def _has_contiguous_rows(self, tensor: Tensor) -> bool:
+        return tensor.name in ("q", "k", "v", "o")
+
+    def _expandable(self, tensor: Tensor) -> tuple[int, ...] | None:
+        """Axes that one number may stand for; None: there are none. What `sum().backward()` hands over is one
+        number.
+        """
+        axes = tuple(range(len(tensor.shape)))
+        if tensor.name in ("do", "dlse"):
+            return axes
+        if tensor not in self.attention.inputs or tensor.is_sorted or locates_rows(self.attention, tensor):
+            return None
+        if tensor.name not in ("q", "k", "v"):
+            return axes[:1]
+        batch, head = tensor.axis(Role.BATCH), tensor.axis(Role.HEAD)
+        if batch is not None:
+            return (batch,)
+        return None if head is None else (head,)
+
+    # --- what a case is
+
+    def levels(self, case: Case) -> dict[str, str]:
+        """The level of every factor."""
+        dims, config = case.dims, self.configs[case.config]
+        found = {"config": str(case.config), "lengths": case.lengths, "extras": case.extras}
+        found |= {"call": case.call, "logits": case.logits, "values": case.values, "special": case.special}
+        for name, tile in (("M", config.BLOCK_M), ("N", config.BLOCK_N)):
+            if name in dims:
+                found[name] = by_tiles(dims[name], tile)
+        if {"M", "N"} <= dims.keys():
+            m, n = dims["M"], dims["N"]
+            found["M to N"] = "M < N" if m < n else "M = N" if m == n else "M > N"
+        for name in ("B", "H", "Hkv"):
+            if name in dims:
+                found[name] = "more" if dims[name] > 1 else str(dims[name])
+        if "G" in dims:
+            found["G"] = "1" if dims["G"] == 1 else "odd" if dims["G"] % 2 else "even"
+        outputs = {tensor.name for tensor in self.attention.outputs}
+        for tensor in self.tensors:
+            if case.call == "out" or tensor.name not in outputs:
+                found[f"layout of {tensor.name}"] = self.level_of(case.layouts.get(tensor.name))
+        return {name: level for name, level in found.items() if level in self.factors.get(name, ())}
+
+    @cached_property
+    def pairs(self) -> frozenset[Pair]:
+        """All pairs of levels that some case can have and that are asked for."""
+        found = set()
+        outputs = {f"layout of {tensor.name}" for tensor in self.attention.outputs}
+        for (one, left), (other, right) in combinations(self.factors.items(), 2):
+            if not _asked_for(one, other):
+                continue
+            for a in left:
+                for b in right:
+                    if (a == "new" and other in outputs) or {one, other} == {"M", "M to N"}:
+                        continue
+                    found.add(((one, a), (other, b)))
+        return frozenset(found)
+
+    def pairs_of(self, levels: Mapping[str, str]) -> Iterator[Pair]:
+        """Those that a case of these levels has."""
+        ordered = [(name, levels[name]) for name in self.factors if name in levels]
+        for one, other in combinations(ordered, 2):
+            if _asked_for(one[0], other[0]):
+                yield one, other
+
+    def facts(self, case: Case) -> Facts:
+        """Sizes of the case, and its configs."""
+        attention = self.attention
+        dims = all_dims(attention, case.dims)
+        lengths = draw_lengths(attention, dims, case.seed, case.lengths)
+        memory = memory_dims(attention, dims, lengths)
+        nodes = (node for expr in attention.lengths.values() for node in walk(expr))
+        asked = {node.tensor for node in nodes if isinstance(node, Load)}
+        values = draw_extras(attention, case, memory, lengths, names=asked)
+        count = dims["B"] if "B" in dims else size(attention.batch, dims)
+        heads, heads_kv = size(attention.heads_q, dims), size(attention.heads_kv, dims)
+        config = self.configs[case.config]
+        rows, keys, tiles = set(), set(), 0
+        for b in range(count if heads else 0):
+            own = {**memory, "M": memory.get("M", dims.get("M", 0)), "N": memory.get("N", dims.get("N", 0))}
+            for tensor, name in ((attention.q, "M"), (attention.k, "N")):
+                match tensor.storage:
+                    case Ragged(cu_seqlens=ends):
+                        own[name] = int(lengths.rows[ends][b])
+            for name, expr in attention.lengths.items():
+                at_b = Env(indices={"b": b}, dims=own, tensors=values)
+                own[name] = min(max(int(evaluate(expr, at_b).item()), 0), own[name])
+            rows.add(own["M"])
+            tiles += -(-own["M"] // config.BLOCK_M) * heads
+            if own["M"]:
+                keys.add(own["N"])
+        is_packed = isinstance(attention.q.storage, Ragged)
+        sizes: dict[str, set[int]] = {
+            "rows": rows,
+            "keys": keys,
+            "packed": {m * (heads // max(heads_kv, 1)) for m in rows},
+            "sequences": {count},
+            "heads": {heads if is_packed else heads * count},
+            "entries": {size(expr, memory) for expr in self._searched} if rows - {0} else set(),
+            "columns": {size(expr, memory) for expr in self._columns},
+            "tiles": {tiles},
+        }
+        longest = max(keys, default=0)
+        if splits := getattr(config, "splits", 0):
+            sizes["shares"] = {splits} if longest else set()
+        elif share := getattr(config, "share", 0):
+            sizes["shares"] = {-(-max(memory.get("N", longest), longest) // share)} if longest else set()
+        return Facts(
+            sizes={name: frozenset(found) for name, found in sizes.items()},
+            configs=self.configs_of(case),
+        )
+
+    @cached_property
+    def _searched(self) -> tuple[Expr, ...]:
+        """Lengths of what is searched."""
+        if self.plan is None:
+            return ()
+        kernels = (*self.plan.kernels, *(planned.kernel for planned in kernels_of(self.plan).values()))
+        lets = (item.value for k in kernels for item in k.regions.bounds if isinstance(item, ir.Let))
+        return tuple({node.extents[-1] for e in lets for node in walk(e) if isinstance(node, Search)})
+
+    @cached_property
+    def _columns(self) -> tuple[Expr, ...]:
+        match self.attention.k.storage:
+            case Paged(block_table=name):
+                return (self.attention.tensor(name).shape[1],)
+            case _:
+                return ()
+
+
+@dataclass
+class Coverage:
+    """What some cases have met of a space."""
+
+    space: Space
+    points: set[Point] = field(default_factory=set)
+    levels: set[Level] = field(default_factory=set)
+    pairs: set[Pair] = field(default_factory=set)
+
+    def gain(self, levels: Mapping[str, str], points: Collection[Point]) -> float:
+        """What a case would add, in pairs."""
+        new = {level for level in levels.items() if level not in self.levels}
+        pairs = sum(pair not in self.pairs for pair in self.space.pairs_of(levels))
+        return pairs + 6 * len(new) + 12 * sum(point not in self.points for point in points)
+
+    def note(self, case: Case) -> None:
+        """Counts a case that was run."""
+        levels = self.space.levels(case)
+        self.levels |= set(levels.items())
+        self.pairs |= set(self.space.pairs_of(levels)) & self.space.pairs
+        self.points |= set(self.space.facts(case).points(self.space.boundaries))
+
+    @property
+    def summary(self) -> Summary:
+        return Summary(
+            points=(len(self.points), len(self.space.points)),
+            pairs=(len(self.pairs), len(self.space.pairs)),
+            boundaries=tuple(
+                Met(
+                    boundary=boundary,
+                    met=tuple(p for p in boundary.points if (boundary, p) in self.points),
+                )
+                for boundary in self.space.boundaries
+            ),
+            missed=tuple(sorted(f"{name} {level}" for name, level in self._missed)),
+        )
+
+    @property
+    def _missed(self) -> Iterator[Level]:
+        for name, levels in self.space.factors.items():
+            for level in levels:
+                if (name, level) not in self.levels:
+                    yield name, level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """A boundary, and which of its points were met."""
+
+    boundary: Boundary
+    met: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a run has met. points, pairs: how many, of how many; missed: levels of factors that no case had."""
+
+    points: tuple[int, int]
+    pairs: tuple[int, int]
+    boundaries: tuple[Met, ...] = ()
+    missed: tuple[str, ...] = ()
+
+
+def by_tiles(length: int, tile: int) -> str:
+    """Which of LENGTHS_BY_TILES a length is; "" for none."""
+    near = {1: "1", tile - 1: "tile - 1", tile: "tile", tile + 1: "tile + 1", 2 * tile: "2 tiles"}
+    return near.get(length, "" if not length else "short" if length < tile else "long")
+
+
+def _asked_for(one: str, other: str) -> bool:
+    """Whether two factors are paired."""
+    return one not in _NUMBERS and other not in _NUMBERS
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    """What the backward is handed for an output."""
+    return replace(tensor, name=f"d{tensor.name}", storage=Dense())

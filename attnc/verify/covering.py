@@ -1,0 +1,210 @@
+"""A small array of cases that meets the boundaries of a plan, and pairs of all that varies.
+
+The array is made greedily: of some dozens of random candidates, the next case is the one that meets most that
+none before it has met, for what it costs (the method of AETG: Cohen, Dalal, Fredman, Patton, IEEE TSE 23(7),
+1997). It is the same on every run. Long sequences that are cheap all the same follow, and nothing at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from attnc.verify.case import Case, Layout
+from attnc.verify.cover import GROUPS, Coverage, Space
+from attnc.verify.data import Rng
+from attnc.verify.strategies import Limits, far, free_dims
+
+#: Candidates among which each case is chosen.
+_CANDIDATES = 48
+#: Steps of a tile that a case costs beside those that it computes.
+_OVERHEAD = 6.0
+#: Numbers that hide errors, for the bound is wide or the result nothing: once each is enough.
+_FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
+#: Steps of a tile that a thin case may take.
+_THIN = 300
+#: What is drawn when the level of a factor does not matter, more often than what is not.
+_ORDINARY = ("plain", "drawn", "none", "random")
+
+
+def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
+    """So many cases that cover what there is, then those with nothing to compute, far or thin tensors."""
+    coverage = Coverage(space)
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        drawn = [_candidate(coverage, limits, rng, number) for _ in range(_CANDIDATES)]
+        best = max(drawn, key=lambda case: _worth(coverage, limits, case))
+        coverage.note(best)
+        yield best
+    yield from edges(space)
+    yield from thin_cases(space, limits)
+
+
+def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
+    """What a candidate adds, for what it costs."""
+    space = coverage.space
+    points = tuple(space.facts(case).points(space.boundaries))
+    cost = limits.cost(case.dims, case.config)
+    return coverage.gain(space.levels(case), points) / math.sqrt(_OVERHEAD + cost)
+
+
+def _candidate(coverage: Coverage, limits: Limits, rng: Rng, number: int) -> Case:
+    """Levels that nobody had where there are any, sizes at boundaries that nobody met."""
+    space = coverage.space
+    levels = {name: _pick(coverage, name, rng) for name in space.factors}
+    config = int(levels.get("config", space.usable[0]))
+    special = levels.get("special", "none") if rng.random() < 0.3 else "none"
+    case = Case(
+        dims={},
+        seed=number + len(space.configs) * int(rng.integers(4)),
+        logits=levels.get("logits", "random"),
+        values=levels.get("values", "random"),
+        special=special,
+        layouts=_layouts(space, levels),
+        config=config,
+        lengths=levels.get("lengths", "drawn"),
+        extras=levels.get("extras", "drawn"),
+        call=levels.get("call", "out"),
+    )
+    return replace(case, dims=_dims(coverage, case, levels, limits, rng))
+
+
+def _pick(coverage: Coverage, name: str, rng: Rng) -> str:
+    choices = coverage.space.factors[name]
+    unmet = [level for level in choices if (name, level) not in coverage.levels]
+    if unmet and rng.random() < 0.6:
+        return str(rng.choice(unmet))
+    ordinary = [level for level in choices if level in _ORDINARY]
+    if ordinary and rng.random() < 0.25:
+        return ordinary[0]
+    return str(rng.choice([level for level in choices if level not in _FORGIVING]))
+
+
+def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, Layout]:
+    """Of every tensor whose level is not contiguous; results that the module makes have none."""
+    own = {tensor.name for tensor in space.attention.outputs} if levels.get("call") == "new" else set()
+    found = {}
+    for tensor in space.tensors:
+        layout = space.layout(tensor, levels.get(f"layout of {tensor.name}", "plain"))
+        if layout is not None and tensor.name not in own:
+            found[tensor.name] = layout
+    return found
+
+
+def _dims(
+    coverage: Coverage, case: Case, levels: Mapping[str, str], limits: Limits, rng: Rng
+) -> dict[str, int]:
+    """Sizes of these levels, or at boundaries that nobody met, as far as they are affordable."""
+    space = coverage.space
+    config = space.configs[case.config]
+    names = free_dims(space.attention)
+    wanted = {"B": (1, 2, 3), "H": (1, 2, 5), "Hkv": (1, 2, 2)}
+    dims: dict[str, int] = {}
+    for name in names:
+        if name in wanted:
+            more = levels.get(name) == "more"
+            dims[name] = int(rng.choice(wanted[name][1:])) if more else 1
+        elif name == "G":
+            level = levels.get("G")
+            fitting = [n for n in GROUPS if level == ("1" if n == 1 else "odd" if n % 2 else "even")]
+            dims[name] = int(rng.choice(fitting or GROUPS))
+        elif name not in ("M", "N"):
+            dims[name] = int(rng.integers(1, 2 * config.BLOCK_N))
+    for name, tile, quantity in (("M", config.BLOCK_M, "rows"), ("N", config.BLOCK_N, "keys")):
+        if name not in names:
+            continue
+        points = _unmet(coverage, case, quantity, limits)
+        if quantity == "rows" and "G" in dims:
+            group = dims["G"]
+            points += [p // group for p in _unmet(coverage, case, "packed", limits) if p % group == 0]
+        if points and rng.random() < 0.6:
+            dims[name] = int(rng.choice(points))
+        else:
+            dims[name] = min(_length(levels.get(name, "tile + 1"), tile, rng), limits.longest)
+    if {"M", "N"} <= dims.keys():
+        match levels.get("M to N"):
+            case "M = N":
+                dims["M"] = dims["N"]
+            case "M < N" if dims["M"] > dims["N"]:
+                dims["M"], dims["N"] = dims["N"], dims["M"]
+            case "M > N" if dims["M"] < dims["N"]:
+                dims["M"], dims["N"] = dims["N"], dims["M"]
+    heads = _unmet(coverage, case, "heads", limits)
+    if heads and rng.random() < 0.3:
+        dims |= _heads(dims, int(rng.choice(heads)))
+    for name in ("G", "H", "B", "Hkv", "M", "N"):
+        while name in dims and dims[name] > 1 and limits.cost(dims, case.config) > limits.work:
+            dims[name] = dims[name] // 2
+    return dims
+
+
+def _heads(dims: Mapping[str, int], heads: int) -> dict[str, int]:
+    """One sequence with so many heads."""
+    if "H" in dims:
+        return {**dict.fromkeys({"B"} & dims.keys(), 1), "H": heads}
+    if "Hkv" in dims:
+        return {**dict.fromkeys({"B", "G"} & dims.keys(), 1), "Hkv": heads}
+    return {"G": heads} if "G" in dims else {}
+
+
+def _unmet(coverage: Coverage, case: Case, quantity: str, limits: Limits) -> list[int]:
+    """Points of this quantity, of what the case's configs put in force, that nobody met."""
+    configs = coverage.space.configs_of(case)
+    return [
+        point
+        for boundary in coverage.space.boundaries
+        if boundary.quantity == quantity and boundary.reach == "default" and boundary.is_in_force(configs)
+        for point in boundary.points
+        if 0 < point <= limits.longest and (boundary, point) not in coverage.points
+    ]
+
+
+def _length(level: str, tile: int, rng: Rng) -> int:
+    match level:
+        case "1":
+            return 1
+        case "short":
+            return int(rng.integers(2, max(tile - 1, 3)))
+        case "long":
+            return int(rng.integers(tile + 2, 3 * tile))
+        case _:
+            near = {"tile - 1": tile - 1, "tile": tile, "tile + 1": tile + 1, "2 tiles": 2 * tile}
+            return near[level]
+
+
+def edges(space: Space) -> Iterator[Case]:
+    """Rows gigabytes apart, and nothing: no queries, no keys, no sequences."""
+    attention, names = space.attention, free_dims(space.attention)
+    few = {name: {"M": 5, "N": 7}.get(name, 1) for name in names}
+    for tensor in (attention.q, attention.k, attention.v):
+        layout = far(attention, tensor, few)
+        if layout is not None:
+            yield Case(dims=few, layouts={tensor.name: layout})
+    for change in ({"M": 0}, {"N": 0}, {"B": 0}):
+        if change.keys() <= few.keys():
+            yield Case(dims={**few, **change})
+
+
+def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
+    """The point above each boundary that only thin cases reach: one head, and hardly a key for a row, or
+    hardly a row.
+    """
+    names, config = free_dims(space.attention), space.usable[-1]
+    extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
+    for boundary in space.boundaries:
+        if boundary.reach != "thin":
+            continue
+        size = boundary.value + 1
+        match boundary.quantity:
+            case "rows":
+                longest, change = "M", {"M": size, "N": 3}
+            case "keys" | "entries":
+                longest, change = "N", {"M": 2, "N": size}
+            case _:
+                longest, change = "B", {"B": size, "M": 1, "N": 2}
+        dims = {name: change.get(name, 1) for name in names}
+        if longest in names and limits.cost(dims, config) <= _THIN:
+            yield Case(dims=dims, seed=3, config=config, extras=extras)
