@@ -19,7 +19,7 @@ from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Program, Variant
 from attnc.model.products import is_static
 from attnc.model.report import Report
-from attnc.model.tensors import DType, Prefix, Tensor
+from attnc.model.tensors import DType, Paged, Prefix, Tensor
 from attnc.source import Span
 
 MAX_VARIANTS = 256
@@ -105,7 +105,10 @@ def _fix(attention: Attention, params: Mapping[str, ParamValue]) -> Attention:
 
     def fix_tensor(tensor: Tensor) -> Tensor:
         dtype = tensor.dtype if isinstance(tensor.dtype, DType) else DType(str(params[tensor.dtype]))
-        return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)))
+        storage = tensor.storage
+        if isinstance(storage, Paged) and storage.param:
+            storage = replace(storage, page=int(params[storage.param]), param="")
+        return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)), storage=storage)
 
     return replace(attention.rewritten(fix, fix_tensor), params=())
 

@@ -114,7 +114,8 @@ class RunningError:
             case Compare(left=left, right=right) if left.type == "bool":
                 return Approx(value, np.maximum(self._analyse(left).error, self._analyse(right).error))
             case Compare(left=left, right=right):
-                return Approx(value, _turned(self._float(left), self._float(right)) * 1.0)
+                turned = _turned(self._float(left), self._float(right))
+                return Approx(value, np.where(turned, 1.0, 0.0))
             case Binary() if expr.type == "float":
                 return _binary(expr.op, self._float(expr.left), self._float(expr.right), value)
             case Call(function="where", args=(condition, left, right)) if expr.type == "float":
