@@ -57,7 +57,8 @@ def gradients(
         dlse = np.zeros(head.shape[0])
         if attention.lse is not None and "lse" in given:
             dlse = head.place(attention.lse, given)[:, 0]
-        _Pieces(head, do, dlse).add_to(found)
+        with np.errstate(all="ignore"):  # scores may be NaN
+            _Pieces(head, do, dlse).add_to(found)
     return {name: found[name] for name in attention.grads}
 
 
@@ -111,8 +112,7 @@ class _Pieces:
         shift = np.where(np.isneginf(m), 0.0, m)
         total = np.exp(self.head.sink - shift)
         np.add.at(total, i, np.exp(s - shift[i]))
-        with np.errstate(divide="ignore"):
-            return np.asarray(np.log(total) + shift)
+        return np.asarray(np.log(total) + shift)
 
 
 @dataclass(slots=True)
@@ -263,13 +263,11 @@ def _call(function: str, args: list[Values]) -> Values:
                 x <= y if function == "min" else x >= y
             )  # torch.minimum would halve the gradient of ties
             return torch.where(takes_x, x, y)
-        case "exp":
-            return x.double().exp()
-        case "log":
-            return x.double().log()
-        case "tanh":
-            return x.double().tanh()
-        case "sqrt":
-            return x.double().sqrt()
         case _:
-            raise ValueError(f"no evaluation of {function}")
+            return _REAL[function](x.double())
+
+
+_REAL: Mapping[str, Callable[[Values], Values]] = {
+    "exp": torch.exp, "exp2": torch.exp2, "log": torch.log, "log2": torch.log2,
+    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf, "sqrt": torch.sqrt,
+}  # fmt: skip

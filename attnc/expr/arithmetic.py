@@ -2,10 +2,12 @@
 
 Each returns an expression of the same value *and type* as the plain node; floats are real numbers, so
 constant factors may be reassociated. Order of operands is kept: the same input always gives the same text.
+What would be no number, or overflow, is not folded: `model.variants` reports it where it is written.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from attnc.expr.nodes import Binary, BinaryOp, Call, Const, Expr, Neg
@@ -25,9 +27,16 @@ def keeps_type(kept: Expr, dropped: Expr) -> bool:
     return kept.type == dropped.type or (kept.type == "float" and dropped.type == "int")
 
 
+def _is_sound(value: int | float, *of: int | float) -> bool:
+    """Whether constants may be folded into this one: it is finite, or infinite because one of them is."""
+    if isinstance(value, int) or math.isfinite(value):
+        return True
+    return math.isinf(value) and any(map(math.isinf, of))
+
+
 def add(left: Expr, right: Expr) -> Expr:
     a, b = number(left), number(right)
-    if a is not None and b is not None:
+    if a is not None and b is not None and _is_sound(a + b, a, b):
         return Const(a + b)
     if b == 0 and keeps_type(left, right):
         return left
@@ -42,7 +51,7 @@ def add(left: Expr, right: Expr) -> Expr:
 
 def sub(left: Expr, right: Expr) -> Expr:
     a, b = number(left), number(right)
-    if a is not None and b is not None:
+    if a is not None and b is not None and _is_sound(a - b, a, b):
         return Const(a - b)
     if b == 0 and keeps_type(left, right):
         return left
@@ -81,7 +90,7 @@ def neg(operand: Expr) -> Expr:
 def mul(left: Expr, right: Expr) -> Expr:
     a, b = number(left), number(right)
     if a is not None and b is not None:
-        return Const(a * b)
+        return Const(a * b) if _is_sound(a * b, a, b) else Binary("*", left, right)
     if b is not None:
         return _times(left, right, b)
     if a is not None:
@@ -100,11 +109,11 @@ def _times(expr: Expr, factor: Expr, value: int | float, *, flipped: bool = Fals
             return ZERO
     if isinstance(expr, Binary):
         inner_left, inner_right = number(expr.left), number(expr.right)
-        if expr.op == "*" and inner_right is not None:
+        if expr.op == "*" and inner_right is not None and _is_sound(inner_right * value, inner_right, value):
             return mul(expr.left, Const(inner_right * value))
-        if expr.op == "*" and inner_left is not None:
+        if expr.op == "*" and inner_left is not None and _is_sound(inner_left * value, inner_left, value):
             return mul(Const(inner_left * value), expr.right)
-        if expr.op == "/" and inner_right:
+        if expr.op == "/" and inner_right and _is_sound(value / inner_right, value):
             return mul(expr.left, Const(value / inner_right))
     return Binary("*", factor, expr) if flipped else Binary("*", expr, factor)
 
@@ -112,18 +121,33 @@ def _times(expr: Expr, factor: Expr, value: int | float, *, flipped: bool = Fals
 def div(left: Expr, right: Expr) -> Expr:
     a, b = number(left), number(right)
     if a is not None and b:
-        return Const(a / b)
+        return Const(a / b) if _is_sound(a / b, a) else Binary("/", left, right)
     if b == 1 and left.type == "float":
         return left
     if b and isinstance(left, Binary) and left.type == "float":
         inner_left, inner_right = number(left.left), number(left.right)
-        if left.op == "*" and inner_right is not None:
+        if left.op == "*" and inner_right is not None and _is_sound(inner_right / b, inner_right):
             return mul(left.left, Const(inner_right / b))
-        if left.op == "*" and inner_left is not None:
+        if left.op == "*" and inner_left is not None and _is_sound(inner_left / b, inner_left):
             return mul(Const(inner_left / b), left.right)
-        if left.op == "/" and inner_right:
+        if left.op == "/" and inner_right and _is_sound(inner_right * b, inner_right, b):
             return div(left.left, Const(inner_right * b))
+    exponent = _exponent_beside_one(right)
+    if exponent is not None:
+        return mul(left, Call("sigmoid", (neg(exponent),)))
     return Binary("/", left, right)
+
+
+def _exponent_beside_one(divisor: Expr) -> Expr | None:
+    """x of 1 + exp(x), the divisor of a sigmoid: that does not overflow, nor do its derivatives."""
+    match divisor:
+        case (
+            Binary(op="+", left=Const(value=one), right=Call(function="exp", args=(x,)))
+            | Binary(op="+", left=Call(function="exp", args=(x,)), right=Const(value=one))
+        ) if one == 1:
+            return x
+        case _:
+            return None
 
 
 def floordiv(left: Expr, right: Expr) -> Expr:

@@ -3,16 +3,19 @@
 One sweep from the root to the leaves, multiplying local derivatives (Griewank and Walther, Evaluating
 Derivatives, ch. 3). Masks of `where` and everything of type int are piecewise constant and end the sweep. At
 a kink one side is taken: abs has derivative 0 at 0, min and max follow their first operand in a tie.
+
+Derivatives are in a form that does not overflow where the function does not: that of sigmoid is s (1 - s).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from attnc.expr.arithmetic import add, div, floordiv, mul, neg, sub
 from attnc.expr.logic import where
 from attnc.expr.nodes import Binary, Call, Compare, Const, Dot, Expr, Load, Neg
-from attnc.expr.simplify import simplify
+from attnc.expr.simplify import call, simplify
 
 _ZERO, _ONE = Const(0.0), Const(1.0)
 
@@ -83,10 +86,18 @@ def _slope(expr: Call, operand: Expr) -> Expr:
     match expr.function:
         case "exp":
             return expr
+        case "exp2":
+            return mul(expr, Const(math.log(2)))
         case "log":
             return div(_ONE, operand)
+        case "log2":
+            return div(Const(math.log2(math.e)), operand)
         case "tanh":
             return sub(_ONE, mul(expr, expr))
+        case "sigmoid":
+            return mul(expr, sub(_ONE, expr))
+        case "erf":
+            return mul(Const(2 / math.sqrt(math.pi)), call("exp", neg(mul(operand, operand))))
         case "sqrt":
             return div(Const(0.5), expr)
         case "abs":

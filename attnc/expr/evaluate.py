@@ -6,6 +6,7 @@ no short cuts. It shares nothing with the code that makes kernels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -147,16 +148,36 @@ def _call(function: str, args: list[Array]) -> Array:
             return np.maximum(*args)
         case "where":
             return np.where(args[0], args[1], args[2])
+        case _:
+            return _real(function, args[0].astype(np.float64))
+
+
+def _real(function: str, x: Array) -> Array:
+    """A function of one real number."""
+    match function:
         case "exp":
-            return np.exp(args[0].astype(np.float64))
+            return np.exp(x)
+        case "exp2":
+            return np.exp2(x)
         case "log":
-            return np.log(args[0].astype(np.float64))
+            return np.log(x)
+        case "log2":
+            return np.log2(x)
         case "tanh":
-            return np.tanh(args[0].astype(np.float64))
+            return np.tanh(x)
+        case "sigmoid":  # exp of what is negative does not overflow
+            small = np.exp(-np.abs(x))
+            return np.asarray(np.where(x >= 0, 1.0, small) / (1.0 + small))
+        case "erf":
+            return np.asarray(_ERF(x), np.float64)
         case "sqrt":
-            return np.sqrt(args[0].astype(np.float64))
+            return np.asarray(np.sqrt(x))
         case _:
             raise KeyError(function)
+
+
+#: NumPy has no erf.
+_ERF = np.frompyfunc(math.erf, 1, 1)
 
 
 def _load(expr: Load, env: Env) -> Array:

@@ -1,11 +1,12 @@
 """Smart constructors of conditions, and of `where`: build a node, folding constants on the way.
 
-Comparisons of constants are decided, and nested `and` and `or` are one node without repetitions, its operands
-in order of first appearance.
+Comparisons of constants, and of integers with infinity, are decided, and nested `and` and `or` are one node
+without repetitions, its operands in order of first appearance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from attnc.expr.arithmetic import keeps_type, number
@@ -29,8 +30,22 @@ def compare(op: CompareOp, left: Expr, right: Expr) -> Expr:
     a, b = number(left), number(right)
     if a is not None and b is not None:
         return Const(_COMPARISONS[op](a, b))
-    if left == right and left.type == "int":
+    if left == right and left.type != "float":  # NaN is not equal to itself
         return Const(op in ("==", "<=", ">="))
+    if a is not None and right.type == "int" and math.isinf(a):
+        return Const(_COMPARISONS[op](a, 0))
+    if b is not None and left.type == "int" and math.isinf(b):
+        return Const(_COMPARISONS[op](0, b))
+    if left.type == "bool":
+        return _same(op, left, right)
+    return Compare(op, left, right)
+
+
+def _same(op: CompareOp, left: Expr, right: Expr) -> Expr:
+    """== or != of conditions: beside a constant the other one, or its negation."""
+    for constant, other in ((left, right), (right, left)):
+        if isinstance(constant, Const):
+            return other if constant.value == (op == "==") else negate(other)
     return Compare(op, left, right)
 
 

@@ -12,7 +12,8 @@ Semantics, in one place (`evaluate.py` implements them, every target must agree)
   both give 0;
 * ``and``, ``or`` and ``where`` evaluate all operands; no operand can fail;
 * a load whose index lies outside its tensor reads 0 (false), so every expression is total;
-* an ``int`` operand of a float operation is converted; ``/`` always gives a float.
+* an ``int`` operand of a float operation is converted; ``/`` always gives a float;
+* ``inf`` is a float constant; a score of ``-inf`` is an excluded key.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ CompareOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 INDICES = ("b", "h", "q_idx", "q_pos", "kv_idx")
 #: Constants of specs stay below: with a position, and what bounds of tiles add, they still fit into 64 bits.
 MAX_INTEGER = 1 << 62
-#: Intrinsics and their arity. Everything else is a `def` of the prelude.
-FUNCTIONS = {"abs": 1, "min": 2, "max": 2, "exp": 1, "log": 1, "tanh": 1, "sqrt": 1, "where": 3}
+#: Intrinsics of one number that are floats whatever their argument is.
+REAL = ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sqrt")
+#: Intrinsics and their arity. Everything else is a `def` of the prelude, or `clamp`, which is sugar.
+FUNCTIONS = {"abs": 1, "min": 2, "max": 2, **dict.fromkeys(REAL, 1), "where": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +225,7 @@ Expr: TypeAlias = (
     Const | Index | Dim | Param | Dot | Load | Neg | Binary | Compare | And | Or | Not | Call | Search | Ref
 )
 
+INFINITY = Const(float("inf"))
 TRUE = Const(True)
 FALSE = Const(False)
 

@@ -29,8 +29,15 @@ from attnc.expr.nodes import (
     rebuild,
 )
 
+
+def _sigmoid(x: float) -> float:
+    small = math.exp(-abs(x))
+    return (1.0 if x >= 0 else small) / (1.0 + small)
+
+
 _REAL_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
-    "exp": math.exp, "log": math.log, "tanh": math.tanh, "sqrt": math.sqrt,
+    "exp": math.exp, "exp2": math.exp2, "log": math.log, "log2": math.log2,
+    "tanh": math.tanh, "sigmoid": _sigmoid, "erf": math.erf, "sqrt": math.sqrt,
 }  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attnc.diagnostics import Label, did_you_mean
-from attnc.expr.nodes import FUNCTIONS, INDICES
-from attnc.model.names import DIMS, Taken
+from attnc.expr.nodes import INDICES
+from attnc.model.names import CALLABLE, DIMS, Taken
 from attnc.model.report import Report
 from attnc.syntax import ast
 
@@ -72,8 +72,8 @@ def _check_names(definition: Definition, report: Report) -> None:
     taken = Taken(report)
     for name in definition.tree.params:
         taken.declare(name)
-    values = (*definition.params, *INDICES, *DIMS)
-    functions = (*FUNCTIONS, "dot", *definition.visible)
+    values = (*definition.params, *INDICES, *DIMS, "inf")
+    functions = (*CALLABLE, "dot", *definition.visible)
     for name in mentioned(definition.tree.value):
         if name.id not in values and name.id not in functions and name.id not in ("q", "k"):
             report.error(

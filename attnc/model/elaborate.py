@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import (
-    FUNCTIONS,
     MAX_INTEGER,
     And,
     Binary,
@@ -31,6 +30,7 @@ from attnc.model import attention
 from attnc.model.definitions import Definition
 from attnc.model.expansion import MAX_CALLS, MAX_DEPTH, Expansion, report_expansion
 from attnc.model.misuse import report_misuse
+from attnc.model.names import CALLABLE
 from attnc.model.report import Report
 from attnc.model.scope import WRONG, Argument, Context, Scope, Wrong
 from attnc.model.tensors import DType, Tensor
@@ -137,14 +137,25 @@ class Elaborator:
         return Binary(tree.op, *operands, span=at.span(tree))
 
     def _compare(self, tree: ast.Compare, at: Context) -> Expr | None:
-        operands = self._operands(tree.operands, "a comparison", _NUMBERS, at)
+        """Numbers in any order; conditions may be equal or not."""
+        operands = self._operands(tree.operands, "a comparison", (*_NUMBERS, "bool"), at)
         if operands is None:
+            return None
+        bools = [operand.type == "bool" for operand in operands]
+        if any(bools) and not (all(bools) and all(op in ("==", "!=") for op in tree.ops)):
+            self._report_mixed(tree, operands, at)
             return None
         pairs: list[Expr] = []
         for i, op in enumerate(tree.ops):
             span = at.site or tree.operands[i].span.to(tree.operands[i + 1].span)
             pairs.append(Compare(op, operands[i], operands[i + 1], span=span))
         return And(tuple(pairs), span=at.span(tree)) if len(pairs) > 1 else pairs[0]
+
+    def _report_mixed(self, tree: ast.Compare, operands: tuple[Expr, ...], at: Context) -> None:
+        """A condition that is compared with a number, or put in order."""
+        place = next(part for part, made in zip(tree.operands, operands, strict=True) if made.type == "bool")
+        hints = ("true and false have no order",) if all(made.type == "bool" for made in operands) else ()
+        at.error("E0303", "a comparison needs numbers", place.span, f"this is {_A['bool']}", hints=hints)
 
     # --- names and subscripts
     # ------------------------------------------------------------------------------------
@@ -205,17 +216,17 @@ class Elaborator:
             if [getattr(arg, "id", None) for arg in tree.args] == ["q", "k"]:
                 return Dot(span=at.span(tree))
             at.error("E0306", "'dot' is the product of q and k only", tree.span, "write 'dot(q, k)'")
-        elif name in FUNCTIONS:
-            return self._intrinsic(tree, at)
         elif isinstance(called, Definition):
             return self._inline(called, tuple(self._argument(arg, at) for arg in tree.args), tree, at)
+        elif called is None and name in CALLABLE:
+            return self._intrinsic(tree, at)
         elif called is None:
             at.error(
                 "E0204",
                 f"unknown function '{name}'",
                 tree.function.span,
                 "not an intrinsic or a def",
-                hints=did_you_mean(name, (*FUNCTIONS, *at.defs, "dot")),
+                hints=did_you_mean(name, (*CALLABLE, *at.defs, "dot")),
             )
         elif called is not WRONG:
             at.error("E0207", f"'{name}' is not a function", tree.function.span, "cannot be called")
@@ -223,12 +234,18 @@ class Elaborator:
 
     def _intrinsic(self, tree: ast.Call, at: Context) -> Expr | None:
         name = tree.function.id
-        if len(tree.args) != FUNCTIONS[name]:
-            _report_count(tree, name, FUNCTIONS[name], at)
+        if len(tree.args) != CALLABLE[name]:
+            _report_count(tree, name, CALLABLE[name], at)
             return None
         if name != "where":
             args = self._operands(tree.args, f"'{name}'", _NUMBERS, at)
-            return None if args is None else Call(name, args, span=at.span(tree))
+            if args is None:
+                return None
+            if name == "clamp":
+                x, low, high = args
+                at_least = Call("max", (x, low), span=at.span(tree))
+                return Call("min", (at_least, high), span=at.span(tree))
+            return Call(name, args, span=at.span(tree))
         condition = self._operand(tree.args[0], "the condition of 'where'", ("bool",), at)
         then = self._expr(tree.args[1], at)
         other = self._expr(tree.args[2], at)

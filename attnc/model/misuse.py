@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnc.diagnostics import Label, did_you_mean
-from attnc.expr.nodes import FUNCTIONS
-from attnc.model.names import OUTPUTS, RESERVED
+from attnc.model.names import CALLABLE, OUTPUTS, RESERVED
 from attnc.model.scope import Context
 from attnc.model.tensors import Tensor
 from attnc.syntax import ast
@@ -16,7 +15,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "True": "write 'true'",
     "False": "write 'false'",
     "None": "leave it out",
-    **dict.fromkeys(("inf", "INF", "Inf"), "what a score of -inf excludes, a mask does: write 'mask = ...'"),
+    **dict.fromkeys(("INF", "Inf", "infinity"), "write 'inf'"),
 }
 
 
@@ -52,11 +51,12 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
         )
     elif name in OUTPUTS:
         at.error("E0207", f"'{name}' is an output", span, "cannot be read")
-    elif meaning is not None or name in RESERVED:
-        label, hint = RESERVED.get(name, "an element type"), _ELSEWHERE.get(name)
+    elif meaning is not None or name in RESERVED or name in CALLABLE:
+        kind = "an intrinsic function" if name in CALLABLE else "an element type"
+        label, hint = RESERVED.get(name, kind), _ELSEWHERE.get(name)
         at.error("E0207", f"'{name}' is not a value", span, label, hints=(hint,) if hint else ())
     else:
-        known = (*scope.names(), *FUNCTIONS)
+        known = (*scope.names(), *CALLABLE)
         at.error(
             "E0203",
             f"unknown name '{name}'",

@@ -2,7 +2,7 @@
 
 A name means one thing: nothing declared may reuse a reserved word or a name that is already taken in its
 attention. Names of `def`s are looser: an attention's own names hide them, and a file may redefine a def of
-the prelude.
+the prelude. So are `SOFT` names, which came to the language when specs were already using them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,16 @@ NOT_FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(dir(builtins), "a name of Python's own"),
     **PYTHON,
 }
+#: Names that a spec may declare as something else: functions, and the constant `inf`.
+SOFT = frozenset({"sigmoid", "exp2", "log2", "erf", "clamp", "inf"})
+#: `clamp(x, lo, hi)` is `min(max(x, lo), hi)`, and no function in the tree.
+CLAMP_ARGUMENTS = 3
+#: Every function of numbers that an expression may call, with its number of arguments.
+CALLABLE: Mapping[str, int] = {**FUNCTIONS, "clamp": CLAMP_ARGUMENTS}
 RESERVED: dict[str, str] = (
     dict.fromkeys(INDICES, "an index")
     | dict.fromkeys(DIMS, "a dimension")
-    | dict.fromkeys(FUNCTIONS, "an intrinsic function")
+    | dict.fromkeys((name for name in FUNCTIONS if name not in SOFT), "an intrinsic function")
     | dict.fromkeys(DType, "an element type")
     | dict.fromkeys((*INPUTS, *OUTPUTS), "one of the tensors q, k, v, o, lse")
     | {"dot": "the product of q and k", "softmax": "a normalization"}

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 from attnc.diagnostics import Label
-from attnc.expr.nodes import INDICES, Expr, Index, Type
+from attnc.expr.nodes import INDICES, INFINITY, Expr, Index, Type
 from attnc.model.attention import Param
 from attnc.model.definitions import Definition
 from attnc.model.report import Report
@@ -95,7 +95,9 @@ class Context:
             for kind in (self.scope.params, self.scope.lets, self.scope.tensors):
                 if name in kind:
                     return kind[name]
-        return self.defs.get(name)
+            if name in self.scope.let_places:
+                return None  # a let further down
+        return self.defs.get(name, INFINITY if name == "inf" else None)
 
     def span(self, tree: ast.Expr) -> Span:
         """The place in the attention's own text that a node made from `tree` points at."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import Binary, Const, Dim
+from attnc.model.attention import Param
 from attnc.model.products import same_size
 from attnc.model.report import Report
 from attnc.model.scope import Scope
@@ -75,18 +76,18 @@ class Storages:
         return make[kind](call, name, tensor)
 
     def _paged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
-        page = call.kwargs[0].value
+        tree = call.kwargs[0].value
+        sizes = self._page_sizes(tree)
         if name not in ("k", "v"):
             self._error(call, "only k and v can be paged", f"{name} has no rows in pages")
-        elif (
-            not isinstance(page, ast.Number)
-            or not isinstance(page.value, int)
-            or not 1 <= page.value <= MAX_PAGE
-        ):
-            self._error(page, "the page size is not a positive integer", f"rows of a page, 1 to {MAX_PAGE}")
-        elif (table := self._table(call, "i32[B, P]")) is not None:
+        elif sizes is None or not all(type(size) is int and 1 <= size <= MAX_PAGE for size in sizes):
+            label = f"rows of a page, 1 to {MAX_PAGE}"
+            hint = "write a number, or a param such as 'param P in {16, 64}'"
+            self._error(tree, "the page size is not a positive integer", label, hint=hint)
+        elif sizes and (table := self._table(call, "i32[B, P]")) is not None:
             if len(table.shape) == 2 and table.shape[0] == _B:
-                return Paged(block_table=table.name, page=page.value, span=call.span)
+                param = tree.id if isinstance(tree, ast.Name) else ""
+                return Paged(block_table=table.name, page=int(sizes[0]), param=param, span=call.span)
             self._error(
                 call.args[0],
                 f"'{table.name}' is not a block table",
@@ -95,6 +96,17 @@ class Storages:
                 hint=f"declare 'input {table.name}: i32[B, P]'",
             )
         return None
+
+    def _page_sizes(self, tree: ast.Expr) -> tuple[DType | bool | int | float, ...] | None:
+        """The number, or the choices of the param; none of a param with a mistake, None of anything else."""
+        match tree:
+            case ast.Number(value=value):
+                return (value,)
+            case ast.Name(id=name) if name in self.scope.params:
+                param = self.scope.params[name]
+                return param.choices if isinstance(param, Param) else ()
+            case _:
+                return None
 
     def _ragged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
         if name not in ("q", "k", "v"):

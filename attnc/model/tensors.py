@@ -55,10 +55,14 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paged:
-    """K/V rows in pages of `page` rows, found through `block_table[b, kv_idx // page]`."""
+    """K/V rows in pages of `page` rows, found through `block_table[b, kv_idx // page]`.
+
+    param: the name of the param that the size of a page is, until `variants` fixes it; `page` is its default.
+    """
 
     block_table: str
     page: int
+    param: str = ""
     span: Span | None = field(default=None, compare=False, repr=False)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from math import isfinite, prod
+from math import inf, prod
 from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, Label, error
@@ -19,7 +19,7 @@ from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Program, Variant
 from attnc.model.products import is_static
 from attnc.model.report import Report
-from attnc.model.tensors import DType, Prefix, Tensor
+from attnc.model.tensors import DType, Paged, Prefix, Tensor
 from attnc.source import Span
 
 MAX_VARIANTS = 256
@@ -105,7 +105,10 @@ def _fix(attention: Attention, params: Mapping[str, ParamValue]) -> Attention:
 
     def fix_tensor(tensor: Tensor) -> Tensor:
         dtype = tensor.dtype if isinstance(tensor.dtype, DType) else DType(str(params[tensor.dtype]))
-        return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)))
+        storage = tensor.storage
+        if isinstance(storage, Paged) and storage.param:
+            storage = replace(storage, page=int(params[storage.param]), param="")
+        return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)), storage=storage)
 
     return replace(attention.rewritten(fix, fix_tensor), params=())
 
@@ -146,8 +149,10 @@ def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> Non
     value = number(node)
     if isinstance(value, int) and abs(value) >= MAX_INTEGER:
         report.error("E0507", "integer beyond 62 bits", place, note)
-    elif value is not None and not isfinite(value):
-        report.error("E0507", "constant that is not finite", place, note)
+    elif _is_no_number(node):
+        report.error(
+            "E0507", "constant that is no number", place, note, hints=("inf - inf and 0 * inf are NaN",)
+        )
     elif what := _beyond_float32(node):
         report.error("E0507", f"{what} beyond float32", place, note, notes=(_COMPUTED,))
 
@@ -155,10 +160,18 @@ def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> Non
 _COMPUTED = "kernels compute floats in float32, where the largest is 3.4e38"
 
 
+def _is_no_number(node: Expr) -> bool:
+    """Whether the operands are constants that could not be folded since the result is NaN, like inf - inf."""
+    if not isinstance(node, Binary):
+        return False
+    left, right = number(node.left), number(node.right)
+    return left is not None and right is not None and inf in (abs(left), abs(right))
+
+
 def _beyond_float32(node: Expr) -> str:
-    """What of the node leaves float32, "" if nothing does. An infinite factor would make NaN of 0."""
+    """What of the node leaves float32, "" if nothing does. A factor that is too large would make NaN of 0."""
     value = number(node)
-    if isinstance(value, float) and abs(value) > MAX_FLOAT:
+    if isinstance(value, float) and MAX_FLOAT < abs(value) < inf:
         return "constant"
     if isinstance(node, Binary) and node.type == "float":
         left, right = (abs(number(side) or 0.0) for side in (node.left, node.right))

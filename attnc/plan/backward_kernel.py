@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from attnc.expr.derive import derive
-from attnc.expr.nodes import TRUE, Dim, Expr, Load, walk
+from attnc.expr.nodes import TRUE, Dim, Expr
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Config, Schedule
@@ -27,6 +27,7 @@ from attnc.plan.ir_backward import (
     name_of,
 )
 from attnc.plan.loads import LoadNames
+from attnc.plan.poles import may_exclude
 from attnc.plan.regions import regions
 from attnc.plan.resources import room
 from attnc.plan.scores import LOG2E
@@ -185,9 +186,7 @@ def _softmax(rule: ChainRule, dropout: Dropout | None, attention: Attention) -> 
         rescale="deferred",
         threshold=0.0,
         scale=rule.raw_scale,
-        safe_everywhere=any(
-            isinstance(node, Load) and node.type == "float" for node in walk(attention.score)
-        ),
+        safe_everywhere=may_exclude(attention.score),
         sink=None,
         dropout=dropout,
     )

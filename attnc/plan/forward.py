@@ -8,7 +8,7 @@ memory each step
 
 from __future__ import annotations
 
-from attnc.expr.nodes import TRUE, Dot, Expr, Load, walk
+from attnc.expr.nodes import TRUE, Dot, Expr
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
@@ -16,6 +16,7 @@ from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
 from attnc.plan.loads import LoadNames
+from attnc.plan.poles import may_exclude
 from attnc.plan.regions import regions
 from attnc.plan.resources import room
 from attnc.plan.scores import LOG2E, split_scale
@@ -102,7 +103,7 @@ def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tupl
         rescale=rescale,  # type: ignore[arg-type]  # one of the three names, by the schedule's rules
         threshold=float(threshold),
         scale=scale,
-        safe_everywhere=any(isinstance(node, Load) and node.type == "float" for node in walk(raw)),
+        safe_everywhere=may_exclude(raw),
         sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
         dropout=dropout,
     )

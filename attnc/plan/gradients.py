@@ -19,7 +19,9 @@ from attnc.plan.scores import split_scale
 from attnc.plan.storage import is_plain
 
 #: Functions worth evaluating once for the score and its derivatives, and the name of the value.
-_COSTLY = {"tanh": "t", "exp": "e", "log": "ln", "sqrt": "root"}
+_COSTLY = {
+    "tanh": "t", "sigmoid": "sig", "exp": "e", "exp2": "power", "log": "ln", "log2": "log_2", "sqrt": "root",
+}  # fmt: skip
 #: Indices that are an axis of their own in f32[B, H, M, N], and the size of that axis.
 _PLACES: dict[Index, Expr] = {
     Index("b"): Dim("B"),

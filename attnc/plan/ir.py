@@ -228,7 +228,8 @@ class ErrorBound:
     product_error, addition_error: of a product in a dot (0 where products are exact in f32), of an addition
     chained: the products of p and v, and those of a gradient, pass from tile to tile through one sum of the
     tensor cores
-    exp_ulps: error of the target's exp2; intrinsics: (name, absolute error) of other functions
+    exp_ulps: error of the target's exp2; intrinsics: (name, relative error, absolute error) of the functions
+    of scores
     renormalised: o is rescaled at every step (FlashAttention-1), which adds roundings per tile
     largest_shift: how far what the exponent subtracts may be from the row's maximum, and from 0 (a unified
     maximum); least_probability: what the row's largest probability may be stored as
@@ -246,7 +247,7 @@ class ErrorBound:
     addition_error: float = 1.5 * 2.0**-24
     chained: bool = False
     exp_ulps: float = 2.0
-    intrinsics: tuple[tuple[str, float], ...] = ()
+    intrinsics: tuple[tuple[str, float, float], ...] = ()
     renormalised: bool = False
     largest_shift: float = 0.0
     least_probability: float = 1.0

@@ -7,13 +7,20 @@ skipped, and one under which some rows see nothing when there are more queries t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 from attnc.diagnostics import Diagnostic, Label, warning
-from attnc.expr.nodes import TRUE, Const, Dim, Expr, Index
-from attnc.expr.simplify import simplify, substitute
+from attnc.expr.affine import Affine, affine
+from attnc.expr.facts import KV_LO, Q_LO, at_least
+from attnc.expr.logic import negate
+from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, Or
+from attnc.expr.simplify import nnf, simplify, substitute
 from attnc.expr.solve import Ranges, solve
 from attnc.model.attention import Variant
 from attnc.source import Span
+
+#: Conditions of one `and` that are compared pair by pair.
+_COMPARED = 24
 
 
 def check_mask(variant: Variant) -> Iterator[Diagnostic]:
@@ -22,7 +29,7 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
     if mask == TRUE or mask.span is None:
         return
     keys, queries = solve(mask, var="kv_idx"), solve(mask, var="q_idx")
-    if keys.never:
+    if keys.never or contradicts(mask):
         yield warning(
             "W0701",
             "the mask is never true",
@@ -39,6 +46,50 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
             notes=("nothing in it bounds kv_idx by q_idx, by a length or by a sorted input",),
             hints=("if a bound is meant, say it too: 'causal and ...', 'kv_idx < length[b] and ...'",),
         )
+
+
+def contradicts(mask: Expr) -> bool:
+    """Whether no pair of positions satisfies the mask, because two of its conditions exclude each other.
+
+    Every comparison of integers is a sum that is at least 0 (`expr.affine`); two such sums that add up to
+    less for all positions exclude each other. That decides all pairs over the same positions, such as
+    `kv_idx <= q_idx and kv_idx > q_idx`; three conditions that only together exclude each other are not seen.
+    """
+    return _contradicts(nnf(mask))
+
+
+def _contradicts(mask: Expr) -> bool:
+    match mask:
+        case Or(operands=operands):
+            return all(map(_contradicts, operands))
+        case And(operands=operands):
+            conditions = set(operands)
+            if any(negate(operand) in conditions or _contradicts(operand) for operand in operands):
+                return True
+            sums = [total for operand in operands[:_COMPARED] for total in _sums(operand)]
+            return any(_is_negative(a + b) for a, b in combinations(sums, 2))
+        case _:
+            return False
+
+
+def _sums(condition: Expr) -> Iterator[Affine]:
+    """What is at least 0 where a comparison of integers holds."""
+    match condition:
+        case Compare(op=op, left=left, right=right) if left.type == right.type == "int":
+            difference = affine(left) - affine(right)
+            match op:
+                case ">=" | ">":
+                    yield difference - (op == ">")
+                case "<=" | "<":
+                    yield -difference - (op == "<")
+                case "==":
+                    yield from (difference, -difference)
+
+
+def _is_negative(total: Affine) -> bool:
+    """Whether the sum is below 0 wherever the query and the key are."""
+    places: dict[Expr, Expr] = {Index("q_idx"): Q_LO, Index("kv_idx"): KV_LO}
+    return at_least(Const(-1), substitute(total.expr, places))
 
 
 def mask_notes(variant: Variant) -> Iterator[Diagnostic]:

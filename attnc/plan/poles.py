@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+from attnc.expr.arithmetic import number
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Load, Ref, walk
+from attnc.expr.simplify import substitute
+
+#: exp of more leaves float32.
+_LARGEST_EXPONENT = 88.0
 
 
 def is_finite(value: Expr) -> bool:
@@ -13,15 +20,51 @@ def is_finite(value: Expr) -> bool:
         isinstance(node, Dot | Load)
         or (isinstance(node, Ref) and node.type == "float")
         or (isinstance(node, Binary) and node.op == "/")
-        or (isinstance(node, Call) and node.function in ("exp", "log", "sqrt"))
+        or (isinstance(node, Call) and node.function in ("exp", "exp2", "log", "log2", "sqrt"))
+        or _is_infinite(node)
         for node in walk(value)
     )
 
 
 def has_pole(value: Expr) -> bool:
-    """Whether the value can be infinite at zeros, which is what rows and keys past the end are loaded as."""
+    """Whether the value may be no finite number at zeros, which is what rows and keys past the end are loaded
+    as.
+    """
+    return any(map(_may_be_pole, walk(value)))
+
+
+def may_exclude(score: Expr) -> bool:
+    """Whether the score may be -inf, which excludes a key: by an input, a constant, or a logarithm of 0."""
     return any(
-        (isinstance(node, Binary) and node.op == "/" and not isinstance(node.right, Const))
-        or (isinstance(node, Call) and node.function == "log")
-        for node in walk(value)
+        (isinstance(node, Load) and node.type == "float")
+        or _is_infinite(node)
+        or (isinstance(node, Call) and node.function in ("log", "log2"))
+        for node in walk(score)
     )
+
+
+def _may_be_pole(node: Expr) -> bool:
+    match node:
+        case Binary(op="/", right=right):
+            return not _at_zeros(right)
+        case Call(function="log" | "log2", args=(x,)):
+            return _at_zeros(x) <= 0
+        case Call(function="sqrt", args=(x,)):
+            return _at_zeros(x, unknown=-1.0) < 0
+        case Call(function="exp", args=(x,)):
+            return _at_zeros(x, unknown=math.inf) > _LARGEST_EXPONENT
+        case Call(function="exp2", args=(x,)):
+            return _at_zeros(x, unknown=math.inf) > _LARGEST_EXPONENT / math.log(2)
+        case _:
+            return False
+
+
+def _at_zeros(value: Expr, unknown: float = 0.0) -> float:
+    """The value where the product of q and k is 0, if that is a constant."""
+    found = number(substitute(value, {Dot(): Const(0.0)}))
+    return unknown if found is None else float(found)
+
+
+def _is_infinite(node: Expr) -> bool:
+    value = number(node)
+    return value is not None and math.isinf(value)

@@ -81,8 +81,10 @@ def score_range(score: Expr) -> tuple[float, float]:
     match score:
         case Const(value=int() | float() as value):
             return float(value), float(value)
-        case Call(function="tanh"):
+        case Call(function="tanh" | "erf"):
             return -1.0, 1.0
+        case Call(function="sigmoid"):
+            return 0.0, 1.0
         case Neg(operand=operand):
             low, high = score_range(operand)
             return -high, -low

@@ -102,8 +102,9 @@ def _sizes(attention: Attention) -> tuple[tuple[Tensor, Tensor], tuple[str, str,
     batch, heads = q.axis(Role.BATCH), q.axis(Role.HEAD)
     rows = f"q.shape[{q.axis(Role.QUERY)}]"
     match k.storage:
-        case Paged(block_table=table, page=page):
-            read, keys = attention.tensor(table), f"{table}.shape[1] * {page}"
+        case Paged(block_table=table, page=page, param=param):
+            rows_of_page = f"k.shape[{k.axis(Role.KEY)}]" if param else str(page)
+            read, keys = attention.tensor(table), f"{table}.shape[1] * {rows_of_page}"
         case _:
             read, keys = k, f"k.shape[{k.axis(Role.KEY)}]"
     pairs = f"q.shape[{heads}]" if batch is None else f"q.shape[{batch}] * q.shape[{heads}]"
@@ -157,7 +158,10 @@ def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
         if tensor.dtype == param:
             return Selector(param=param, expression=f"{tensor.name}.dtype", tensor=tensor)
         for axis, size in enumerate(tensor.shape):
-            if isinstance(size, Param) and size.name == param:
+            is_page = isinstance(tensor.storage, Paged) and tensor.storage.param == param
+            if (isinstance(size, Param) and size.name == param) or (
+                is_page and axis == tensor.axis(Role.KEY)
+            ):
                 return Selector(param=param, expression=f"{tensor.name}.shape[{axis}]", tensor=tensor)
     return Selector(param=param, expression=param, default=default)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from attnc.expr.nodes import (
+    REAL,
     And,
     Binary,
     Call,
@@ -33,8 +34,6 @@ from attnc.plan.loads import is_nonnegative, is_positive
 from attnc.plan.width import is_wide, may_overflow
 
 ATOM = 100
-#: Intrinsics that have no integer form.
-REAL = frozenset({"exp", "log", "tanh", "sqrt"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,8 +43,9 @@ SYNTAX = Syntax(
     binding=_BINDING,
     spelling={"and": "&", "or": "|", "not": "~", "neg": "-"},
     functions={
-        "abs": "tl.abs", "min": "tl.minimum", "max": "tl.maximum", "exp": "tl.exp", "log": "tl.log",
-        "tanh": "_tanh", "sqrt": "tl.sqrt", "where": "tl.where",
+        "abs": "tl.abs", "min": "tl.minimum", "max": "tl.maximum", "where": "tl.where",
+        "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2",
+        "tanh": "_tanh", "sigmoid": "tl.sigmoid", "erf": "tl.erf", "sqrt": "tl.sqrt",
     },
     floor={"//": "_floor_div", "%": "_floor_mod"},
     floor_by_any={"//": "_floor_div_by_any", "%": "_floor_mod_by_any"},

@@ -109,7 +109,7 @@ class HeadErrors:
         o_error, lse_error = rows_of["o"].allowed, rows_of["lse"].allowed
         open_row = rows_of["lse"].open | ~np.isfinite(o).all(axis=1, keepdims=True)
         _, dot = dot_products(head, forward)
-        score = RunningError(head, dot, dict(forward.intrinsics)).analyse(head.attention.score)
+        score = RunningError.of(head, dot, forward.intrinsics).analyse(head.attention.score)
         s = np.where(head.visible, np.broadcast_to(score.value, head.shape).astype(np.float64), -np.inf)
         seen: Bools = ~np.isneginf(s)
         row = np.where(np.isneginf(lse), 0.0, lse)[:, None]
@@ -118,6 +118,7 @@ class HeadErrors:
         rho = np.where(seen, score.error + lse_error + U * (2 * exponent + 2 * forward.exp_ulps), 0.0)
         p_error = exponential_error(p, s - row, rho) + np.where(seen, FLUSHED, 0.0)
         p_error = np.where(open_row | (s - row + rho >= _LARGEST_EXPONENT), np.inf, p_error)
+        p_error = np.where(head.visible, p_error, 0.0)
 
         drop, kept = head.dropout
         factor = np.where(kept, 1 / (1 - drop), 0.0) if drop < 1 else np.zeros(head.shape)
@@ -266,10 +267,11 @@ class HeadErrors:
 
     def _analyse(self, expr: Expr) -> Approx:
         """A derivative and its error; 0 where the score is masked, whatever the expression is there."""
-        found = RunningError(self.head, self.dot, dict(self.bound.forward.intrinsics)).analyse(expr)
+        found = RunningError.of(self.head, self.dot, self.bound.forward.intrinsics).analyse(expr)
         seen = self.head.visible & (self.ds != 0) | (self.ds_error > 0)
         value = np.where(seen, np.broadcast_to(found.value, self.head.shape).astype(np.float64), 0.0)
-        return Approx(value, np.where(seen, np.broadcast_to(found.error, self.head.shape), 0.0))
+        error = np.where(found.overflows, np.inf, found.error)
+        return Approx(value, np.where(seen, np.broadcast_to(error, self.head.shape), 0.0))
 
     def _scatter(self, target: Floats, load: Load, terms: Floats) -> None:
         """Adds terms [M, N] where the load points, except outside its tensor."""

@@ -3,45 +3,80 @@
 Every node of the expression gets its value and a first-order bound on the absolute error of any sensible
 float32 evaluation (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). An operation
 adds 2u of its value: u for its own rounding and u because a kernel may carry the factor log2(e) through it.
+Functions add what their implementations lose (`plan.error_bound.INTRINSICS`) and u for that factor.
 
 What is below the normal numbers may be taken for 0 wherever it turns up: constants, loads, products and
 quotients have an error of at most 2^-126 more, which matters to scores that multiply by 10^30 later on. A
 quotient may be a product with the reciprocal, and this is infinite for a divisor below 2^-126: nothing is
 promised then.
+
+What leaves float32 on the way may become infinite (`Approx.overflows`). That does no harm where something
+divides by it or bounds it, as in s / (2 + exp(-s)); where it meets another infinity or 0, nothing is
+promised. So the error is infinite where nothing is promised, and NaN nowhere. A value that is infinite or NaN
+already in float64 is one in float32 too, and its error is 0, unless the operands leave that in doubt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dot, Expr, Load, Neg, Not, Or
 from attnc.reference import Head
-from attnc.reference_arrays import Array, Floats
+from attnc.reference_arrays import Array, Bools, Floats
 
 #: Unit roundoff of float32.
 U = 2.0**-24
 #: The least normal float32: GPUs may take smaller numbers for 0.
 FLUSHED = 2.0**-126
+#: Beyond it a number may overflow float32, with a factor of log2(e) besides.
+HUGE = 1e38
+#: exp of more is infinite in float32.
+_LARGEST_EXPONENT = 89.0
+
+
+def _nowhere() -> Bools:
+    return np.zeros((), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class Approx:
-    """A value and a bound on its error. Of a bool, the error is 1 where it could be turned over, else 0."""
+    """A value and a bound on its error. Of a bool, the error is 1 where it could be turned over, else 0.
+
+    overflows: where a float32 evaluation may be infinite in place of a value of the same sign.
+    """
 
     value: Array
     error: Floats
+    overflows: Bools = field(default_factory=_nowhere)
+
+    @property
+    def size(self) -> Floats:
+        return np.abs(self.value)
+
+    @property
+    def may_be_infinite(self) -> Bools:
+        return np.asarray(self.overflows | np.isinf(self.value))
+
+    @property
+    def may_be_zero(self) -> Bools:
+        return np.asarray(self.size - self.error < FLUSHED)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningError:
-    """The analysis of one head. `dot`: the inner products; `intrinsics`: their absolute errors."""
+    """The analysis of one head. dot: the inner products; intrinsics: relative and absolute errors."""
 
     head: Head
     dot: Approx
-    intrinsics: Mapping[str, float]
+    intrinsics: Mapping[str, tuple[float, float]]
+
+    @staticmethod
+    def of(head: Head, dot: Approx, intrinsics: tuple[tuple[str, float, float], ...]) -> RunningError:
+        """intrinsics: as a plan states them."""
+        return RunningError(head, dot, {name: errors for name, *errors in intrinsics})  # type: ignore[misc]
 
     def analyse(self, expr: Expr) -> Approx:
         """The expression's value and error bound, both broadcasting to [M, N]."""
@@ -49,36 +84,46 @@ class RunningError:
             return self._analyse(expr)
 
     def _analyse(self, expr: Expr) -> Approx:
+        found = self._approx(expr)
+        if expr.type != "float":
+            return found
+        value = np.asarray(found.value, np.float64)
+        error = np.where(np.isnan(value) & ~np.isinf(found.error), 0.0, found.error)
+        error = np.where(np.isnan(error), np.inf, error)
+        overflows = np.isfinite(value) & (found.overflows | (np.abs(value) + error > HUGE))
+        return Approx(value, error, overflows)
+
+    def _approx(self, expr: Expr) -> Approx:
         if isinstance(expr, Dot):
             return self.dot
         value = self.head.value(expr, self.dot.value)
         match expr:
             case Const() if expr.type == "float":
-                return Approx(
-                    value, np.abs(value - value.astype(np.float32).astype(np.float64)) + _flushed(value)
-                )
+                single = np.asarray(value.astype(np.float32), np.float64)
+                rounded: Floats = np.where(value == single, 0.0, np.abs(value - single))
+                return Approx(value, np.asarray(rounded + _flushed(value), np.float64))
             case Load() if expr.type == "float":
                 return Approx(value, _flushed(value))
             case Neg(operand=operand):
-                return Approx(value, self._analyse(operand).error)
+                inner = self._analyse(operand)
+                return Approx(value, inner.error, inner.overflows)
             case Not(operand=operand):
                 return Approx(value, self._analyse(operand).error)
             case And(operands=operands) | Or(operands=operands):
                 return Approx(value, sum((self._analyse(o).error for o in operands), start=np.zeros(())))
+            case Compare(left=left, right=right) if left.type == "bool":
+                return Approx(value, np.maximum(self._analyse(left).error, self._analyse(right).error))
             case Compare(left=left, right=right):
-                a, b = self._float(left), self._float(right)
-                spread = a.error + b.error
-                return Approx(value, ((spread > 0) & (np.abs(a.value - b.value) <= spread)) * 1.0)
+                turned = _turned(self._float(left), self._float(right))
+                return Approx(value, np.where(turned, 1.0, 0.0))
             case Binary() if expr.type == "float":
-                return Approx(value, self._binary(expr, np.abs(value)))
+                return _binary(expr.op, self._float(expr.left), self._float(expr.right), value)
             case Call(function="where", args=(condition, left, right)) if expr.type == "float":
-                a, b, turned = self._float(left), self._float(right), self._analyse(condition).error > 0
-                other = np.maximum(a.error, b.error) + np.abs(a.value - b.value)
-                chosen = np.where(self.head.value(condition, self.dot.value), a.error, b.error)
-                return Approx(value, np.where(turned, other, chosen))
+                takes = self.head.value(condition, self.dot.value)
+                turned = self._analyse(condition).error > 0
+                return _where(takes, turned, self._float(left), self._float(right), value)
             case Call(function=function, args=args) if expr.type == "float":
-                error = self._call(function, [self._float(arg) for arg in args], value)
-                return Approx(value, error + self.intrinsics.get(function, 0.0))
+                return self._call(function, [self._float(arg) for arg in args], value)
             case _:
                 return Approx(value, np.zeros(value.shape))
 
@@ -90,47 +135,129 @@ class RunningError:
         value = inner.value.astype(np.float64)
         return Approx(value, np.where(np.abs(value) > 2**24, U * np.abs(value), 0.0))
 
-    def _binary(self, expr: Binary, size: Floats) -> Floats:
-        a, b = self._float(expr.left), self._float(expr.right)
-        abs_a, abs_b = np.abs(a.value), np.abs(b.value)
-        match expr.op:
-            case "+" | "-":
-                # The addends may each be rounded after scaling by log2(e).
-                return np.asarray(a.error + b.error + U * (abs_a + abs_b) + U * size)
-            case "*":
-                carried = abs_a * b.error + abs_b * a.error + a.error * b.error
-                return np.asarray(carried + 2 * U * size + _least(size))
-            case "/":
-                divisor = (abs_b - b.error).clip(0)
-                error = (a.error + size * b.error) / divisor + 2 * U * size + FLUSHED * abs_a + _least(size)
-                return np.where(divisor < FLUSHED, np.inf, error)
-            case _:
-                # Floor division jumps: near a multiple of the divisor it may land one step away.
-                quotient = abs_a / abs_b
-                doubt = (a.error + quotient * b.error) / abs_b + U * quotient
-                jump = np.abs(a.value / b.value - np.round(a.value / b.value)) <= doubt
-                if expr.op == "//":
-                    return np.where(jump, 1.0, 2 * U * size)
-                return np.where(jump, abs_b, a.error + quotient * b.error + 2 * U * (abs_a + size))
-
-    def _call(self, function: str, args: list[Approx], value: Array) -> Floats:
-        x, size, own = args[0], np.abs(value), 2 * U
+    def _call(self, function: str, args: list[Approx], value: Array) -> Approx:
+        x, size = args[0], np.abs(value)
+        relative, absolute = self.intrinsics.get(function, (2 * U, 0.0))
+        own = (relative + U) * np.where(np.isinf(size), 0.0, size) + absolute
         match function:
             case "abs":
-                return x.error
+                return Approx(value, x.error, x.overflows)
             case "min" | "max":
-                return np.maximum(x.error, args[1].error)
-            case "exp":
-                return np.asarray(size * np.expm1(x.error) + (own + 2 * U * np.abs(x.value)) * size)
-            case "log":
-                return np.asarray(_share(x.error, (x.value - x.error).clip(0)) + own * np.maximum(size, 1.0))
+                return _extremum(function, x, args[1], value)
+            case "exp" | "exp2":
+                factor = 1.0 if function == "exp" else np.log(2)
+                return _exponential(x.value * factor, x.error * factor, value, own, rounded=function == "exp")
+            case "log" | "log2":
+                factor = 1.0 if function == "log" else np.log2(np.e)
+                carried = _share(factor * x.error, (x.value - x.error).clip(0))
+                own = own + (relative + U) * (size < 1)
+                return Approx(value, _of_positive(x, carried + own), x.overflows)
             case "sqrt":
-                return np.asarray(_share(x.error, 2 * np.sqrt((x.value - x.error).clip(0))) + own * size)
-            case "tanh":
-                nearest = (np.abs(x.value) - x.error).clip(0)
-                return np.asarray(x.error / np.cosh(nearest) ** 2 + own * size)
+                carried = _share(x.error, 2 * np.sqrt((x.value - x.error).clip(0)))
+                return Approx(value, _of_positive(x, carried + own), x.overflows)
+            case "tanh" | "erf" | "sigmoid":
+                return Approx(value, _saturating(function, x, value) + own)
             case _:
                 raise ValueError(f"no error analysis of '{function}'")
+
+
+def _binary(op: str, a: Approx, b: Approx, value: Array) -> Approx:
+    size = np.abs(value)
+    match op:
+        case "+" | "-":
+            sign = np.sign(value)
+            signs = np.sign(a.value), np.sign(b.value) * (1 if op == "+" else -1)
+            # The addends may each be rounded after scaling by log2(e).
+            error = a.error + b.error + U * (a.size + b.size) + U * size
+            opposed = a.may_be_infinite & b.may_be_infinite & (signs[0] != signs[1])
+            turned = (a.overflows & (signs[0] != sign)) | (b.overflows & (signs[1] != sign))
+            error = np.where(
+                np.isinf(value), a.error * np.isinf(a.value) + b.error * np.isinf(b.value), error
+            )
+            return Approx(value, np.where(opposed | turned, np.inf, error), a.overflows | b.overflows)
+        case "*":
+            carried = a.size * b.error + b.size * a.error + a.error * b.error
+            error = np.where(np.isinf(value), 0.0, carried + 2 * U * size + _least(size))
+            vanishes = (a.may_be_infinite & b.may_be_zero) | (b.may_be_infinite & a.may_be_zero)
+            return Approx(value, np.where(vanishes, np.inf, error), a.overflows | b.overflows)
+        case "/":
+            divisor = (b.size - b.error).clip(0)
+            error = (a.error + size * b.error) / divisor + 5 * U * size + FLUSHED * a.size + _least(size)
+            error = np.where(b.overflows, np.maximum(error, size), error)  # a / inf is 0
+            error = np.where(np.isinf(b.value), b.error, np.where(np.isinf(a.value), 0.0, error))
+            undefined = (divisor < FLUSHED) | (a.may_be_infinite & b.may_be_infinite)
+            return Approx(value, np.where(undefined, np.inf, error), a.overflows)
+        case _:
+            # Floor division jumps: near a multiple of the divisor it may land one step away.
+            quotient = a.size / b.size
+            doubt = (a.error + quotient * b.error) / b.size + U * quotient
+            jump = np.abs(a.value / b.value - np.round(a.value / b.value)) <= doubt
+            if op == "//":
+                error = np.where(jump, 1.0, 2 * U * size)
+            else:
+                error = np.where(jump, b.size, a.error + quotient * b.error + 2 * U * (a.size + size))
+            return Approx(value, np.where(a.overflows | b.overflows, np.inf, error))
+
+
+def _exponential(x: Floats, error: Floats, value: Array, own: Floats, *, rounded: bool) -> Approx:
+    """exp of x, in natural units. rounded: the argument is multiplied by log2(e) first."""
+    carried = np.where(error < 1, value * np.expm1(error), np.exp(x + error) - value)
+    scaled = np.where(value == 0, 0.0, 2 * U * np.abs(x) * value) if rounded else 0.0
+    is_infinite = (error == 0) | (x - error > _LARGEST_EXPONENT)
+    total = np.where(np.isinf(value), np.where(is_infinite, 0.0, np.inf), carried + scaled + own + FLUSHED)
+    return Approx(
+        value, np.where(np.isneginf(x) & (error == 0), 0.0, total), x + error > _LARGEST_EXPONENT - 1
+    )
+
+
+def _of_positive(x: Approx, error: Floats) -> Floats:
+    """The error of a function of what is not negative; nothing is promised where the sign is in doubt."""
+    doubtful = (x.error > 0) & (x.value - x.error <= 0) & (x.value + x.error >= 0)
+    return np.where(doubtful & ~np.isfinite(error), np.inf, np.where(np.isinf(x.value), x.error, error))
+
+
+def _saturating(function: str, x: Approx, value: Array) -> Floats:
+    """What a function with limits at infinity makes of its argument's error."""
+    nearest = (x.size - x.error).clip(0)
+    match function:
+        case "tanh":
+            slope, span = 1 / np.cosh(nearest) ** 2, 2.0
+        case "erf":
+            slope, span = 2 / np.sqrt(np.pi) * np.exp(-(nearest**2)), 2.0
+        case _:
+            tail = np.exp(-nearest)
+            slope, span = tail / (1 + tail) ** 2, 1.0
+    carried = np.where(x.error == 0, 0.0, x.error * slope)
+    if function == "sigmoid":  # of exp in 1 / (1 + exp(-x))
+        size = np.minimum(x.size, -np.log(FLUSHED))
+        carried = carried + value * (1 - value) * (4 * U + 2 * U * size)
+    return np.asarray(np.minimum(np.where(np.isnan(carried), span, carried), span))
+
+
+def _extremum(function: str, a: Approx, b: Approx, value: Array) -> Approx:
+    choose = np.minimum if function == "min" else np.maximum
+    high, low = choose(a.value + a.error, b.value + b.error), choose(a.value - a.error, b.value - b.error)
+    error = np.where(np.isinf(value), 0.0, np.maximum(high - value, value - low))
+    overflows = (a.overflows & (value == a.value)) | (b.overflows & (value == b.value))
+    return Approx(value, error, overflows)
+
+
+def _where(takes: Array, turned: Bools, a: Approx, b: Approx, value: Array) -> Approx:
+    other = np.maximum(a.error, b.error) + np.where(a.value == b.value, 0.0, np.abs(a.value - b.value))
+    chosen = np.where(takes, a.error, b.error)
+    overflows = np.where(takes, a.overflows, b.overflows)
+    return Approx(
+        value,
+        np.where(turned, other, chosen),
+        np.where(turned, a.overflows | b.overflows, overflows).astype(np.bool_),
+    )
+
+
+def _turned(a: Approx, b: Approx) -> Bools:
+    """Where a comparison may come out otherwise."""
+    spread = a.error + b.error
+    near = (spread > 0) & (np.abs(a.value - b.value) <= spread)
+    return np.asarray(near | (a.overflows & b.may_be_infinite) | (b.overflows & a.may_be_infinite))
 
 
 def _flushed(values: Array) -> Floats:

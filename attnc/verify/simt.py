@@ -68,6 +68,26 @@ def launch(
         raise SimtFault(problem.decode())
 
 
+def run_on_cpu(generated: ModuleType) -> None:
+    """Makes the callables of a generated CUDA module, or of the package with all its variants, take tensors on
+    the CPU, gradients included.
+
+    For trying and debugging: a thread of the GPU is a few microseconds of the CPU. Needs a g++. Raises ValueError
+    for anything else than such a module, SimtFault at a call that a GPU would not survive.
+    """
+    modules = [part for part in (generated, *vars(generated).values()) if _is_cuda(part)]
+    if not modules:
+        raise ValueError(f"{generated.__name__} is not a CUDA module that attnc generated")
+    if not available():
+        raise RuntimeError("running CUDA kernels on the CPU needs g++")
+    for module in modules:
+        attach(module)
+
+
+def _is_cuda(part: Any) -> bool:
+    return isinstance(part, ModuleType) and hasattr(part, "_KERNELS") and hasattr(part, "_starter")
+
+
 def attach(module: ModuleType) -> None:
     """Makes a generated module launch on the CPU, every time with the warps in another order."""
     host: Any = module

@@ -21,6 +21,10 @@ u = 2^-24; u_p, u_o: unit roundoff of the types of P and O; T: number of KV tile
 subnormal, at least 2^-126 because GPUs may flush float32 subnormals. The sink takes part in m and in the
 sums over P. Scores of 10^7 and more have e_ij beyond 1. Then any key near the largest may turn out to be it:
 X has the exponential itself, of which P (e + E) is the first term, and a probability is wrong by 1 at most.
+
+Rows are of three kinds. Those in which a score may leave float32, or has no bound, are open. Those whose lse
+is NaN or infinite (NaN or +inf among the scores, no key at all) have outputs that are known exactly, and a
+bound of 0. All others have a bound; where it turns out to be none, the element is open, never exact.
 """
 
 from __future__ import annotations
@@ -36,13 +40,11 @@ from attnc.plan.ir import ErrorBound
 from attnc.reference import Head, heads, softmax
 from attnc.reference_arrays import Array, Bools, Floats, Input, empty_outputs, to_arrays
 from attnc.verify.rounding import bf16_to_f32, f32_to_bf16
-from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
+from attnc.verify.running_error import FLUSHED, HUGE, Approx, RunningError, U
 from attnc.verify.verdict import Expected
 
 #: Slack for the second-order terms that the analysis drops.
 SLACK = 1.05
-#: Beyond it a score may overflow float32 on the way.
-_HUGE = 1e38
 _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
 
 
@@ -75,11 +77,13 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     o, lse = softmax(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
-        score = RunningError(head, dot, dict(bound.intrinsics)).analyse(head.attention.score)
+        score = RunningError.of(head, dot, bound.intrinsics).analyse(head.attention.score)
         visible = head.visible
         s = np.where(visible, score.value.astype(np.float64), -np.inf)
         seen = ~np.isneginf(s)
-        too_large = seen & ((np.abs(s) + score.error > _HUGE) | (size > _HUGE)) & np.isfinite(s)
+        too_large = visible & (
+            score.overflows | np.isinf(score.error) | ((size > HUGE) & np.isfinite(dot.value))
+        )
 
         sink = head.sink
         m_keys = s.max(axis=1, initial=-np.inf, keepdims=True)
@@ -97,17 +101,18 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8) + (
             4 * U * tiles if bound.renormalised else 0
         )
-        row_open = too_large.any(axis=1, keepdims=True)
-        lse_allowed = mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift)
+        row_open: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
+        judged = ~row_open & np.isfinite(lse[:, None])
+        lse_allowed = _bound(mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift), judged)
         p_max = np.fmax(p.max(axis=1, initial=0.0, keepdims=True), p_sink)
         cut_off = (chain_error(bound, seen) - U * bound.tile_kv).clip(0)
-        weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen)
+        weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen, judged)
         return {
             "o": weights.expected(o, row_open, _eager(head, DType(bound.input_dtype))),
             "lse": Expected(
                 value=lse[:, None],
-                allowed=SLACK * _finite(lse_allowed),
-                open=row_open,
+                allowed=SLACK * lse_allowed,
+                open=row_open | np.isinf(lse_allowed),
                 overflow=np.zeros_like(row_open),
                 eager=lse[:, None],
             ),
@@ -140,12 +145,18 @@ def chain_error(bound: ErrorBound, products: Bools) -> Floats:
 
 
 def dot_products(head: Head, bound: ErrorBound) -> tuple[Floats, Approx]:
-    """|Q||K|^T and Q K^T, [M, N]: factors and products below the normal numbers may be lost."""
+    """|Q||K|^T and Q K^T, [M, N]: factors and products below the normal numbers may be lost.
+
+    Nothing is promised of a finite product whose partial sums may leave float32; one that is infinite or NaN
+    is so in float32 too.
+    """
     q, k = np.abs(head.q), np.abs(head.k)
     size = q @ k.T
     lost = FLUSHED * (q.shape[1] + q.sum(axis=1, keepdims=True) + k.sum(axis=1))
     error = bound.dot_error(q.shape[1]) * size + np.where(size > 0, lost, 0.0)
-    return size, Approx(head.q @ head.k.T, error)
+    dot = head.q @ head.k.T
+    error = np.where(np.isfinite(dot), np.where(size > HUGE, np.inf, error), 0.0)
+    return size, Approx(dot, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,7 @@ class _Weights:
     sums: Floats
     p_max: Floats
     seen: Bools
+    judged: Bools
 
     def expected(self, o: Floats, row_open: Bools, eager: Floats) -> Expected:
         bound, v = self.bound, self.head.v
@@ -168,16 +180,18 @@ class _Weights:
         u_p = p_dtype.unit_roundoff
         u_v = bound.product_error
         drop, kept = self.head.dropout
-        w = self.exponents + self.p * (self.sums + u_p + u_v)
-        w = _finite(np.where(kept, w / (1 - drop), 0.0))
+        w = _bound(self.exponents + self.p * (self.sums + u_p + u_v), self.judged)
+        scale = 1 / (1 - drop) if drop < 1 else 0.0  # every key is dropped
+        w = np.where(kept, w * scale, 0.0)
         v_size = np.abs(np.where(np.isfinite(v), v, 0.0))
-        delta_p = max(p_dtype.smallest_subnormal / 2, FLUSHED) / (1 - drop)
-        lost = delta_p / bound.least_probability * _finite(self.p_max) * (self.seen @ v_size)
-        b = w @ v_size + lost + o_dtype.unit_roundoff * np.abs(o)
+        delta_p = max(p_dtype.smallest_subnormal / 2, FLUSHED) * scale
+        lost = delta_p / bound.least_probability * _bound(self.p_max, self.judged) * (self.seen @ v_size)
+        b = w @ v_size + lost + o_dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
+        b = np.where(np.isnan(b), np.inf, b)
         return Expected(
             value=o,
-            allowed=_finite(SLACK * b + 2 * max(o_dtype.smallest_subnormal / 2, FLUSHED)),
-            open=row_open | self._open(v),
+            allowed=SLACK * b + 2 * max(o_dtype.smallest_subnormal / 2, FLUSHED),
+            open=row_open | self._open(v) | np.isinf(b),
             overflow=np.abs(o) + b > _LARGEST[o_dtype] * (1 - o_dtype.unit_roundoff),
             eager=eager,
         )
@@ -214,4 +228,10 @@ def round_to(dtype: DType, values: Array) -> Floats:
 
 
 def _finite(values: Floats) -> Floats:
+    """Of rows without anything finite 0."""
     return np.where(np.isfinite(values), values, 0.0)
+
+
+def _bound(values: Floats, judged: Bools) -> Floats:
+    """A bound of what is judged, infinite where it is NaN; 0 elsewhere."""
+    return np.where(judged, np.where(np.isnan(values), np.inf, values), 0.0)

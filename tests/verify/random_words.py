@@ -79,15 +79,16 @@ class Words:
                 divisor = self.one_of("2", "3", "8", "16", "-3", "M", "G", self.int_expr(depth - 1, places))
                 return f"({self.int_expr(depth - 1, places)} {self.one_of('//', '%')} {_nonzero(divisor)})"
             case 8:
-                function = self.one_of("min", "max", "abs")
-                arguments = [self.int_expr(depth - 1, places) for _ in range(1 if function == "abs" else 2)]
+                function = self.one_of("min", "max", "abs", "clamp")
+                count = {"abs": 1, "clamp": 3}.get(function, 2)
+                arguments = [self.int_expr(depth - 1, places) for _ in range(count)]
                 return f"{function}({', '.join(arguments)})"
             case _:
                 branches = f"{self.int_expr(depth - 1, places)}, {self.int_expr(depth - 1, places)}"
                 return f"where({self.bool_expr(depth - 1, places)}, {branches})"
 
     def bool_expr(self, depth: int, places: frozenset[str]) -> str:
-        kind = self.draw(st.integers(0, 8 if depth > 0 else 3))
+        kind = self.draw(st.integers(0, 9 if depth > 0 else 3))
         match kind:
             case 0 | 1:
                 op = self.one_of("<", "<=", ">", ">=", "==", "!=")
@@ -109,12 +110,15 @@ class Words:
                 return f"({self.bool_expr(depth - 1, places)} {op} {self.bool_expr(depth - 1, places)})"
             case 7:
                 return f"(not {self.bool_expr(depth - 1, places)})"
+            case 8:
+                op = self.one_of("==", "!=")
+                return f"({self.bool_expr(depth - 1, places)} {op} {self.bool_expr(depth - 1, places)})"
             case _:
                 branches = f"{self.bool_expr(depth - 1, places)}, {self.bool_expr(depth - 1, places)}"
                 return f"where({self.bool_expr(depth - 1, places)}, {branches})"
 
     def float_expr(self, depth: int, places: frozenset[str], dot: bool) -> str:
-        kind = self.draw(st.integers(0, 11 if depth > 0 else 3))
+        kind = self.draw(st.integers(0, 12 if depth > 0 else 3))
         match kind:
             case 0 | 1:
                 return "dot(q, k)" if dot else self.one_of("0.5", "-1.25", "3", "1e-3")
@@ -139,14 +143,34 @@ class Words:
             case 9:
                 inner = self.float_expr(depth - 1, places, dot)
                 form = self.one_of(
-                    "tanh({})", "abs({})", "exp(min({}, 1))", "log(abs({}) + 1)", "sqrt(abs({}))"
+                    "tanh({})",
+                    "abs({})",
+                    "exp(min({}, 1))",
+                    "log(abs({}) + 1)",
+                    "sqrt(abs({}))",
+                    "sigmoid({})",
+                    "erf({})",
+                    "exp2(min({}, 1))",
+                    "log2(abs({}) + 1)",
+                    "clamp({}, -1.5, 2)",
+                    "max({}, -inf)",
                 )
                 return form.format(inner)
             case 10:
                 inner = self.int_expr(depth - 1, places)
-                return self.one_of("tanh({})", "exp(min({}, 2))", "log(abs({}) + 1)", "sqrt(abs({}))").format(
-                    inner
-                )
+                return self.one_of(
+                    "tanh({})",
+                    "exp(min({}, 2))",
+                    "log(abs({}) + 1)",
+                    "sqrt(abs({}))",
+                    "sigmoid({})",
+                    "erf({} / 8)",
+                    "exp2(-abs({}))",
+                    "log2(abs({}) + 2)",
+                ).format(inner)
+            case 11:
+                excluded = self.bool_expr(depth - 1, places)
+                return f"where({excluded}, -inf, {self.float_expr(depth - 1, places, dot)})"
             case _:
                 branches = (
                     f"{self.float_expr(depth - 1, places, dot)}, {self.float_expr(depth - 1, places, dot)}"

@@ -9,13 +9,20 @@ import pytest
 import torch
 
 from attnc.build import front, plan_program
+from attnc.model.resolve import resolve
+from attnc.model.tensors import Paged
 from attnc.runtime.trial import problem_for, trial
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from attnc.target.dispatch import render_dispatch
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import FILLS
 from attnc.verify.strategies import far, locates_rows, transposed
 from attnc.verify.subject import Subject
-from tests.verify.judging import right, subject_of_text
+from attnc.verify.subjects import subject_of
+from tests.verify.judging import modules_of, right, subject_of_text
 
 SPECS = Path(__file__).parents[2] / "specs"
 SCHEDULE = "schedule a for triton { tile.q = 16, tile.kv = 32, warps = 4, stages = 2 }"
@@ -214,3 +221,27 @@ def test_a_realistic_problem_can_be_made(name: str) -> None:
     result = trial(module, problem)()
     assert isinstance(result, tuple)
     assert all(bool(tensor.isfinite().all()) for tensor in result)
+
+
+def test_the_size_of_a_page_may_be_a_param() -> None:
+    """Each choice is a variant, which the function of the family reads off the pages it is given."""
+    text = f"""attention a {{
+  param P in {{3, 16}}
+  input q: f16[B, M, H, 16]
+  input k, v: f16[B, H, N, 16] via paged(table, page = P)
+  input table: i32[B, X]
+  input kv_len: i32[B]
+  length N = kv_len[b]
+  {MATHS.format(mask="causal", softmax="")}
+  output o: f16[B, M, H, 16]
+}}
+{SCHEDULE}
+"""
+    modules = modules_of(text)
+    assert [(module.variant.name, module.variant.attention.k.storage) for module in modules] == [
+        (f"p{page}", Paged(block_table="table", page=page)) for page in (3, 16)
+    ]
+    for module in modules:
+        right(subject_of(module), Case(dims={"B": 2, "M": 3, "N": 37, "H": 1}, seed=3))
+    (attention,) = resolve(parse(Source("a.attn", text)), prelude()).attentions
+    assert "k.shape[2]" in render_dispatch(attention, modules, "a.attn")

@@ -1,0 +1,75 @@
+"""Every function of the language, `inf` and comparisons of conditions: from text to results and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attnc.verify.case import Case
+from attnc.verify.subject import Subject
+from tests.verify.judging import needs_gxx, right, spec, subject_of_text
+
+#: Scores with gradients of q, k, v and `x`, where it occurs.
+SCORES = {
+    "sigmoid": "4 * sigmoid(dot(q, k) / 4)",
+    "silu": "dot(q, k) * sigmoid(dot(q, k))",
+    "silu, spelled out": "dot(q, k) / (1 + exp(-dot(q, k)))",
+    "a divisor that overflows": "dot(q, k) / (2 + exp(-dot(q, k)))",
+    "a square": "dot(q, k) * dot(q, k) / 16",
+    "gelu": "dot(q, k) * (1 + erf(dot(q, k) / sqrt(2))) / 2",
+    "powers of two": "exp2(min(dot(q, k) / 4, 3)) + log2(dot(q, k) * dot(q, k) + x[h])",
+    "clamped": "clamp(dot(q, k) / 4, -x[h], 2) + clamp(kv_idx - q_idx, -3, 5) / 8",
+    "excluded": "where(kv_idx % 3 == q_idx % 2, -inf, dot(q, k) / 4) + x[h]",
+    "conditions": "where((kv_idx < 9) == (q_idx < 20), dot(q, k) / 4, min(dot(q, k), inf) * x[h])",
+}
+#: What the values reach: where exp overflows, where it vanishes, and infinities.
+STYLES: tuple[dict[str, str], ...] = (
+    {},
+    {"logits": "very_negative"},
+    {"logits": "huge"},
+    {"logits": "large", "special": "inf_k"},
+)
+
+
+def scored(score: str, target: str, dtype: str) -> Subject:
+    lines = [
+        f"input q: {dtype}[B, M, H, 16]",
+        f"input k, v: {dtype}[B, N, H, 16]",
+        f"score = {score}",
+        f"output o: {dtype}[B, M, H, 16]",
+        "output lse: f32[B, H, M]",
+        "normalize = softmax",
+        f"grad q, k, v{', x' if 'x[h]' in score else ''}",
+    ]
+    if "x[h]" in score:
+        lines.append("input x: f32[H]")
+    schedule = "tile.q = 16, tile.kv = 16" if target == "triton" else "tile.q = 32, tile.kv = 32, warps = 2"
+    return subject_of_text(spec(lines, schedule, target=target))
+
+
+#: The same functions in two scores: a kernel takes seconds to compile for a CPU.
+TOGETHER = {
+    "silu": SCORES["silu"],
+    "others": "where((kv_idx < 9) == (q_idx < 20), dot(q, k) * sigmoid(dot(q, k)) / 4, -inf) + x[h]"
+    " + clamp(log2(dot(q, k) * dot(q, k) + 2), -x[h], 2) + erf(dot(q, k)) + exp2(min(dot(q, k), 1))",
+}
+
+
+def small(**style: Any) -> Case:
+    return Case(dims={"B": 1, "M": 21, "N": 37, "H": 2}, seed=5, **style)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name: str) -> None:
+    made = scored(SCORES[name], "triton", "f16" if name == "clamped" else "f32")
+    for style in STYLES:
+        right(made, small(**style))
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", TOGETHER)
+def test_scores_on_cuda(name: str) -> None:
+    made = scored(TOGETHER[name], "cuda.sm_80", "f16")
+    for style in STYLES:
+        right(made, small(**style))
