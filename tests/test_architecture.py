@@ -20,7 +20,7 @@ LAYERS = (
     "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
     "reference", "reference_gradients", "output", "plan", "target", "build", "editor",
     "paging", "runtime", "verify", "api", "flex", "tune", "tune_projection", "tune_schedules", "calibrate",
-    "bench", "adapters", "cli", "__main__", "__init__",
+    "bench", "adapters", "compat", "cli", "__main__", "__init__",
 )  # fmt: skip
 
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
@@ -35,6 +35,7 @@ OWNERS = {
         "flex",
         "bench",
         "adapters",
+        "compat",
     },
     "triton": {"runtime", "verify", "bench"},
     "cupy": {"runtime", "verify"},
@@ -65,6 +66,7 @@ OWNERS = {
 NUMERIC = {
     "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "api", "flex",
     "tune", "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
+    "compat",
 }  # fmt: skip
 
 # What judges a kernel shares no reasoning with what makes it, or both would be wrong together.

@@ -177,7 +177,8 @@ def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
         path = tmp_path / str(block.file)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text, encoding="utf-8")
-    assert main(["compile"]) == 0
+    if any(block.language == "attn" for block in files):
+        assert main(["compile"]) == 0
     for block in files:
         if block.language == "python" and block.is_runnable:
             environment = {

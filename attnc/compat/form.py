@@ -1,0 +1,164 @@
+"""The spec of a flash-attention call: which arguments it has, their types and layouts, but no values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+Facts: TypeAlias = tuple[tuple[str, Any], ...]
+Layout: TypeAlias = Literal["dense", "ragged", "paged"]
+
+_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+_DECODE_TILES = {"f16": "128, 64, 32, 16", "bf16": "128, 64, 32, 16", "f32": "64, 32, 16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """All that the text of the spec depends on.
+
+    dtype: of q, k, v and o, as torch spells it; size, size_v: head dimensions of q and k, and of v
+    q, kv: where rows are; page: rows of a page of keys
+    lengths: of the keys of a sequence, an input i32[B] of that name, or "cu_seqlens_k" where that says only
+        how many keys in pages there are; rows: of its queries likewise; leftpad: an input, keys hidden first
+    causal, left, right: bounds of the mask; causal leaves no right
+    scaled: softmax_scale is an input; without, it is 1 / sqrt(D)
+    softcap, dropout, sink: whether there is one; slopes: 0, or the axes of alibi_slopes
+    grads: inputs that get a gradient
+    splits: of the keys of few queries, which then share a tile with their group: 0 for the device's choice,
+        None for a kernel with tiles of query rows
+    """
+
+    dtype: str
+    size: int
+    size_v: int
+    q: Layout = "dense"
+    kv: Layout = "dense"
+    page: int = 0
+    lengths: str = ""
+    rows: str = ""
+    leftpad: str = ""
+    causal: bool = False
+    left: bool = False
+    right: bool = False
+    scaled: bool = False
+    softcap: bool = False
+    dropout: bool = False
+    sink: bool = False
+    slopes: int = 0
+    grads: tuple[str, ...] = ()
+    splits: int | None = None
+
+    @property
+    def inputs(self) -> tuple[tuple[str, str], ...]:
+        """(name, type) of the function's arguments, in order."""
+        dtype, heads = _DTYPES[self.dtype], "Hkv * G"
+        q = f"[B, M, {heads}, {self.size}]" if self.q == "dense" else f"[Tq, {heads}, {self.size}]"
+        found = [("q", f"{dtype}{q}{' via ragged(cu_seqlens_q)' if self.q == 'ragged' else ''}")]
+        found += [("k", f"{dtype}{self._keys(self.size)}"), ("v", f"{dtype}{self._keys(self.size_v)}")]
+        if self.q == "ragged":
+            found.append(("cu_seqlens_q", "i32[B + 1]"))
+        if self.kv == "ragged" or self.lengths == "cu_seqlens_k":
+            found.append(("cu_seqlens_k", "i32[B + 1]"))
+        if self.kv == "paged":
+            found.append(("block_table", "i32[B, P]"))
+        named = (self.lengths if self.lengths != "cu_seqlens_k" else "", self.rows, self.leftpad)
+        found += [(name, "i32[B]") for name in named if name]
+        found += [(f"window_{side}", "i32[]") for side in ("left", "right") if getattr(self, side)]
+        if self.scaled or self.softcap:
+            found.append(("softmax_scale", "f32[]"))
+        if self.softcap:
+            found.append(("cap", "f32[]"))
+        if self.slopes:
+            found.append(("alibi_slopes", f"f32[{'B, ' if self.slopes == 2 else ''}{heads}]"))
+        if self.sink:
+            found.append(("s_aux", f"f32[{heads}]"))
+        if self.dropout:
+            found += [("dropout_p", "f32[]"), ("seed", "i64[]")]
+        return tuple(found)
+
+    @property
+    def text(self) -> str:
+        """The spec."""
+        statements = [*(f"input {name}: {written}" for name, written in self.inputs), *self._statements()]
+        body = "\n  ".join(statements)
+        return f"attention flash_attention {{\n  {body}\n}}\n{self._schedule()}"
+
+    def _keys(self, size: int) -> str:
+        if self.kv == "ragged":
+            return f"[Tk, Hkv, {size}] via ragged(cu_seqlens_k)"
+        paged = f" via paged(block_table, page = {self.page})" if self.kv == "paged" else ""
+        return f"[B, N, Hkv, {size}]{paged}"
+
+    def _statements(self) -> Iterator[str]:
+        if self.lengths == "cu_seqlens_k":
+            yield "length N = cu_seqlens_k[b + 1] - cu_seqlens_k[b]"
+        elif self.lengths:
+            yield f"length N = {self.lengths}[b]"
+        if self.rows:
+            yield f"length M = {self.rows}[b]"
+        yield f"score = {self._score()}"
+        if mask := " and ".join(self._mask()):
+            yield f"mask = {mask}"
+        arguments = ["sink = s_aux[h]"] * self.sink + ["dropout = dropout_p", "seed = seed"] * self.dropout
+        yield f"normalize = softmax({', '.join(arguments)})" if arguments else "normalize = softmax"
+        rows = "B, M" if self.q == "dense" else "Tq"
+        yield f"output o: {_DTYPES[self.dtype]}[{rows}, Hkv * G, {self.size_v}]"
+        yield f"output lse: f32[{'B, Hkv * G, M' if self.q == 'dense' else 'Hkv * G, Tq'}]"
+        if self.grads:
+            yield f"grad {', '.join(self.grads)}"
+
+    def _score(self) -> str:
+        score = "dot(q, k) * softmax_scale" if self.scaled or self.softcap else "dot(q, k) / sqrt(D)"
+        if self.softcap:  # softmax_scale is divided by cap: one multiplication less for each score
+            score = f"cap * tanh({score})"
+        if self.slopes:
+            slope = "alibi_slopes[b, h]" if self.slopes == 2 else "alibi_slopes[h]"
+            score += f" - {slope} * abs(q_pos - kv_idx)"
+        return score
+
+    def _mask(self) -> Iterator[str]:
+        if self.causal:
+            yield "kv_idx <= q_pos"
+        if self.right:
+            yield "kv_idx <= q_pos + window_right"
+        if self.left:
+            yield "q_pos - window_left <= kv_idx"
+        if self.leftpad:
+            yield f"{self.leftpad}[b] <= kv_idx"
+
+    def _schedule(self) -> str:
+        """That of decoding; attnc.compile adds the other."""
+        if self.splits is None:
+            return ""
+        return (
+            "\nschedule flash_attention for triton {\n  loops = [kv], pack = gqa\n"
+            f"  tile.q = 16, tile.kv in {{{_DECODE_TILES[_DTYPES[self.dtype]]}}}\n"
+            f"  warps = 4, stages in {{3, 2, 1}}\n  split.kv = {self.splits or 'auto'}\n}}\n"
+        )
+
+
+#: Functions of this process, by names that `prepared` gives: attributes, which torch.compile follows.
+FUNCTIONS = ModuleType("attnc.compat.functions")
+_PREPARED: dict[Facts, tuple[str, ...]] = {}
+
+
+def prepared(facts: Facts) -> tuple[str, ...]:
+    """(name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
+
+    It is compiled, kept on disk, and found again in this process.
+    """
+    found = _PREPARED.get(facts)
+    if found is None:
+        from attnc.api.compile import compile_family
+
+        form = Form(**dict(facts))
+        name = f"form_{len(_PREPARED)}"
+        setattr(FUNCTIONS, name, compile_family(form.text, target="triton", warn=False).function)
+        found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
+    return found
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
