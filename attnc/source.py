@@ -5,9 +5,30 @@ Offsets count characters (code points) from 0; lines and columns count from 1, a
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+
+#: What decides where a statement ends: comments, brackets, line ends.
+_STRUCTURE = re.compile(r"#[^\n]*|[()\[\]\n]")
+_COMMENT = re.compile(r"#[^\n]*")
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The text on one line, harmless to a terminal: controls, line ends, direction marks and everything else
+    that is not printable become their number, as in `<U+202E>`. keep: those to leave as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else f"<U+{ord(char):04X}>" for char in text)
+
+
+def joined(text: str) -> str:
+    """Spec text on one line, without its comments (the language has no strings, so every `#` starts one)."""
+    first, *rest = (line.strip() for line in _COMMENT.sub("", text).split("\n"))
+    whole = " ".join(line for line in (first, *rest) if line)
+    return re.sub(r"(?<=[(\[]) | (?=[)\]])", "", whole) if rest else whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +44,25 @@ class Source:
     @cached_property
     def _line_starts(self) -> tuple[int, ...]:
         return (0, *(i + 1 for i, char in enumerate(self.text) if char == "\n"))
+
+    @cached_property
+    def _statement_starts(self) -> tuple[int, ...]:
+        """Where lines start that no bracket continues."""
+        starts, depth = [0], 0
+        for match in _STRUCTURE.finditer(self.text):
+            char = match.group()
+            depth = max(depth + (char in "([") - (char in ")]"), 0)
+            if char == "\n" and depth == 0:
+                starts.append(match.end())
+        return tuple(starts)
+
+    def statement(self, offset: int) -> Span:
+        """The lines of the statement around an offset: one line, and those that its brackets continue it
+        on.
+        """
+        starts = self._statement_starts
+        at = bisect_right(starts, offset)
+        return Span(self, starts[at - 1], starts[at] - 1 if at < len(starts) else len(self.text))
 
     def position(self, offset: int) -> tuple[int, int]:
         """The (line, column) of an offset, both from 1; `len(text)` is a valid offset."""

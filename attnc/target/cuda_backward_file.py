@@ -53,7 +53,7 @@ class CudaFileText(ElementText):
         self.dtypes = arguments.dtypes
         self.places = BackwardPlaces(arguments)
         self.numbers: list[tuple[str, str, str]] = []
-        self.body = ""
+        self.code = ""
 
     @property
     def loaded_types(self) -> frozenset[str]:
@@ -113,5 +113,5 @@ class CudaFileText(ElementText):
         """Whether the kernel, or a device function that it calls, mentions the name."""
         called = {"row_sum": "row_sum(", "branch": "branch()"}.get(name, name)
         if name in ("min_(", "max_(", "where<"):
-            return bool(re.search(rf"\b{re.escape(name)}", self.body))
-        return called in self.body
+            return bool(re.search(rf"\b{re.escape(name)}", self.code))
+        return called in self.code

@@ -24,10 +24,11 @@ from attnc.target.cuda_decode_host import CudaDecodeHost
 from attnc.target.cuda_host import CudaHostText
 from attnc.target.cuda_kernel import CudaText
 from attnc.target.environment import python_environment, template_environment
-from attnc.target.header import GLOSSARY, header, quote
+from attnc.target.header import GLOSSARY, header
 from attnc.target.layout import tidy
 from attnc.target.numbers import numbers_in
 from attnc.target.operator import OperatorText
+from attnc.target.quote import quote, without_comments
 from attnc.target.tuning import tuning
 from attnc.target.unread import without_unread
 
@@ -61,7 +62,9 @@ def render_cuda(
     environment = _environment()
     body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
     source = environment.get_template("cuda/module.cu.jinja").render(
-        common, numbers=numbers_in(body, kernel, tanh=text.uses("tanh_")), body=body
+        common,
+        numbers=numbers_in(without_comments(body, "//"), kernel, tanh=text.uses("tanh_")),
+        body=body,
     )
     source = _tidy(source)
     page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
@@ -81,7 +84,9 @@ def render_cuda(
             host=call,
             call=call.call,
             back=back,
-            operator=OperatorText(module, call.call, "".join((source, *files.values()))),
+            operator=OperatorText(
+                module, call.call, without_comments("".join((source, *files.values())), "//")
+            ),
             tuning=tuning(module, tuned),
         )
     )
@@ -112,12 +117,13 @@ def _backward_source(template: str, text: CudaFileText, page: Mapping[str, objec
     kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernels[0]
     chain = text.chain if isinstance(text, CudaBackwardText) else None
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
-    text.body = environment.get_template(f"cuda/{template}.cu.jinja").render(common)
-    text.numbers = numbers_in(text.body, kernel, tanh=text.uses("tanh_"))
+    body = environment.get_template(f"cuda/{template}.cu.jinja").render(common)
+    text.code = without_comments(body, "//")
+    text.numbers = numbers_in(text.code, kernel, tanh=text.uses("tanh_"))
     title = str(page["title"]).split(": forward,")[0]
     header = {**page, "title": f"{title}: backward, {_TASKS[template]}."}
     module = environment.get_template("cuda/backward_module.cu.jinja")
-    return _tidy(module.render(common, header=header, body=text.body))
+    return _tidy(module.render(common, header=header, body=body))
 
 
 _TASKS = {

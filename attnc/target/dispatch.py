@@ -20,6 +20,7 @@ from attnc.plan.ir_projection import ProjectionModule
 from attnc.target.environment import template_environment
 from attnc.target.family_signature import FamilySignature, ProjectionSignature
 from attnc.target.layout import tidy
+from attnc.target.quote import command, comment, literal
 from attnc.target.triton import TORCH_DTYPES
 
 
@@ -74,14 +75,15 @@ def _render_schedules(
         .render(
             name=attention.name,
             target=family[0].target,
-            spec=path,
+            spec=comment(path),
+            command=command(path),
             call=FamilySignature(attention, family, _chosen(selectors)),
             selectors=selectors,
             variants=[(values[name], modules) for name, modules in members.items()],
             sizes=sizes,
             are_tensors=_are_tensors([*(selector.tensor for selector in selectors), *read]),
             tuned=[
-                (device, values[name], [_row(row) for row in rows])
+                (literal(device), values[name], [_row(row) for row in rows])
                 for (device, name), rows in sorted(measured.items())
             ],
             guess=[_row(row) for row in guess_rows(family)],
@@ -131,7 +133,8 @@ def _render_variants(
         .render(
             name=name,
             target=family[0].target,
-            spec=path,
+            spec=comment(path),
+            command=command(path),
             call=call,
             selectors=selectors,
             are_tensors=_are_tensors(selector.tensor for selector in selectors),

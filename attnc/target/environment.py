@@ -9,14 +9,15 @@ import jinja2
 
 from attnc.plan.ir import Kernel
 from attnc.resources import resource
-from attnc.target.header import quote
+from attnc.target.quote import quote
 from attnc.target.triton import load, scalar, score, statement, tiled
 
 
 def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environment:
     """Templates by their path below templates/. start, end: what stands around a value.
 
-    Nothing is escaped: the output is Python or C++, and only printers put text into it.
+    Nothing is escaped: the output is Python or C++. Code comes from printers alone, other text by way of
+    `quote`.
     """
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(resource("templates")),

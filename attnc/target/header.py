@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
 
 from attnc import __version__
 from attnc.model.attention import Attention
 from attnc.plan.ir import Module
-from attnc.source import Span
 from attnc.target.call_signature import signature
+from attnc.target.quote import command, comment, statement
+
+#: Columns and lines that a header gives to one statement of the spec.
+WIDTH, MAX_LINES = 100, 12
 
 GLOSSARY = """\
 Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row maximum, l running row sum,
@@ -28,37 +31,34 @@ def header(module: Module, target: str, what: str, path: str, sha256: str) -> di
     the spec, as the header shows it; sha256: of the spec's text.
     """
     attention = module.variant.attention
-    point = ", ".join(f"{name} = {value}" for name, value in module.variant.params.items())
     order = ORDERS[module.kernels[0].structure]
+    title = f"{title_of(attention.name, module.variant.params)} for {target}: {order}{what}."
+    tensors = (*attention.inputs, *attention.outputs)
     return {
-        "title": f"{attention.name}{f' ({point})' if point else ''} for {target}: {order}{what}.",
-        "signature": [
-            f"{tensor.name}: {signature(tensor)}" for tensor in (*attention.inputs, *attention.outputs)
-        ],
+        "title": comment(title),
+        "signature": [comment(f"{tensor.name}: {signature(tensor)}") for tensor in tensors],
         "mathematics": list(mathematics(attention)),
-        "version": __version__,
-        "path": path,
-        "sha256": sha256,
+        **origin(path, sha256),
     }
 
 
+def title_of(name: str, params: Mapping[str, object]) -> str:
+    """`capped (D = 64)`: what is computed, at which point of its params."""
+    point = ", ".join(f"{name} = {value}" for name, value in params.items())
+    return f"{name} ({point})" if point else name
+
+
+def origin(path: str, sha256: str) -> dict[str, str]:
+    """What a header says of where its file comes from. Arguments as for `header`."""
+    return {"version": __version__, "path": comment(path), "command": command(path), "sha256": sha256}
+
+
 def mathematics(attention: Attention) -> Iterator[str]:
-    """The spec's own lines for the score, the mask, lengths and the softmax."""
-    softmax = attention.softmax
-    spans = [
-        attention.score.span,
-        attention.mask.span,
-        *(e.span for e in attention.lengths.values()),
-        softmax.span,
-    ]
-    lines = {span.line: span for span in spans if span is not None}
-    for line in sorted(lines):
-        yield lines[line].source.line_text(line).split("#")[0].strip()
-
-
-def quote(span: Span | None, otherwise: str = "") -> str:
-    """`spec.attn:6  mask = causal`: the spec line that a piece of kernel follows from."""
-    if span is None:
-        return otherwise
-    line = span.source.line_text(span.line).split("#")[0].strip()
-    return f"{Path(span.source.path).name}:{span.line}  {line}"
+    """The spec's own statements for the score, the mask, lengths and the softmax."""
+    parts = (attention.score, attention.mask, *attention.lengths.values(), attention.softmax)
+    statements = {part.span.source.statement(part.span.start).start: part.span for part in parts if part.span}
+    for start in sorted(statements):
+        lines = wrap(statement(statements[start]), WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+        yield from lines[:MAX_LINES]
+        if len(lines) > MAX_LINES:
+            yield "    ..."

@@ -6,6 +6,7 @@ from attnc.expr.nodes import Const, Dim
 from attnc.expr.show import show
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.steps import starts_with
+from attnc.target.quote import comment, expression
 
 
 class LoopText:
@@ -20,7 +21,7 @@ class LoopText:
         mask = self.module.variant.attention.mask
         if isinstance(mask, Const):
             return self.without_mask
-        text = mask.span.text if mask.span else show(mask)
+        text = expression(mask.span) if mask.span else comment(show(mask))
         return f"{text}: which {self.kernel.regions.axis} tiles are partial, and which are full"
 
     @property

@@ -13,9 +13,11 @@ from attnc.plan.scores import LOG2E
 Number: TypeAlias = tuple[str, str, str]
 
 
-def numbers_in(text: str, kernel: Kernel, *, tanh: bool) -> list[Number]:
-    """Constants that the kernel's text mentions; tanh: it calls the function, which mentions one."""
-    used = f"{text} TWO_LOG2E" if tanh else text
+def numbers_in(code: str, kernel: Kernel, *, tanh: bool) -> list[Number]:
+    """Constants that a kernel mentions, given its text without comments; tanh: it calls the function, which
+    mentions one.
+    """
+    used = f"{code} TWO_LOG2E" if tanh else code
     return [number for number in _constants(kernel) if re.search(rf"\b{number[0]}\b", used)]
 
 

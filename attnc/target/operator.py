@@ -14,11 +14,12 @@ from attnc.target.triton import torch_dtype
 class OperatorText:
     """Text of the operators; attribute by attribute what `templates/_operator.py.jinja` prints.
 
-    Their names have a digest of the kernels, so that two versions of one spec can be loaded side by side.
+    Their names have a digest of the kernels without comments, so that two versions of one spec can be loaded
+    side by side, and what only its words or its path differ in has the same names.
     """
 
-    def __init__(self, module: Module, call: CallText, kernels: str) -> None:
-        digest = hashlib.sha256(kernels.encode()).hexdigest()[:8]
+    def __init__(self, module: Module, call: CallText, code: str) -> None:
+        digest = hashlib.sha256(code.encode()).hexdigest()[:8]
         self.module, self._call = module, call
         self.name = f"{call.function}_{module.variant.name}_{digest}"
         self._inputs = [arg.tensor for arg in module.args]

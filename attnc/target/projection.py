@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from attnc import __version__
 from attnc.model.dataflow import Impl
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir_projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule
 from attnc.target.call_signature import signature
 from attnc.target.environment import template_environment
+from attnc.target.header import origin, title_of
 from attnc.target.layout import tidy
+from attnc.target.quote import comment, literal
 from attnc.target.triton import TL_DTYPES, TORCH_DTYPES
 
 #: device -> (largest M, position), and what to say about it.
@@ -203,7 +204,7 @@ class ProjectionText:
     @property
     def tuned(self) -> list[tuple[str, dict[str, str]]]:
         return [
-            (device, {"table": repr(rows), "comment": self._crossovers(rows)})
+            (literal(device), {"table": repr(rows), "comment": self._crossovers(rows)})
             for device, rows in sorted(self.measured.items())
         ]
 
@@ -262,7 +263,7 @@ def render_projection(
 ) -> dict[str, str]:
     """Name -> text of the module's file. path: of the spec, as the header shows it; sha256: of its text."""
     projection, params = module.variant.projection, module.variant.params
-    point = ", ".join(f"{name} = {value}" for name, value in params.items())
+    title = f"{title_of(projection.name, params)} for Triton: a linear layer, by three implementations."
     text = (
         template_environment()
         .get_template("triton/projection.py.jinja")
@@ -270,13 +271,7 @@ def render_projection(
             text=ProjectionText(module, tuned or {}),
             call=Arguments(function=projection.name),
             back=None,
-            header={
-                "title": f"{projection.name}{f' ({point})' if point else ''} for Triton: a linear layer, "
-                "by three implementations.",
-                "version": __version__,
-                "path": path,
-                "sha256": sha256,
-            },
+            header={"title": comment(title), **origin(path, sha256)},
         )
     )
     return {f"{module.variant.name}.py": tidy(text)}

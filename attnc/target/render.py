@@ -14,6 +14,7 @@ from attnc.target.header import GLOSSARY, header
 from attnc.target.layout import tidy
 from attnc.target.numbers import numbers_in
 from attnc.target.operator import OperatorText
+from attnc.target.quote import without_comments
 from attnc.target.triton_backward import BackwardText
 from attnc.target.triton_backward_host import BackwardHostText
 from attnc.target.triton_combine import CombineText
@@ -63,6 +64,7 @@ def render(
         back = BackwardHostText(module, module.backward, texts)
         kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
     host = host_of(module, kernel, text)
+    code = without_comments(kernels, "#")
     page = environment.get_template(f"{module.target}/module.py.jinja").render(
         common,
         kernels=kernels,
@@ -70,8 +72,8 @@ def render(
         call=host,
         header=_header(module, path, sha256),
         back=back,
-        operator=OperatorText(module, host, kernels),
-        numbers=numbers_in(kernels, kernel, tanh="_tanh" in kernels),
+        operator=OperatorText(module, host, code),
+        numbers=numbers_in(code, kernel, tanh="_tanh" in code),
         tuning={
             **tuning(module, tuned),
             "splits": kernel.split is not None,
@@ -80,7 +82,7 @@ def render(
             "shares": has_fixed_shares(kernel),
             "staged": kernel.split is not None and any(kernel.split.staged),
         },
-        uses=frozenset(re.findall(r"\b_\w+", kernels)),
+        uses=frozenset(re.findall(r"\b_\w+", code)),
     )
     return tidy(page)
 

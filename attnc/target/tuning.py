@@ -8,6 +8,7 @@ from attnc.plan.decode import has_fixed_shares, share_of
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.tuned import Buckets, Tuned
+from attnc.target.quote import literal
 from attnc.target.triton_parameters import dp_order
 
 
@@ -48,5 +49,5 @@ def backward_config_text(planned: BackwardKernel, position: int) -> str:
 
 
 def tuned_table(tuned: Mapping[str, Buckets]) -> str:
-    rows = ", ".join(f'"{device}": {tuned[device]!r}' for device in sorted(tuned))
+    rows = ", ".join(f"{literal(device)}: {tuned[device]!r}" for device in sorted(tuned))
     return f"{{{rows}}}"
