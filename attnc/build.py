@@ -9,6 +9,7 @@ the folder that the command was run in.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,7 +209,7 @@ def dispatch_source(path: Path) -> Source | None:
 
 
 def _text_of(path: Path) -> Source | None:
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file() raises where the name is too long
         return None
     return Source(str(path), path.read_text(encoding="utf-8", errors="replace"))
 

@@ -81,7 +81,7 @@ def write(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tu
 def write_text(path: Path, text: str) -> None:
     """Writes a file in one step: it is never seen half written. Raises OSError, which names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{os.getpid()}.tmp")  # short, whatever the file is called
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
         temporary.replace(path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from attnc.cli.console import Mistake, find_specs, loading, note, progress, say
+from attnc.cli.console import Mistake, find_specs, loading, note, progress, say, say_lines
 
 if TYPE_CHECKING:
     from attnc.bench.cells import Cell, Phase
@@ -115,7 +115,7 @@ def _kernels(
     with progress("bench", len(chosen)) as bar:
         results = measure(chosen, rivals, rounds, bar.advance, phase)
     made_on = machine(target)
-    say(markdown(results, rivals, made_on))
+    say_lines(markdown(results, rivals, made_on))
     for path in write_report(results, rivals, made_on, out):
         note(f"wrote {path}")
 
@@ -174,7 +174,7 @@ def _host(out: Path, specs: list[Path], rounds: int, *, is_list: bool) -> None:
     with progress("bench", rounds) as bar:
         costs = measure_host(calls, rounds, bar.advance)
     made_on = machine(", ".join(sorted({module.target for module in modules})))
-    say(markdown(costs, made_on))
+    say_lines(markdown(costs, made_on))
     for path in write_host(costs, made_on, out):
         note(f"wrote {path}")
 
@@ -216,7 +216,7 @@ def _decode(out: Path, cells: str | None, peers: str, target: str, rounds: int, 
         eager = eager_cost(taking) if chosen else {}
         serving = measure_serving(further, wanted, target, rounds, bar.advance)
     made_on = machine(target)
-    say(f"{markdown(results, eager, taking, made_on)}\n{serving_markdown(serving)}")
+    say_lines(f"{markdown(results, eager, taking, made_on)}\n{serving_markdown(serving)}")
     for path in write_decode(results, eager, taking, serving, made_on, out):
         note(f"wrote {path}")
 

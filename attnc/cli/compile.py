@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.console import Mistake, counted, find_specs, note, paint, progress, say, show_diagnostics
+from attnc.cli.console import (
+    Mistake,
+    counted,
+    find_specs,
+    note,
+    paint,
+    progress,
+    say,
+    say_lines,
+    show_diagnostics,
+)
 from attnc.cli.differences import show_differences
 from attnc.cli.watch import watch_specs
 from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
@@ -71,7 +81,7 @@ def compile_(
         show_differences(drifts, outputs, out)
     elif as_json:
         found = [{"path": f"{out.as_posix()}/{d.path}", "kind": d.kind} for d in drifts]
-        say(json.dumps({"files": found, "diagnostics": json.loads(to_json(diagnostics))}, indent=2))
+        say_lines(json.dumps({"files": found, "diagnostics": json.loads(to_json(diagnostics))}, indent=2))
     else:
         show_diagnostics(diagnostics, brief=len(paths) > 1)
         _report(drifts, out, len(outputs), is_check=is_check)
@@ -143,7 +153,7 @@ def check(specs: SPECS = None, as_json: JSON = False) -> None:
     diagnostics = _check_all(paths)
     errors = sum(d.severity == "error" for d in diagnostics)
     if as_json:
-        say(to_json(diagnostics))
+        say_lines(to_json(diagnostics))
     else:
         show_diagnostics(diagnostics)
         warnings = counted(len(diagnostics) - errors, "warning")
@@ -200,10 +210,11 @@ def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -
     styles = {"stale": "33", "missing": "32", "orphan": "31"}
     for drift in drifts:
         word = drift.kind if is_check else verbs[drift.kind]
-        say(f"{paint(f'{word:8}', styles[drift.kind])} {out.as_posix()}/{drift.path}")
+        say(paint(f"{word:8}", styles[drift.kind]), f" {out.as_posix()}/{drift.path}")
         if is_check and drift.diff:
             lines = drift.diff.splitlines()
-            say("\n".join(f"    {line}" for line in lines[:_DIFF_LINES]))
+            for line in lines[:_DIFF_LINES]:
+                say(f"    {line}")
             if len(lines) > _DIFF_LINES:
                 say(f"    ... {len(lines) - _DIFF_LINES} more lines")
     if is_check and drifts:

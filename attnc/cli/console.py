@@ -1,5 +1,8 @@
 """Talking to the user: results to stdout, everything else to stderr, colour and progress bars only on
 terminals.
+
+Names of files and what is in them may come from anywhere. So nothing is printed but by the functions here:
+what could steer a terminal is shown as its number (`visible`), and there are no colours but those of `paint`.
 """
 
 from __future__ import annotations
@@ -9,20 +12,18 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from attnc.diagnostics import Diagnostic, render, suggest
+from attnc.source import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
 
-#: Control characters and direction marks, but for line ends, tabs and the sequences of `paint`.
-_STEERING = re.compile(
-    r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
 _NAME_ONE = "name a spec file, such as my.attn"
 
 
@@ -40,23 +41,53 @@ def has_color(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def paint(text: str, style: str, stream: TextIO | None = None) -> str:
-    """ANSI colour by its code ("1;32"), if the stream is a terminal."""
-    return f"\x1b[{style}m{text}\x1b[0m" if has_color(stream or sys.stdout) else text
+@dataclass(frozen=True, slots=True)
+class Painted:
+    """Text in an ANSI colour by its code ("1;32"), where the stream is a terminal."""
+
+    text: str
+    style: str
 
 
-def say(text: str = "") -> None:
+def paint(text: str, style: str) -> Painted:
+    return Painted(text, style)
+
+
+def say(*parts: str | Painted) -> None:
     """A line of the result."""
-    sys.stdout.write(_printable(text, sys.stdout) + "\n")
+    _write(sys.stdout, _line(parts, sys.stdout))
 
 
-def note(text: str) -> None:
+def say_lines(text: str) -> None:
+    """A result of several lines: JSON, a table, an explanation."""
+    _write(sys.stdout, visible(text, keep="\n"))
+
+
+def note(*parts: str | Painted) -> None:
     """A line about the work, which a program that reads the result does not want."""
-    sys.stderr.write(_printable(text, sys.stderr) + "\n")
+    _write(sys.stderr, _line(parts, sys.stderr))
+
+
+def _line(parts: Iterable[str | Painted], stream: TextIO) -> str:
+    color = has_color(stream)
+    return "".join(
+        visible(part)
+        if isinstance(part, str)
+        else f"\x1b[{part.style}m{visible(part.text)}\x1b[0m"
+        if color
+        else visible(part.text)
+        for part in parts
+    )
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """The text and a line end, in what the stream can encode: a C locale must not make an error of it."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, errors="replace").decode(encoding) + "\n")
 
 
 def complain(message: str, hint: str = "") -> None:
-    note(f"{paint('error', '1;31', sys.stderr)}: {message}")
+    note(paint("error", "1;31"), f": {message}")
     if hint:
         note(f"   = help: {hint}")
 
@@ -66,10 +97,10 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, brief: bool = False) 
     color = has_color(sys.stderr)
     for diagnostic in diagnostics:
         if brief and diagnostic.severity != "error":
-            place = paint(f"warning[{diagnostic.code}]", "1;33", sys.stderr)
-            note(f"{diagnostic.primary.span}: {place}: {diagnostic.message}")
-        else:
-            sys.stderr.write(_printable(render([diagnostic], color=color), sys.stderr))
+            code = paint(f"warning[{diagnostic.code}]", "1;33")
+            note(f"{diagnostic.primary.span}: ", code, f": {diagnostic.message}")
+        else:  # the renderer shows what it quotes as `visible` does
+            _write(sys.stderr, render([diagnostic], color=color).removesuffix("\n"))
 
 
 def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -123,7 +154,7 @@ def progress(label: str, total: int | None) -> Iterator[Progress]:
     from rich.progress import Progress as RichBar
 
     with RichBar(console=Console(stderr=True), transient=True) as bar:
-        yield Progress(bar, bar.add_task(label, total=total))
+        yield Progress(bar, bar.add_task(_label(label), total=total))
 
 
 @contextmanager
@@ -147,14 +178,11 @@ class Progress:
     def advance(self, label: str) -> None:
         """One more is done; `label` says what comes next."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=1, description=label)
+            self._bar.update(self._task, advance=1, description=_label(label))
 
 
-def _printable(text: str, stream: TextIO) -> str:
-    """The text in what the stream can encode: a C locale must not turn a message into an error. What would
-    steer a terminal, such as a control character in the name of a file, is replaced; colours stay.
-    """
-    encoding = stream.encoding or "utf-8"
-    if not text.isprintable():
-        text = _STEERING.sub("\ufffd", text)
-    return text.encode(encoding, errors="replace").decode(encoding)
+def _label(text: str) -> str:
+    """What a bar says, without the markup of rich."""
+    from rich.markup import escape
+
+    return escape(visible(text))

@@ -47,8 +47,8 @@ def demo(
     path = out / folder_of(module) / f"{module.variant.name}.py"
     lines = path.read_text(encoding="utf-8").count("\n")
     needs = "triton" if module.target == "triton" else "cupy"
-    say(f"{paint('compiled', '1')}  {spec}: {len(compiled.outputs)} files in {took:.2f} s, without a GPU")
-    say(f"{paint('read it', '1')}   {path} ({lines} lines, needs torch and {needs} only)")
+    say(paint("compiled", "1"), f"  {spec}: {len(compiled.outputs)} files in {took:.2f} s, without a GPU")
+    say(paint("read it", "1"), f"   {path} ({lines} lines, needs torch and {needs} only)")
     _show_mask(module)
 
     with loading():
@@ -58,7 +58,7 @@ def demo(
     _show_outcome(outcome)
     if compiled.warnings:
         count = counted(len(compiled.warnings), "warning")
-        say(f"{paint('noted', '1')}     {count}, shown by: attnc check {spec}")
+        say(paint("noted", "1"), f"     {count}, shown by: attnc check {spec}")
     if not outcome.verdict.ok:
         raise typer.Exit(1)
 
@@ -70,7 +70,7 @@ def _show_mask(module: ir.Module) -> None:
     decodes = module.kernels[0].structure == "decode"
     sizes = "M = 1, N = 512" if decodes else "M = N = 512"
     found = picture(module.kernels[0], 1 if decodes else 512, 512, 64, 64)
-    say(f"{paint('mask', '1')}      {show(module.variant.attention.mask)}")
+    say(paint("mask", "1"), f"      {show(module.variant.attention.mask)}")
     say(
         f"          {found.count(SKIP)} of {found.tiles} tiles are skipped, {found.count(FULL)} need no mask,"
         f" {found.count(PARTIAL)} evaluate it ({sizes}, tiles of 64)"
@@ -81,9 +81,9 @@ def _show_mask(module: ir.Module) -> None:
 
 def _show_outcome(outcome: Outcome) -> None:
     verdict = outcome.verdict
-    say(f"{paint('ran', '1')}       {outcome.shapes} on {outcome.device} in {outcome.seconds:.2f} s")
+    say(paint("ran", "1"), f"       {outcome.shapes} on {outcome.device} in {outcome.seconds:.2f} s")
     state = paint("verified", "1;32") if verdict.ok else paint("WRONG", "1;31")
-    say(f"{state}  against the float64 reference, every element within the bound that the plan proves")
+    say(state, "  against the float64 reference, every element within the bound that the plan proves")
     if verdict.ok:
         say(f"          worst error: {100 * verdict.worst:.0f} % of the bound, at {verdict.where}")
     else:

@@ -25,15 +25,12 @@ def show_differences(drifts: Iterable[Drift], outputs: Iterable[Output], out: Pa
     for drift in drifts:
         path = f"{out.as_posix()}/{drift.path}"
         if drift.kind == "missing":
-            say(f"{paint('new', '32')} {path}, {counted(lengths[drift.path], 'line')}")
+            say(paint("new", "32"), f" {path}, {counted(lengths[drift.path], 'line')}")
         elif drift.kind == "orphan":
-            say(f"{paint('removed', '31')} {path}")
+            say(paint("removed", "31"), f" {path}")
         elif lines := list(_changes(drift.diff)):
-            say(
-                "\n".join(
-                    paint(line, _STYLES.get(line[0], "1")) if line[0] != " " else line for line in lines
-                )
-            )
+            for line in lines:
+                say(paint(line, _STYLES.get(line[0], "1")) if line[0] != " " else line)
         else:
             untouched += 1
     same = f", {untouched} of them in the record of their spec alone" if untouched else ""

@@ -17,7 +17,7 @@ import typer
 
 import attnc
 from attnc.cli.compile import JSON
-from attnc.cli.console import paint, progress, say
+from attnc.cli.console import paint, progress, say, say_lines
 
 _NEEDED = ("jinja2", "lark", "numpy", "platformdirs", "rich", "typer", "torch", "triton", "hypothesis")
 _INTERPRETED = """
@@ -55,7 +55,7 @@ def doctor(as_json: JSON = False) -> None:
             bar.advance(what)
             findings += examine()
     if as_json:
-        say(json.dumps([asdict(finding) for finding in findings], indent=2))
+        say_lines(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _print(findings)
     if any(finding.state == "missing" for finding in findings):
@@ -66,7 +66,7 @@ def _print(findings: list[Finding]) -> None:
     signs = {"ok": paint("ok", "32"), "missing": paint("!!", "1;31"), "note": paint("--", "33")}
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        say(f"{signs[finding.state]}  {finding.name:{width}}  {finding.detail}")
+        say(signs[finding.state], f"  {finding.name:{width}}  {finding.detail}")
         if finding.fix:
             say(f"    {'':{width}}  help: {finding.fix}")
 

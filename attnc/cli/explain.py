@@ -9,7 +9,7 @@ import typer
 
 from attnc.cli.choose import only
 from attnc.cli.compile import JSON, SPEC
-from attnc.cli.console import Mistake, note, one_spec, progress, say, without_kernels
+from attnc.cli.console import Mistake, note, one_spec, progress, say_lines, without_kernels
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def explain(
     explanation = explain_plan(module, _schedule(program, module), device, config, usage=usage)
     backward = explain_backward(module, device, backward_usages)
     if as_json:
-        say(json.dumps({**as_dict(explanation), "backward": backward_dict(backward)}, indent=2))
+        say_lines(json.dumps({**as_dict(explanation), "backward": backward_dict(backward)}, indent=2))
     else:
-        say(f"{as_text(explanation)}\n{backward_text(backward)}".rstrip())
+        say_lines(f"{as_text(explanation)}\n{backward_text(backward)}".rstrip())
 
 
 def _schedule(program: Program, module: ir.Module) -> Schedule:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,9 @@ from attnc.cli.compile import SPECS
 from attnc.cli.console import find_specs, note, say, show_diagnostics
 from attnc.diagnostics import DiagnosticError
 from attnc.source import Source
+
+#: Pairs of lines up to which a diff is found line by line.
+_COMPARABLE = 2_000_000
 
 
 def fmt(
@@ -63,7 +68,17 @@ def _formatted(path: Path) -> tuple[str, str]:
 
 
 def _show_diff(path: Path, old: str, new: str) -> None:
-    lines = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), str(path), f"{path} (formatted)", lineterm=""
-    )
-    say("\n".join(lines) or f"{path}: only the ends of its lines change")
+    before, after = (re.split(r"\r?\n", text) for text in (old, new))
+    if before == after:
+        say(f"{path}: only the ends of its lines change")
+    for line in _diff(before, after, str(path)):
+        say(line)
+
+
+def _diff(before: list[str], after: list[str], path: str) -> Iterator[str]:
+    """A unified diff. Where much has changed everything has: comparing takes the product of the lengths."""
+    if len(before) * len(after) <= _COMPARABLE:
+        yield from difflib.unified_diff(before, after, path, f"{path} (formatted)", lineterm="")
+        return
+    yield from (f"--- {path}", f"+++ {path} (formatted)", f"@@ -1,{len(before)} +1,{len(after)} @@")
+    yield from (f"{sign}{line}" for sign, lines in (("-", before), ("+", after)) for line in lines)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnc.cli.console import Mistake, counted, loading, paint, progress, say
+from attnc.cli.console import Mistake, counted, loading, paint, progress, say, say_lines
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -40,8 +40,9 @@ class Judged:
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
         say(
-            f"{state} {self.judge.title}: {counted(report.examples, 'case')} in {report.seconds:.1f} s"
-            f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}"
+            state,
+            f" {self.judge.title}: {counted(report.examples, 'case')} in {report.seconds:.1f} s"
+            f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}",
         )
         for failure in report.failures:
             say(f"      {failure.verdict.message}")
@@ -219,7 +220,7 @@ def parse_case(text: str) -> Case:
 
     try:
         return Case.from_json(text)
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise Mistake(f"not a case: {failure}", "a failure prints the whole command") from None
 
 
@@ -227,6 +228,6 @@ def conclude(results: Iterable[Judged], *, as_json: bool) -> None:
     """Prints the results for programs, if that is wanted. Exit(1) if one is wrong."""
     results = tuple(results)
     if as_json:
-        say(json.dumps([judged.data for judged in results], indent=2))
+        say_lines(json.dumps([judged.data for judged in results], indent=2))
     if not all(judged.report.ok for judged in results):
         raise typer.Exit(1)

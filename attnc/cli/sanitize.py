@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
-from attnc.cli.console import Mistake, paint, progress, say
+from attnc.cli.console import Mistake, paint, progress, say, say_lines
 from attnc.cli.judge import AttentionJudge
 from attnc.cli.records import committed, update_records
 
@@ -42,10 +42,12 @@ def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_
         outcome = sanitize(sanitizer, jobs, processes=os.cpu_count() or 2, progress=bar.advance)
     if as_json:
         found = [{"module": f.name, "tool": f.tool, "message": f.message} for f in outcome.findings]
-        say(json.dumps({"tools": TOOLS, "launches": dict(outcome.launches), "findings": found}, indent=2))
+        say_lines(
+            json.dumps({"tools": TOOLS, "launches": dict(outcome.launches), "findings": found}, indent=2)
+        )
     else:
         for finding in outcome.findings:
-            say(f"{paint('FOUND', '1;31')} {finding.name}: {finding.tool}: {finding.message}")
+            say(paint("FOUND", "1;31"), f" {finding.name}: {finding.tool}: {finding.message}")
         launches = sum(outcome.launches.values())
         tools = ", ".join(TOOLS)
         say(f"{len(outcome.clean)} of {len(jobs)} modules are clean under {tools}; {launches} launches each")

@@ -1,8 +1,8 @@
 """Diagnostics as text for people and as JSON for programs.
 
 The text quotes the spec as an editor shows it: tabs stop every four columns, wide characters take two, and
-characters that could steer a terminal (controls, direction marks) are replaced, because a spec may come from
-anywhere.
+characters that could steer a terminal (controls, direction marks) are shown by their numbers, because a spec
+may come from anywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from attnc.diagnostics.diagnostic import Diagnostic, Label
-from attnc.source import Source, Span
+from attnc.source import Source, Span, visible
 
 _TAB = 4
 _WIDTH = 160
@@ -81,7 +81,9 @@ class _Renderer:
 
     def lines(self) -> Iterator[str]:
         d = self.diagnostic
-        yield self.paint(f"{d.severity}[{d.code}]", d.severity) + self.paint(f": {_plain(d.message)}", "bold")
+        yield self.paint(f"{d.severity}[{d.code}]", d.severity) + self.paint(
+            f": {visible(d.message)}", "bold"
+        )
         marks: dict[Source, list[_Mark]] = {d.primary.span.source: _marks(d.primary, "^")}
         for label in d.related:
             marks.setdefault(label.span.source, []).extend(_marks(label, "-"))
@@ -92,13 +94,13 @@ class _Renderer:
                 yield (
                     self.paint(f"{'':{self.width}} = ", "gutter")
                     + self.paint(f"{kind}:", "bold")
-                    + f" {_plain(text)}"
+                    + f" {visible(text)}"
                 )
 
     def snippet(self, source: Source, marks: list[_Mark]) -> Iterator[str]:
         place = marks[0]
         arrow = "-->" if source is self.diagnostic.primary.span.source else ":::"
-        yield self.paint(f"{'':{self.width}}{arrow} ", "gutter") + _plain(
+        yield self.paint(f"{'':{self.width}}{arrow} ", "gutter") + visible(
             f"{source.path}:{place.line}:{place.start + 1}"
         )
         last = None
@@ -120,7 +122,7 @@ class _Renderer:
         for mark in marks:
             start, end = (min(max(offsets[i], lo), hi) - lo + len(before) for i in (mark.start, mark.end))
             style = self.diagnostic.severity if mark.sign == "^" else "gutter"
-            underline = mark.sign * max(1, end - start) + (f" {_plain(mark.text)}" if mark.text else "")
+            underline = mark.sign * max(1, end - start) + (f" {visible(mark.text)}" if mark.text else "")
             yield (
                 self.paint(f"{'':{self.width}} |", "gutter")
                 + " " * (start + 1)
@@ -151,7 +153,7 @@ def _display(line: str) -> tuple[list[str], list[int]]:
     shown: list[str] = []
     offsets = [0]
     for char in line:
-        shown.append(" " * (_TAB - offsets[-1] % _TAB) if char == "\t" else _plain(char))
+        shown.append(" " * (_TAB - offsets[-1] % _TAB) if char == "\t" else visible(char))
         offsets.append(offsets[-1] + sum(map(_char_width, shown[-1])))
     offsets.append(offsets[-1])  # the place of a span that starts at the line ending
     return shown, offsets
@@ -178,10 +180,6 @@ def _crop(width: int, starts: list[int], ends: list[int]) -> tuple[int, int]:
         return 0, width
     lo = 0 if max(ends) <= _WIDTH else max(0, min(starts) - _MARGIN)
     return lo, min(width, lo + _WIDTH)
-
-
-def _plain(text: str) -> str:
-    return "".join(char if char.isprintable() or char == " " else "\ufffd" for char in text)
 
 
 def _char_width(char: str) -> int:

@@ -27,7 +27,7 @@ from attnc.plan.resources import Estimate, estimate
 from attnc.plan.roofline import Roofline, roofline_dict, roofline_of
 from attnc.plan.traffic import DeviceMemory, Traffic, device_memory, traffic
 from attnc.plan.tuned import as_knobs
-from attnc.source import Span
+from attnc.source import Span, visible
 
 UNIT = 2.0**-24
 #: (M, N) of the pictures, and N of the roofline.
@@ -212,7 +212,7 @@ def sum_terms(bound: ir.ErrorBound, keys: int) -> float:
 
 
 def place_of(span: Span | None) -> str:
-    return "-" if span is None else f"{span.source.path}:{span.line}"
+    return "-" if span is None else visible(f"{span.source.path}:{span.line}")
 
 
 def tiles_of(config: Config) -> tuple[int, int]:
