@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from attnc.expr.show import show
@@ -53,6 +53,7 @@ def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:
     for loop in kernel.regions.loops:
         kind = _KINDS[loop.masked] if isinstance(loop.masked, bool) else f"partial where {masked_where(loop)}"
         guard = f", where {show(loop.guard)}" if loop.guard is not None else ""
+        guard += "".join(f", {name} = {value}" for name, value in values_of(loop.tests))
         yield f"  for {axis} in {show(loop.start)} .. {show(loop.stop)} step {step}: {kind}{guard}"
 
 
@@ -63,8 +64,13 @@ def masked_where(loop: ir.Loop) -> bool | str:
 
 def bounds_of(kernel: ir.Kernel) -> list[tuple[str, str]]:
     """Names and values of the scalars of a program."""
+    return values_of((*kernel.program, *kernel.regions.bounds))
+
+
+def values_of(statements: Iterable[ir.Statement]) -> list[tuple[str, str]]:
+    """Names and values of those statements that are numbers."""
     found = []
-    for statement in (*kernel.program, *kernel.regions.bounds):
+    for statement in statements:
         match statement:
             case ir.Let(name=name, value=value) | ir.Fetch(name=name, load=value):
                 found.append((name, show(value)))

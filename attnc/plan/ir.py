@@ -76,13 +76,14 @@ class Loop:
     masked: True, the tiles are *partial* and the step evaluates the mask; False, they are *full* and carry no
     mask code; an Expr over kv_lo (or q_lo) tells at run time, tile by tile.
     guard: a condition over the tile's kv_lo, kv_hi (or q_lo, q_hi) under which the tile has work; None:
-    it always has.
+    it always has. tests: values that the guard alone reads, of the tile at hand: made anew for every tile.
     """
 
     start: Expr
     stop: Expr
     masked: bool | Expr
     guard: Expr | None = None
+    tests: tuple[Statement, ...] = ()
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
@@ -92,7 +93,7 @@ class Loop:
         return (self.start, self.stop, *masked, *guard)
 
     def rewritten(self, rewrite: Callable[[Expr], Expr]) -> Loop:
-        """The loop with every expression rewritten."""
+        """The loop with every expression rewritten; it has no tests yet."""
         return Loop(
             start=rewrite(self.start),
             stop=rewrite(self.stop),
@@ -110,6 +111,16 @@ class Regions:
     axis: Axis
     bounds: tuple[Statement, ...]
     loops: tuple[Loop, ...]
+
+    @property
+    def tests(self) -> tuple[Statement, ...]:
+        """What the guards of all loops read of the tile at hand."""
+        return tuple({test.name: test for loop in self.loops for test in loop.tests}.values())
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """All values that the control flow is made of."""
+        return (*self.bounds, *self.tests)
 
     @property
     def are_short(self) -> bool:

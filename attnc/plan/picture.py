@@ -142,6 +142,8 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int, step: int) -> Iterator
         for position in range(int(value(loop.start)), int(value(loop.stop)), step):
             indices[f"{inner}_lo"] = position
             indices[f"{inner}_hi"] = min(position + step, inner_length) - 1
+            for test in loop.tests:
+                names[test.name] = value(_value_of(test))
             if loop.guard is None or value(loop.guard):
                 masked = loop.masked if isinstance(loop.masked, bool) else bool(value(loop.masked))
                 yield position, PARTIAL if masked else FULL
@@ -151,16 +153,22 @@ def _scalars(kernel: ir.Kernel) -> list[tuple[str, Expr]]:
     """The program's named values that its loops depend on, in order."""
     split = () if kernel.split is None else (kernel.split.lo, kernel.split.hi)
     ranges = (x for loop in kernel.regions.loops for x in (loop.start, loop.stop, loop.masked, loop.guard))
-    used = _refs(*split, *(x for x in ranges if x is not None and not isinstance(x, bool)))
+    tests = (_value_of(test) for test in kernel.regions.tests)
+    used = _refs(*split, *tests, *(x for x in ranges if x is not None and not isinstance(x, bool)))
     found = []
     for statement in reversed((*kernel.program, *kernel.regions.bounds)):
         if isinstance(statement, ir.Row):  # a pointer: what is read through it is evaluated where it is read
             continue
         if statement.name in used:
-            expr = statement.value if isinstance(statement, ir.Let) else statement.load
+            expr = _value_of(statement)
             used |= _refs(expr)
             found.append((statement.name, expr))
     return found[::-1]
+
+
+def _value_of(statement: ir.Statement) -> Expr:
+    assert not isinstance(statement, ir.Row), "a pointer has no value"
+    return statement.value if isinstance(statement, ir.Let) else statement.load
 
 
 def _refs(*exprs: Expr) -> set[str]:

@@ -11,7 +11,7 @@ from attnc.model.tensors import Paged, Prefix, Ragged, Role
 from attnc.plan.access import Rows, Sequences
 from attnc.plan.ir import Axis, Fetch, Let, Statement
 from attnc.plan.loads import LoadNames
-from attnc.plan.steps import at_tile_ends, shortened_lengths
+from attnc.plan.steps import shortened_lengths, tile_axes
 
 #: Rows of q and o that the sequence has in memory, where M may be less.
 Q_ROWS = Ref("q_rows", "int")
@@ -80,8 +80,9 @@ def program(names: LoadNames, lines: tuple[Statement, ...]) -> tuple[Statement, 
     """What a program does first: rows of inputs, the lengths of its sequence, and the values that neither
     index changes. lines: of `lengths`.
     """
+    tile = tile_axes(names.fetches)
     scalars = [
-        fetch for fetch in names.fetches if not fetch.axes and fetch not in lines and not at_tile_ends(fetch)
+        fetch for fetch in names.fetches if not fetch.axes and fetch not in lines and not tile[fetch.name]
     ]
     return (*names.rows.values(), *lines, *scalars)
 

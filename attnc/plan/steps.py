@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from attnc.expr.arithmetic import minimum
@@ -17,7 +17,6 @@ from attnc.plan.signature import kv_heads
 from attnc.plan.width import narrowed
 
 IN_BOUNDS = Compare("<", Index("kv_idx"), Dim("N"))
-TILE_ENDS = frozenset({"q_lo", "q_hi", "kv_lo", "kv_hi", "first_pos", "last_pos"})
 _ENDS = tuple(
     Let(name=name, value=Binary("-", Binary("+", Index(end), Dim("N")), Dim("M")))
     for name, end in (("first_pos", "q_lo"), ("last_pos", "q_hi"))
@@ -62,9 +61,50 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
         return substitute(expr, {node: Ref(let.name, "int", natural=True) for node, let in searches.items()})
 
     bounds = [replace(let, value=name(let.value)) for let in lets]
-    tiles = tuple(loop.rewritten(name) for loop in loops.loops)
-    fetches = (fetch for fetch in names.fetches if at_tile_ends(fetch))
-    return replace(loops, bounds=(*ends, *fetches, *searches.values(), *bounds), loops=tiles)
+    tiles = [loop.rewritten(name) for loop in loops.loops]
+    statements: tuple[Statement, ...] = (*ends, *names.fetches, *searches.values(), *bounds)
+    tile = tile_axes(statements)
+    kept = [item for item in statements if not isinstance(item, Fetch) or (tile[item.name] and not item.axes)]
+    return replace(
+        loops,
+        bounds=tuple(item for item in kept if loops.axis not in tile[item.name]),
+        loops=tuple(
+            replace(loop, tests=_read_by(loop.guard, [x for x in kept if loops.axis in tile[x.name]]))
+            for loop in tiles
+        ),
+    )
+
+
+def tile_axes(statements: Iterable[Statement]) -> dict[str, frozenset[str]]:
+    """The axes whose tile a value is of, by its name: it reads where the tile begins or ends, itself or
+    through a value before it. That is what decides where it can be computed.
+    """
+    found = {end.name: frozenset({"q"}) for end in _ENDS}
+    for item in statements:
+        nodes = (node for expr in statement_expressions(item) for node in walk(expr))
+        axes: set[str] = set()
+        for node in nodes:
+            match node:
+                case Index(name="q_lo" | "q_hi"):
+                    axes.add("q")
+                case Index(name="kv_lo" | "kv_hi"):
+                    axes.add("kv")
+                case Ref(name=name):
+                    axes |= found.get(name, frozenset())
+        found[item.name] = frozenset(axes)
+    return found
+
+
+def _read_by(guard: Expr | None, statements: Sequence[Statement]) -> tuple[Statement, ...]:
+    """Those of the statements that the guard reads, itself or through another of them, in their order."""
+    used = set() if guard is None else {node.name for node in walk(guard) if isinstance(node, Ref)}
+    kept: list[Statement] = []
+    for item in reversed(statements):
+        if item.name in used:
+            kept.append(item)
+            nodes = (node for expr in statement_expressions(item) for node in walk(expr))
+            used |= {node.name for node in nodes if isinstance(node, Ref)}
+    return tuple(reversed(kept))
 
 
 def make_step(
@@ -129,14 +169,6 @@ def other_axis(axis: Axis) -> tuple[Axis, ...]:
     return ("q",) if axis == "kv" else ("kv",)
 
 
-def at_tile_ends(fetch: Fetch) -> bool:
-    return any(
-        isinstance(node, Index | Ref) and node.name in TILE_ENDS
-        for expr in fetch_expressions((fetch,))
-        for node in walk(expr)
-    )
-
-
 def fetch_expressions(fetches: Iterable[Fetch]) -> tuple[Expr, ...]:
     return tuple(expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
 
@@ -164,7 +196,7 @@ def expressions_of(
     program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step, softmax: Softmax
 ) -> Iterator[Expr]:
     """Everything that a kernel evaluates for its scores."""
-    for statement in (*program, *outer, *loops.bounds, *step.fetches, *step.masked_fetches):
+    for statement in (*program, *outer, *loops.statements, *step.fetches, *step.masked_fetches):
         yield from statement_expressions(statement)
     for loop in loops.loops:
         yield from loop.expressions
@@ -206,7 +238,7 @@ def of_a_head(program: tuple[Statement, ...]) -> tuple[Statement, ...]:
 def starts_with(kernel: Kernel, index: str) -> bool:
     """Whether what a program does first, or a bound, a range or a guard of its loops uses the index."""
     exprs = [expr for loop in kernel.regions.loops for expr in loop.expressions]
-    first = (*kernel.program, *kernel.regions.bounds)
+    first = (*kernel.program, *kernel.regions.statements)
     exprs += (expr for item in first for expr in statement_expressions(item))
     return any(Index(index) in walk(expr) for expr in exprs)
 

@@ -5,14 +5,44 @@ kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from attnc.expr.nodes import Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
 from attnc.plan.ir_backward import BackwardKernel
 
-SCALARS = frozenset({"b", "h", "q_lo", "q_hi", "kv_lo", "kv_hi"})
-VECTORS = frozenset({"q_idx", "q_pos", "kv_idx"})
 TILES = frozenset({"BLOCK_M", "BLOCK_N"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scopes:
+    """The indices that have a value at each place of a kernel's text, whatever the target, in this order.
+
+    program: once for each program; tile: once for each tile of the outer axis; outer: beside the values along
+    that axis; loop: a tile of both axes, before its step; step: inside it.
+    """
+
+    program: frozenset[str]
+    tile: frozenset[str]
+    outer: frozenset[str]
+    loop: frozenset[str]
+    step: frozenset[str]
+
+
+def scopes_of(kernel: Kernel) -> Scopes:
+    """The scopes of a structure: `templates/*/STRUCTURE.*.jinja` follow them."""
+    over_q = kernel.regions.axis == "kv"  # programs, or tiles of their outer loop, are of queries
+    lo, hi, rows = ("q_lo", "q_hi", ("q_idx", "q_pos")) if over_q else ("kv_lo", "kv_hi", ("kv_idx",))
+    ends, columns = ("kv_lo", "kv_hi") if over_q else ("q_lo", "q_hi"), ("q_idx", "q_pos", "kv_idx")
+    program = {"b", *(() if kernel.pack is not None else ("h",))}
+    tile = {*program, lo, hi}
+    return Scopes(
+        program=frozenset(program if kernel.grid.over == "head" else {*program, lo}),
+        tile=frozenset(tile),
+        outer=frozenset({*tile, *rows}),
+        loop=frozenset({*tile, *ends}),
+        step=frozenset({*tile, ends[0], *columns}),
+    )
 
 
 def verify_module(module: Module) -> None:
@@ -34,20 +64,33 @@ def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
     known |= _from_tile(kernel)
     known |= {"h"} if kernel.pack is not None else set()
     known |= {"split_lo", "split_hi"} if kernel.split is not None else set()
-    sizes = _sizes(kernel)
+    sizes, scopes = _sizes(kernel), scopes_of(kernel)
     for statement in kernel.program:
-        _verify_statement(kernel, statement, known, SCALARS, sizes)
-    for statement in (*kernel.outer, *kernel.regions.bounds):
-        _verify_statement(kernel, statement, known, SCALARS | VECTORS, sizes)
+        _verify_statement(kernel, statement, known, scopes.program, sizes)
+    of_rows = set(known)
+    for fetch in kernel.outer:
+        _verify_statement(kernel, fetch, of_rows, scopes.outer, sizes)
+    for statement in kernel.regions.bounds:
+        _verify_statement(kernel, statement, known, scopes.tile, sizes)
     for loop in kernel.regions.loops:
-        _verify_names(kernel, loop.expressions, known, SCALARS, sizes)
+        _verify_names(kernel, (loop.start, loop.stop), known, scopes.tile, sizes)
+        if not isinstance(loop.masked, bool):
+            _verify_names(kernel, (loop.masked,), known, scopes.loop, sizes)
+        in_tile = set(known)
+        for test in loop.tests:
+            _verify_statement(kernel, test, in_tile, scopes.loop, sizes)
+        if loop.guard is not None:
+            _verify_names(kernel, (loop.guard,), in_tile, scopes.loop, sizes)
+    known |= of_rows
     for fetch in (*kernel.step.fetches, *kernel.step.masked_fetches):
-        _verify_statement(kernel, fetch, known, SCALARS | VECTORS, sizes)
+        _verify_statement(kernel, fetch, known, scopes.step, sizes)
     for let in lets:
-        _verify_statement(kernel, let, known, SCALARS | VECTORS, sizes)
-    for expr in (kernel.step.score, kernel.step.keep, kernel.softmax.sink):
+        _verify_statement(kernel, let, known, scopes.step, sizes)
+    if kernel.softmax.sink is not None:
+        _verify_names(kernel, (kernel.softmax.sink,), known, scopes.outer, sizes)
+    for expr in (kernel.step.score, kernel.step.keep):
         if expr is not None:
-            _verify_names(kernel, (expr,), known, SCALARS | VECTORS, sizes)
+            _verify_names(kernel, (expr,), known, scopes.step, sizes)
 
 
 def _from_tile(kernel: Kernel) -> frozenset[str]:
@@ -74,7 +117,7 @@ def _verify_chain(planned: BackwardKernel) -> None:
     exprs += [expr for adjoint in chain.adjoints for expr in (*adjoint.load.indices, adjoint.guard)]
     if chain.slope is not None:
         exprs.append(chain.slope)
-    _verify_names(kernel, exprs, known, SCALARS | VECTORS, sizes)
+    _verify_names(kernel, exprs, known, scopes_of(kernel).step, sizes)
     if kernel.grid.over != "q":
         rows = [a.name for a in chain.adjoints if a.along == ("q",) and a.accumulate != "atomic"]
         if rows:

@@ -242,7 +242,7 @@ class CudaText(CudaLoopText, TileText):
 
     def _fetches(self) -> Iterator[Fetch]:
         kernel = self.kernel
-        for item in (*kernel.program, *kernel.outer, *kernel.regions.bounds):
+        for item in (*kernel.program, *kernel.outer, *kernel.regions.statements):
             if isinstance(item, Fetch):
                 yield item
         yield from (*kernel.step.fetches, *kernel.step.masked_fetches)
@@ -261,7 +261,7 @@ class _Uses:
         kernel = text.kernel
         parts = [at_row(expr) for expr in text._expressions()]
         parts += [scalar(expr) for loop in kernel.regions.loops for expr in loop.expressions]
-        parts += [text.statement(item) for item in kernel.regions.bounds]
+        parts += [text.statement(item) for item in kernel.regions.statements]
         parts += [load(fetch, text.dtypes[fetch.load.tensor]) for fetch in text._fetches()]
         if kernel.softmax.rescale == "lazy":
             parts.append("any_lane")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnc.plan.ir import Statement
 from attnc.plan.regions import guard_of, partial_test
 from attnc.target.cuda import scalar
 from attnc.target.loop_text import LoopText
@@ -27,6 +28,11 @@ class CudaLoopText(LoopText):
     def guard(self) -> str:
         guard = guard_of(self.kernel.regions)
         return "" if guard is None else scalar(guard)
+
+    @property
+    def tests(self) -> tuple[Statement, ...]:
+        """What the guard reads of the tile at hand."""
+        return self.kernel.regions.tests
 
     @property
     def times_scale(self) -> str:

@@ -191,7 +191,7 @@ class Parameters:
         statements: tuple[Statement, ...] = (
             *kernel.program,
             *kernel.outer,
-            *kernel.regions.bounds,
+            *kernel.regions.statements,
             *kernel.step.fetches,
             *kernel.step.masked_fetches,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -62,6 +62,13 @@ def ensure_interpreter() -> None:
 def is_interpreting() -> bool:
     """True once `ensure_interpreter` has done its work."""
     return hasattr(sys.modules.get("triton.runtime.interpreter"), "ATTNC_PATCHED")
+
+
+class _Names:
+    """A dictionary of names as an object with these attributes."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__ = names
 
 
 class _Patch:
@@ -287,6 +294,8 @@ class _Patch:
         self.patched_globals.add(id(function.__globals__))
         scope = self.patch_lang(function)
         scope.set_attr(self.tl.core.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
+        for place in (_Names(function.__globals__), self.tl):
+            scope.set_attr(place, "range", self.counters)
         for module in function.__globals__.values():
             if getattr(module, "__name__", "").endswith(".libdevice"):
                 for name, compute in _LIBDEVICE.items():
@@ -294,6 +303,11 @@ class _Patch:
                         scope.set_attr(module, name, self.elementwise(compute))
         self.scopes.append(scope)
         return empty
+
+    def counters(self, *ends: Any, **_: Any) -> Iterator[Any]:
+        """`range` and `tl.range` with counters as those of a compiled kernel, of 32 bits and not Python's."""
+        for counter in range(*ends):
+            yield self.tl.tensor(self.handle(np.array([counter]), self.tl.int32), self.tl.int32)
 
     def elementwise(self, compute: Callable[..., Array]) -> Callable[..., Any]:
         def apply(*args: Any, **_: Any) -> Any:

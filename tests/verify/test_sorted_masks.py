@@ -1,0 +1,115 @@
+"""Masks whose test of a tile reads a sorted input: what it reads there belongs to the tile at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnc.expr.nodes import Compare, Index, walk
+from attnc.plan.ir import Kernel, Let, Loop, Statement
+from attnc.plan.steps import statement_expressions
+from attnc.plan.verify import verify_module
+from attnc.verify.case import Case
+from tests.plan.planning import planned
+from tests.verify.judging import modules_of, right, skip_without_compiler, spec, subject_of_text
+
+_SAME = "doc[b, q_pos] == doc[b, kv_idx]"
+MASKS = (
+    f"first(20) or {_SAME}",
+    f"window(30, 0) or {_SAME}",
+    "kv_idx < 4 or doc[b, kv_idx] >= 3",
+    f"where(h % 2 == 0, {_SAME}, kv_idx <= q_idx)",
+    "doc[b, kv_idx] % 2 == doc[b, q_idx] % 2",
+    f"q_idx < 4 or {_SAME}",
+    f"not ({_SAME}) and kv_idx % 3 != 0",
+    "ages[b, doc[b, kv_idx]] % 2 == ages[b, doc[b, q_pos]] % 2",
+)
+_LINES = (
+    "input q: f16[B, M, H, 16]",
+    "input k, v: f16[B, N, H, 16]",
+    "input doc, ages: i32[B, N] is sorted",
+    "score = dot(q, k) / 4",
+    "normalize = softmax",
+    "output o: f16[B, M, H, 16]",
+)
+ORDERS = {
+    "rows": "loops = [q, kv]",
+    "keys": "loops = [kv, q], softmax = online(rescale = every_step)",
+    "decode": "loops = [kv], split.kv = 2",
+    "gradients": "loops = [q, kv]",
+}
+_SIZES = {"B": 1, "M": 37, "N": 50, "H": 2}
+
+
+def _text(mask: str, order: str, target: str) -> str:
+    tiles = "tile.q = 16, tile.kv = 16" if target == "triton" else "tile.q = 32, tile.kv = 32, warps = 2"
+    grads = ("grad q, k, v",) if order == "gradients" else ()
+    return spec((*_LINES, f"mask = {mask}", *grads), f"{ORDERS[order]}\n  {tiles}", target=target)
+
+
+#: Every mask with queries outside, and each other kind of kernel with some of them.
+RUNS = [
+    *((mask, "rows") for mask in MASKS),
+    *((mask, order) for n, mask in enumerate(MASKS) for order in [["keys", "decode", "gradients"][n % 3]]),
+]
+
+
+@pytest.mark.parametrize(("mask", "order"), RUNS)
+def test_triton(mask: str, order: str) -> None:
+    right(subject_of_text(_text(mask, order, "triton")), Case(dims=_SIZES, seed=5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mask", "order"), [(MASKS[0], "rows"), (MASKS[1], "decode"), (MASKS[5], "gradients")]
+)
+def test_cuda(mask: str, order: str) -> None:
+    skip_without_compiler("cuda.sm_80")
+    right(subject_of_text(_text(mask, order, "cuda.sm_80")), Case(dims=_SIZES, seed=5))
+
+
+@pytest.mark.parametrize(("mask", "order"), [(MASKS[0], "rows"), (MASKS[0], "keys"), (MASKS[4], "rows")])
+def test_what_a_tile_test_reads_is_loaded_with_the_tile(mask: str, order: str) -> None:
+    (module,) = modules_of(_text(mask, order, "cuda.sm_80"))
+    (kernel,) = module.kernels
+    inner = {"q_lo", "q_hi"} if order == "keys" else {"kv_lo", "kv_hi"}
+    assert any(_indices(test) & inner for test in kernel.regions.tests)
+    assert not any(_indices(item) & inner for item in (*kernel.program, *kernel.regions.bounds))
+
+
+def _indices(item: Statement) -> set[str]:
+    nodes = (node for expr in statement_expressions(item) for node in walk(expr))
+    return {node.name for node in nodes if isinstance(node, Index)}
+
+
+@pytest.mark.parametrize("name", ["kv_lo", "kv_hi", "q_hi", "kv_idx"])
+def test_a_name_before_it_exists_is_refused(name: str) -> None:
+    """In the order of the kernel's text: bounds of the loop over keys come before any tile of them."""
+    module = planned("kv_idx <= q_pos")
+    (kernel,) = module.kernels
+    bad = Compare("<", Index(name), Index("b"))
+    if name == "q_hi":  # known to the loops, but not to what a program does first
+        program = Let(name="x", value=bad)
+        broken = replace(kernel, program=(*kernel.program, program))
+    else:
+        broken = _with_loops(kernel, replace(kernel.regions.loops[0], start=Index(name)))
+    with pytest.raises(ValueError, match=f"'{name}' has no value here"):
+        verify_module(replace(module, kernels=(broken,)))
+
+
+def test_a_value_of_a_tile_is_not_known_outside_of_it() -> None:
+    (module,) = modules_of(_text(MASKS[0], "rows", "triton"))
+    (kernel,) = module.kernels
+    (loop,) = (loop for loop in kernel.regions.loops if loop.tests)
+    hoisted = replace(
+        kernel.regions,
+        bounds=(*kernel.regions.bounds, *loop.tests),
+        loops=tuple(replace(loop, tests=()) for loop in kernel.regions.loops),
+    )
+    with pytest.raises(ValueError, match="has no value here"):
+        verify_module(replace(module, kernels=(replace(kernel, regions=hoisted),)))
+
+
+def _with_loops(kernel: Kernel, first: Loop) -> Kernel:
+    return replace(kernel, regions=replace(kernel.regions, loops=(first, *kernel.regions.loops[1:])))
