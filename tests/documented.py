@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from attnc.build import plan_program
 from attnc.diagnostics import CODES, DiagnosticError
@@ -15,11 +15,22 @@ from attnc.model.configs import MAX_CONFIGS
 from attnc.model.expansion import MAX_CALLS, MAX_NODES
 from attnc.model.expansion import MAX_DEPTH as MAX_LEVELS
 from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS, Key
+from attnc.model.names import RESERVED
 from attnc.model.params import MAX_HEAD_DIM
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Choice, Value, whole_of
 from attnc.model.storage import MAX_PAGE
 from attnc.model.variants import MAX_VARIANTS
+from attnc.plan.names import (
+    CPP,
+    CUDA_BACKWARD,
+    CUDA_KERNEL,
+    CUDA_MODULE,
+    DISPATCH,
+    KERNEL,
+    KERNELS,
+    MODULE,
+)
 from attnc.source import Source
 from attnc.syntax.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME
 from attnc.syntax.parser import parse
@@ -205,6 +216,32 @@ def limits() -> str:
             ("rows of a page", f"1 to {MAX_PAGE:,}"),
         ]
     )
+
+
+def names() -> str:
+    """What generated modules call things of their own, and a spec therefore cannot."""
+    kernels = ", ".join(f"`<attention>_{kernel}...`" for kernel in KERNELS)
+    on_cuda = (CUDA_KERNEL | CUDA_BACKWARD) - CPP - KERNEL - MODULE - CUDA_MODULE
+    of_sizes = (
+        "names that start with `stride_` or end with `_ptr`; "
+        "`d<input>` and `d<input>_...` where its gradient is wanted"
+    )
+    kinds = {
+        "attentions and inputs": ("names that start with `_`", MODULE),
+        "inputs": (f"{kernels}; `d<input>` where its gradient is wanted", DISPATCH),
+        "attentions and inputs of CUDA schedules": ("names that start with `stride_`", CUDA_MODULE - MODULE),
+        "sizes": (f"what attentions cannot be called; {of_sizes}", KERNEL - MODULE),
+        "sizes of CUDA schedules": (
+            "words of C++ and names that CUDA has without a header, `threadIdx` and `erf` for example",
+            on_cuda,
+        ),
+    }
+    return "\n".join(f"- {kind}: {rule}; {_listed(words)}" for kind, (rule, words) in kinds.items())
+
+
+def _listed(words: Set[str]) -> str:
+    shown = sorted(words - RESERVED.keys(), key=lambda word: (word.lower(), word))
+    return ", ".join(f"`{word}`" for word in shown)
 
 
 def definitions() -> str:

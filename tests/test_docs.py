@@ -6,6 +6,7 @@ tests/documentation.py for how blocks are marked.
 
 from __future__ import annotations
 
+import keyword
 import os
 import re
 import shlex
@@ -27,8 +28,20 @@ from attnc.cli import main
 from attnc.diagnostics import Diagnostic, DiagnosticError, render
 from attnc.expr.evaluate import Env, evaluate
 from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS
-from attnc.model.names import PYTHON, RESERVED
+from attnc.model.names import RESERVED, SOFT
 from attnc.model.variants import variants
+from attnc.plan.names import (
+    CPP,
+    CUDA_BACKWARD,
+    CUDA_KERNEL,
+    CUDA_MODULE,
+    DISPATCH,
+    KERNEL,
+    MODULE,
+    clashes,
+    clashes_as_input,
+    clashes_as_size,
+)
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse
@@ -53,6 +66,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/language.md", "prelude"): lambda page: documented.definitions(),
     ("docs/language.md", "keys"): documented.keys,
     ("docs/language.md", "status"): lambda page: documented.status(),
+    ("docs/language.md", "names"): lambda page: documented.names(),
     ("docs/language.md", "limits"): lambda page: documented.limits(),
     ("docs/cli.md", "commands"): lambda page: documented_commands.commands(),
     ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),
@@ -93,7 +107,23 @@ def test_every_key_is_probed_and_explained() -> None:
 def test_every_reserved_name_is_explained() -> None:
     text = prose(LANGUAGE)
     section = text[text.index("### Reserved names") : text.index("## Positions")]
-    assert set(RESERVED) - set(PYTHON) - set(re.findall(r"`(\w+)`", section)) == set()
+    explained = set(re.findall(r"`(\w+)`", section))
+    assert set(RESERVED) - set(keyword.kwlist) - explained == set()
+    assert explained >= SOFT
+
+
+def test_every_name_that_modules_cannot_have_is_explained() -> None:
+    """What the page lists is refused, and nothing else but reserved words, and words of C++ for sizes."""
+    listed = region(LANGUAGE.read_text(encoding="utf-8"), "names")
+    attentions, inputs, on_cuda, sizes, cuda_sizes = (
+        set(re.findall(r"`([A-Za-z]\w*)`", line)) for line in listed.splitlines()
+    )
+    every = KERNEL | MODULE | DISPATCH | CUDA_MODULE | CUDA_KERNEL | CUDA_BACKWARD | {"doc", "cap"}
+    for name in sorted(every - RESERVED.keys() - CPP):
+        shown = name in attentions, name in attentions | inputs, name in attentions | on_cuda
+        assert shown == (clashes(name), clashes_as_input(name, "a"), clashes(name, "cuda.sm_80")), name
+        shown_sizes = name in attentions | sizes, name in attentions | sizes | on_cuda | cuda_sizes
+        assert shown_sizes == (clashes_as_size(name), clashes_as_size(name, "cuda.sm_80")), name
 
 
 def test_every_statement_is_explained() -> None:

@@ -13,7 +13,7 @@ NAMES = {
     "E0202": CodeInfo(
         "reserved name",
         "Indices (b, h, q_idx, q_pos, kv_idx), dimensions (B, M, N, H, Hkv, G, D, Dv), tensors (q, "
-        "k, v, o, lse), element types and intrinsics keep their meaning everywhere. A param may fix "
+        "k, v, o, lse), element types and most intrinsics keep their meaning everywhere. A param may fix "
         "H, Hkv, G, D or Dv. Names become names in Python too, so its words cannot be used, nor 'out' and "
         "'config', which every generated function takes; an attention cannot be called like a builtin.",
     ),
@@ -24,8 +24,8 @@ NAMES = {
     ),
     "E0204": CodeInfo(
         "unknown function",
-        "Functions are the intrinsics (abs, min, max, exp, log, tanh, sqrt, where), dot(q, k), the "
-        "defs of the prelude and those of the file.",
+        "Functions are the intrinsics (abs, min, max, clamp, exp, exp2, log, log2, tanh, sigmoid, erf, "
+        "sqrt, where), dot(q, k), the defs of the prelude and those of the file.",
     ),
     "E0205": CodeInfo(
         "def that calls itself",
@@ -245,9 +245,9 @@ EXPANSION = {
     "E0507": CodeInfo(
         "constant out of range",
         "Integers have 64 bits; those written, or computed from constants alone, lie between -2^62 and 2^62, "
-        "so that sums with positions fit too. Other constants fit a float32, also where several that "
-        "multiply or divide the same are merged; factors and reciprocals of divisors stay below 2^127, and "
-        "so do those of the derivatives that a 'grad' asks for.",
+        "so that sums with positions fit too. Other constants are 'inf' or fit a float32, also where several "
+        "that multiply or divide the same are merged; factors and reciprocals of divisors stay below 2^127, "
+        "and so do those of the derivatives that a 'grad' asks for. Constants that give NaN are refused.",
     ),
     "E0508": CodeInfo(
         "too many variants",

@@ -118,7 +118,8 @@ CUDA_BACKWARD = frozenset((
     "products", "right", "right_first", "round_to", "rounded", "store_rows", "theirs", "to_left",
     "to_tile", "total", "xs", "ys",
 ))  # fmt: skip
-_KERNELS = ("forward", "backward", "combine", "preprocess")
+#: What the names of an attention's kernels end with, or go on with.
+KERNELS = ("forward", "backward", "combine", "preprocess")
 
 
 def clashes(name: str, target: str = "triton") -> bool:
@@ -129,7 +130,7 @@ def clashes(name: str, target: str = "triton") -> bool:
 
 def clashes_as_input(name: str, attention: str, target: str = "triton") -> bool:
     """Whether no input can have this name: a variable has it, or a kernel of the attention may have it."""
-    is_kernel = name.startswith(tuple(f"{attention}_{kernel}" for kernel in _KERNELS))
+    is_kernel = name.startswith(tuple(f"{attention}_{kernel}" for kernel in KERNELS))
     return clashes(name, target) or name in DISPATCH or is_kernel
 
 

@@ -69,11 +69,11 @@ def launch(
 
 
 def run_on_cpu(generated: ModuleType) -> None:
-    """Makes the callables of a generated CUDA module, or of the package with all its variants, take tensors on
-    the CPU, gradients included.
+    """Makes the callables of a generated CUDA module, or of the package with all its variants, take tensors
+    on the CPU, gradients included.
 
-    For trying and debugging: a thread of the GPU is a few microseconds of the CPU. Needs a g++. Raises ValueError
-    for anything else than such a module, SimtFault at a call that a GPU would not survive.
+    For trying and debugging: it is slow. Raises ValueError for anything but such a module, RuntimeError
+    without g++; a call that a GPU would not survive raises SimtFault.
     """
     modules = [part for part in (generated, *vars(generated).values()) if _is_cuda(part)]
     if not modules:

@@ -6,6 +6,7 @@ import ast
 
 from attnc.expr.nodes import (
     FUNCTIONS,
+    INFINITY,
     And,
     Binary,
     BinaryOp,
@@ -60,6 +61,8 @@ def _tree(node: ast.expr) -> Expr:
             return Const(value)
         case ast.Name(id="true" | "false" as name):
             return Const(name == "true")
+        case ast.Name(id="inf"):
+            return INFINITY
         case ast.Name(id=name):
             return Index(name) if name in INDICES else Dim(name)
         case ast.Subscript(value=ast.Name(id=tensor), slice=key):

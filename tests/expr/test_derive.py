@@ -32,6 +32,8 @@ M_, N_ = 4, 6
         ),
         ("where(kv_idx < 2, dot(q, k), 0.0)", "where(kv_idx < 2, 1.0, 0.0)", {}),
         ("bias[h, 0, 0] * 1.0", "0.0", {"bias[h, 0, 0]": "1.0"}),
+        ("sigmoid(dot(q, k))", "sigmoid(dot(q, k)) * (1.0 - sigmoid(dot(q, k)))", {}),
+        ("where(kv_idx < 2, dot(q, k), -inf)", "where(kv_idx < 2, 1.0, 0.0)", {}),
     ],
 )
 def test_derivatives_read_well(score: str, d_dot: str, d_loads: dict[str, str]) -> None:
@@ -47,6 +49,9 @@ SCORES = (
     "max(dot(q, k), slope[h]) + min(dot(q, k) / 2, bias[h, q_idx, kv_idx]) * 3",
     "-log(3 + tanh(dot(q, k))) / (slope[h] + 4) + abs(dot(q, k))",
     "(dot(q, k) - bias[h, q_idx, kv_idx]) * (bias[h, q_idx, kv_idx] + bias[h, 0, kv_idx])",
+    "dot(q, k) * sigmoid(dot(q, k) * slope[h]) + exp2(dot(q, k) - slope[h]) * 0.1",
+    "log2(3 + dot(q, k) * dot(q, k)) - erf(dot(q, k) * slope[h]) * 2",
+    "dot(q, k) / (1 + exp(-bias[h, q_idx, kv_idx])) + min(max(dot(q, k), -0.5), slope[h])",
     "dot(q, k) % 1.7 + (bias[h, q_idx, kv_idx] % slope[h]) + dot(q, k) // 2 * slope[h]",
 )
 
@@ -91,3 +96,9 @@ def test_gradients_of_tensors_match_central_differences(text: str, tensor: str) 
     for position in np.ndindex(gradient.shape):
         difference = (moved(position, step) - moved(position, -step)) / (2 * step)
         assert gradient[position] == pytest.approx(difference, abs=1e-7)
+
+
+@pytest.mark.parametrize("text", ["dot(q, k) * sigmoid(dot(q, k))", "dot(q, k) / (1 + exp(-dot(q, k)))"])
+def test_slopes_are_finite_where_exp_overflows(text: str) -> None:
+    env = Env(dot=np.array([-1e4, -800.0, 0.0, 800.0, 1e4]))
+    np.testing.assert_array_equal(evaluate(derive(spell(text)).dot, env), [0, 0, 0.5, 1, 1])

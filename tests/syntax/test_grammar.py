@@ -9,6 +9,7 @@ from lark import Lark, Token
 from lark.common import LexerConf
 from lark.lexer import Lexer, LexerState
 
+from attnc.model.names import CALLABLE
 from attnc.resources import resource
 
 GRAMMAR = resource("grammar", "attn.lark").read_text(encoding="utf-8")
@@ -47,3 +48,10 @@ def test_the_editor_grammar_knows_every_keyword() -> None:
     editor = json.loads(resource("grammar", "attn.tmLanguage.json").read_text(encoding="utf-8"))
     words = set(re.findall(r"[a-z_]+", json.dumps(editor["repository"])))
     assert words >= KEYWORDS
+
+
+def test_the_editor_grammar_knows_every_function() -> None:
+    editor = json.loads(resource("grammar", "attn.tmLanguage.json").read_text(encoding="utf-8"))
+    functions = re.compile(editor["repository"]["function"]["match"])
+    assert [name for name in (*CALLABLE, "dot", "softmax") if not functions.match(f"{name}(")] == []
+    assert not functions.match("softcap(")
