@@ -14,6 +14,7 @@ from attnc.model.schedule import Config, Schedule
 from attnc.plan.cuda_backward import cuda_choices
 from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.error_bound import error_bound
+from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Regions, Softmax
 from attnc.plan.ir_backward import (
@@ -93,7 +94,10 @@ class KernelMaker:
         also = tuple(rule.chain.step_expressions)
         prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
         softmax = _softmax(rule, _dropout(attention, names), attention)
-        step = make_step(attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared)
+        kept = kept_by_some(attention.mask)
+        step = make_step(
+            attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared, kept
+        )
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
         used = (*expressions_of(program, outer, loops, step, softmax), *also, *self._heads(inner))
@@ -126,6 +130,9 @@ class KernelMaker:
         mask, padded = self.attention.mask, inner == "q" and not over_keys
         cut = outruns(self.attention, inner)
         loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=cut)
+        if inner == "kv":
+            kept = kept_by_some(mask)
+            loops = with_edges(loops, mask, kept) if self.cuda is None else with_fills(loops, kept)
         return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
 
     def _heads(self, inner: Axis) -> tuple[Expr, ...]:

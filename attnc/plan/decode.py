@@ -23,6 +23,7 @@ from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
 from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.error_bound import error_bound
+from attnc.plan.excluded import kept_by_some, with_fills
 from attnc.plan.forward import plan_softmax
 from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions
 from attnc.plan.ir_decode import Pack, Split, UnifiedMax
@@ -65,7 +66,8 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     places = rows(attention, names)
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
-    loops = named_bounds(loops, names)
+    kept = kept_by_some(attention.mask)
+    loops = named_bounds(with_fills(loops, kept), names)
     split = None
     if _splits(choices) > 1:
         split = Split(
@@ -76,7 +78,17 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         )
     softmax, score = plan_softmax(attention, default, names)
     unified = unified_max(attention, default)
-    step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, "kv")
+    step = make_step(
+        attention,
+        score,
+        IN_BOUNDS if tail else TRUE,
+        loops,
+        softmax,
+        names,
+        "kv",
+        kept=kept,
+        always_fills=loops.are_short and not on_cuda,
+    )
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)

@@ -14,6 +14,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
 from attnc.plan.error_bound import error_bound
+from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
 from attnc.plan.loads import LoadNames
 from attnc.plan.poles import may_exclude
@@ -48,9 +49,13 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     places = rows(attention, names)
     lines = lengths(attention, names, in_tile=inner == "kv")
     loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=outruns(attention, inner))
+    kept = kept_by_some(attention.mask)
+    if inner == "kv":
+        loops = with_fills(loops, kept) if on_cuda else with_edges(loops, attention.mask, kept)
     loops = named_bounds(loops, names)
     softmax, score = plan_softmax(attention, default, names)
-    step = make_step(attention, score, IN_BOUNDS if tail else TRUE, loops, softmax, names, inner)
+    inside = IN_BOUNDS if tail else TRUE
+    step = make_step(attention, score, inside, loops, softmax, names, inner, kept=kept)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)

@@ -9,7 +9,7 @@ symbols BLOCK_M, BLOCK_N) and `Ref` (values the plan named). Conventions: `q_lo`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from attnc.expr.nodes import Dim, Expr, Load
@@ -77,6 +77,7 @@ class Loop:
     mask code; an Expr over kv_lo (or q_lo) tells at run time, tile by tile.
     guard: a condition over the tile's kv_lo, kv_hi (or q_lo, q_hi) under which the tile has work; None:
     it always has. tests: values that the guard alone reads, of the tile at hand: made anew for every tile.
+    zero_fill: tiles may hold keys without `Step.kept`, and the step makes their rows zero.
     """
 
     start: Expr
@@ -84,6 +85,7 @@ class Loop:
     masked: bool | Expr
     guard: Expr | None = None
     tests: tuple[Statement, ...] = ()
+    zero_fill: bool = False
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
@@ -94,7 +96,8 @@ class Loop:
 
     def rewritten(self, rewrite: Callable[[Expr], Expr]) -> Loop:
         """The loop with every expression rewritten; it has no tests yet."""
-        return Loop(
+        return replace(
+            self,
             start=rewrite(self.start),
             stop=rewrite(self.stop),
             masked=self.masked if isinstance(self.masked, bool) else rewrite(self.masked),
@@ -173,6 +176,9 @@ class Step:
     fetches: loads made in every step; masked_fetches: those that only a partial tile needs;
     score: Expr of Dot (the text `s`), None when the raw dot product is used as it is;
     keep: the mask of a partial tile, the key sequence's end included; None when no tile is partial;
+    kept: over kv_idx, what every key fulfils that some query of the sequence keeps (see `plan.excluded`); of
+    others not even a NaN may count, so that their rows of v, and of k in the backward, are made zero; None
+    where the mask implies nothing of the kind;
     uses_kv_idx: a full tile needs the key positions too; names: values of the enclosing function that the
     step takes, in order.
     """
@@ -183,6 +189,7 @@ class Step:
     keep: Expr | None
     uses_kv_idx: bool
     names: tuple[str, ...]
+    kept: Expr | None = None
     score_span: Span | None = field(default=None, compare=False, repr=False)
     keep_span: Span | None = field(default=None, compare=False, repr=False)
 

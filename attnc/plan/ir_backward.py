@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Expr, Index, Load, walk
+from attnc.expr.nodes import Dot, Expr, Index, Load, walk
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences
 from attnc.plan.cuda_backward_layout import CudaBackward
@@ -164,6 +164,19 @@ class BackwardKernel:
     def sums_heads(self) -> bool:
         """Whether a program walks over all query heads that share its keys."""
         return "G" in self.kernel.dims and not self.over_q
+
+    @property
+    def fills_keys(self) -> bool:
+        """Whether a program that owns keys makes rows of k and v zero that no query keeps.
+
+        Where it does not, their ds is made 0: nothing but dk and dv of the same key is computed from it.
+        """
+        if self.over_q or self.kernel.step.kept is None:
+            return False
+        chain = self.chain
+        derivatives = (*(a.value for a in chain.adjoints), *(() if chain.slope is None else (chain.slope,)))
+        reads_score = bool(chain.shared) or any(Dot() in walk(expr) for expr in derivatives)
+        return reads_score or bool(chain.adjoints) or chain.adds_dq is not None
 
     @property
     def score_has_pole(self) -> bool:

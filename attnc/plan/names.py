@@ -16,7 +16,8 @@ KERNEL = frozenset((
     "dq_at", "dq_head", "ds", "dsink_row", "DV", "Dv", "dv", "EARLY_DP", "exists", "first", "first_head",
     "first_pos", "first_row", "float", "full_hi", "full_lo", "G", "group", "H", "h", "h_kv", "head",
     "heads",
-    "hi", "Hkv", "i", "j", "K", "k", "k_2", "k_end", "k_first", "keep", "keep_scale", "kept", "kv_hi",
+    "hi", "Hkv", "i", "j", "K", "k", "k_2", "k_end", "k_first", "keep", "keep_scale", "kept", "kept_hi",
+    "kept_lo", "kv_hi",
     "kv_idx", "kv_lo", "kv_tiles", "l", "l_new", "l_rows", "last", "last_pos", "later_page", "LAZY", "length",
     "LN2", "lo",
     "LOG2E", "lse", "LSE2", "lse2", "lse2_head", "lse2_rows", "lse_at", "lse_head", "lse_rows", "M", "m",
@@ -27,6 +28,7 @@ KERNEL = frozenset((
     "row", "row_lo", "row_tiles", "ROWS", "rows", "run", "s", "SCALE", "score", "SECTION", "section",
     "SHARE", "share", "shift", "SPLIT", "split", "split_hi", "split_lo", "SPLITS", "start", "stop", "tile",
     "third_page", "tiles", "tl", "TMA", "torch", "triton", "TWO_LOG2E", "V", "v", "weight", "zero",
+    "ZERO_FILL",
 ))  # fmt: skip
 #: Globals of a module, and variables of its callables.
 MODULE = frozenset((
@@ -81,6 +83,7 @@ CPP = frozenset((
 CUDA_KERNEL = frozenset((
     "a", "A", "address", "after", "after_qk", "after_v", "ALIGNED", "alphas", "any_lane", "Args", "args",
     "at", "at_qk", "at_v", "AT_ONCE", "ATTNC_SHIM", "b0", "b1", "before", "bf16", "bits", "branch", "c",
+    "clear", "clear_rows", "Keeps", "keeps",
     "c0",
     "c1", "c2", "c3", "Chunk", "chunk", "chunks", "CHUNKS", "column", "COLUMNS", "commit_copies",
     "condition", "copy_async", "copy_chunk", "copy_k", "copy_q", "copy_qk_rows", "copy_rows", "copy_v",

@@ -117,22 +117,30 @@ def make_step(
     inner: Axis,
     also: tuple[Expr, ...] = (),
     lets: tuple[Let, ...] = (),
+    kept: Expr | None = None,
+    *,
+    always_fills: bool = False,
 ) -> Step:
     """The step of a kernel whose inner loop runs over `inner`.
 
     score: with its loads named, None for the raw dot product; inside: what a partial tile must test besides
     the mask; also: expressions that every step evaluates besides the score; lets: values that it names
-    itself.
+    itself. kept: as in `ir.Step`, evaluated by steps whose inner loop runs over keys, and not only by those
+    that test the mask if it `always_fills`.
     """
+    if kept is not None and always_fills:
+        also = (*also, kept := names.replace(kept))
     in_score = _in_step(names, inner)
     keep = None
     if any(loop.masked is not False for loop in loops.loops):
         mask = names.replace(attention.mask)
         keep = conj(inside, mask)
         keep = None if keep == TRUE else keep
+    kept = None if kept is None else names.replace(kept)
     masked = tuple(fetch for fetch in _in_step(names, inner) if fetch not in in_score)
     everywhere = (*fetch_expressions(in_score), *(() if score is None else (score,)), *also)
-    under_mask = (*fetch_expressions(masked), *(() if keep is None else (keep,)))
+    here = (keep, kept if inner == "kv" else None)
+    under_mask = (*fetch_expressions(masked), *(expr for expr in here if expr is not None))
     drawn = (
         ()
         if softmax.dropout is None
@@ -148,6 +156,7 @@ def make_step(
         keep=keep,
         uses_kv_idx=any(Index("kv_idx") in walk(expr) for expr in everywhere),
         names=tuple(dict.fromkeys((*used, *pointers))),
+        kept=kept,
         score_span=attention.score.span,
         keep_span=attention.mask.span,
     )
@@ -200,7 +209,7 @@ def expressions_of(
         yield from statement_expressions(statement)
     for loop in loops.loops:
         yield from loop.expressions
-    for expr in (step.score, step.keep, softmax.sink):
+    for expr in (step.score, step.keep, step.kept, softmax.sink):
         if expr is not None:
             yield expr
 

@@ -88,7 +88,7 @@ def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
         _verify_statement(kernel, let, known, scopes.step, sizes)
     if kernel.softmax.sink is not None:
         _verify_names(kernel, (kernel.softmax.sink,), known, scopes.outer, sizes)
-    for expr in (kernel.step.score, kernel.step.keep):
+    for expr in (kernel.step.score, kernel.step.keep, kernel.step.kept):
         if expr is not None:
             _verify_names(kernel, (expr,), known, scopes.step, sizes)
 
@@ -160,5 +160,8 @@ def _verify_regions(kernel: Kernel) -> None:
     masked = any(loop.masked is not False for loop in kernel.regions.loops)
     if kernel.step.keep is not None and not masked:
         raise ValueError(f"{kernel.name}: a mask, but no partial loop")
+    filled = any(loop.zero_fill for loop in kernel.regions.loops)
+    if filled and kernel.step.kept is None:
+        raise ValueError(f"{kernel.name}: rows are made zero, but it is not said which")
     if kernel.regions.axis != ("q" if kernel.structure in ("forward_kv_q", "backward_dkdv") else "kv"):
         raise ValueError(f"{kernel.name}: loops over {kernel.regions.axis} in {kernel.structure}")

@@ -9,7 +9,7 @@ from attnc.expr.nodes import Expr, Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import of_a_head
-from attnc.target.cuda import load, scalar, value_type
+from attnc.target.cuda import load, scalar, statement, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_tiles import CudaTileText
@@ -81,6 +81,26 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         """The mask as the condition of a selection."""
         text = self.keep_text
         return f"({text})" if re.search(r" (&&|\|\|) ", text) else text
+
+    @property
+    def clears_ds(self) -> bool:
+        """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
+        return not self.over_q and self.kernel.step.kept is not None and not self.planned.fills_keys
+
+    @property
+    def kept(self) -> str:
+        """Whether some query keeps the key at hand."""
+        assert self.kernel.step.kept is not None
+        return scalar(self.kernel.step.kept)
+
+    @property
+    def kept_values(self) -> Iterator[str]:
+        """The loads that say so."""
+        assert self.kernel.step.kept is not None
+        wanted = _needed(self.kernel.step.kept, self._fetches)
+        for fetch in self._fetches:
+            if fetch.name in wanted:
+                yield statement(fetch, self.dtypes, ("M", "N"), scalar)
 
     @property
     def dropout(self) -> str:
@@ -225,14 +245,19 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
     def program(self) -> tuple[Statement, ...]:
         """Statements in front of the loop over query heads: those that no head changes."""
         if not self.groups:
-            return self.kernel.program if self.kv_name == "h" else ()
+            return self.kernel.program if self._starts_with_program else ()
         late = self.head_program
         return tuple(item for item in self.kernel.program if item not in late)
 
     @property
+    def _starts_with_program(self) -> bool:
+        """Whether they need no head but that of the keys, or the tiles of k and v cannot be made without."""
+        return self.kv_name == "h" or self.planned.fills_keys
+
+    @property
     def head_program(self) -> tuple[Statement, ...]:
         if not self.groups:
-            return () if self.kv_name == "h" else self.kernel.program
+            return () if self._starts_with_program else self.kernel.program
         return of_a_head(self.kernel.program)
 
     @property

@@ -179,6 +179,12 @@ class CudaText(CudaLoopText, TileText):
         step = self.kernel.step
         return self._in_step((*step.fetches, *step.masked_fetches), step.keep)
 
+    @property
+    def kept_fetches(self) -> tuple[Fetch, ...]:
+        """Loads that say which keys some query keeps."""
+        step = self.kernel.step
+        return self._in_step((*step.fetches, *step.masked_fetches), step.kept)
+
     def _in_step(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
         """The loads, in order, that the expression needs, directly or through another load."""
         candidates = {f.name: f for f in (*self.kernel.outer, *fetches) if "kv" in f.axes}
@@ -251,7 +257,8 @@ class CudaText(CudaLoopText, TileText):
         kernel = self.kernel
         for item in (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches):
             yield from statement_expressions(item)
-        yield from (expr for expr in (kernel.step.score, kernel.step.keep) if expr is not None)
+        exprs = (kernel.step.score, kernel.step.keep, kernel.step.kept)
+        yield from (expr for expr in exprs if expr is not None)
 
 
 class _Uses:

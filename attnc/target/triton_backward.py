@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attnc.expr.nodes import Dot, Expr, Index, walk
+from attnc.expr.nodes import Dot, Expr, Index, Ref, walk
 from attnc.model.tensors import DType
 from attnc.plan.columns import block
 from attnc.plan.ir import Fetch, Loop, Module, Statement
@@ -129,7 +129,7 @@ class BackwardText(BackwardTileText):
     @property
     def uses_kv_idx(self) -> bool:
         """Whether a program whose rows are keys needs the keys' numbers."""
-        loaded = any("kv" in fetch.axes for fetch in self.kernel.outer)
+        loaded = any("kv" in fetch.axes for fetch in self.kernel.outer) or self.planned.fills_keys
         return loaded or "kv_idx" in self.step_names or any("kv_idx" in line for line in self.sums.ends)
 
     def _step_reads(self, index: str) -> bool:
@@ -144,8 +144,27 @@ class BackwardText(BackwardTileText):
 
     def step_arguments(self, loop: Loop) -> str:
         partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
-        values = (f"{name}={partial if name == self.masked else name}" for name in self._constants)
+        known = {self.masked: partial, "ZERO_FILL": str(loop.zero_fill)}
+        values = (f"{name}={known.get(name, name)}" for name in self._constants)
         return ", ".join((*self.step_names, *values))
+
+    @property
+    def clears_ds(self) -> bool:
+        """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
+        kernel = self.kernel
+        return not self.over_q and kernel.step.kept is not None and not self.planned.fills_keys
+
+    @property
+    def kept_fetches(self) -> list[Fetch]:
+        """Loads that say which keys some query keeps."""
+        kept = self.kernel.step.kept
+        assert kept is not None
+        names = {node.name for node in walk(kept) if isinstance(node, Ref)}
+        step = self.kernel.step
+        return [fetch for fetch in (*step.fetches, *step.masked_fetches) if fetch.name in names]
+
+    def load_kept(self, fetch: Fetch) -> str:
+        return load(fetch, scalar)
 
     @property
     def _masked_is_constant(self) -> bool:
@@ -158,6 +177,7 @@ class BackwardText(BackwardTileText):
     @property
     def _constants(self) -> list[str]:
         masked = [self.masked] if self.kernel.step.keep is not None else []
+        masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
         dropout = self.kernel.softmax.dropout is not None
         tiles = ["BLOCK_N"] if self.over_q else ["BLOCK_M"]
         return [
@@ -204,14 +224,19 @@ class BackwardText(BackwardTileText):
     def program(self) -> tuple[Statement, ...]:
         """Statements in front of the loop over query heads: those that no head changes."""
         if not self.groups:
-            return self.kernel.program if self.is_packed else ()
+            return self.kernel.program if self._starts_with_program else ()
         late = self.head_program
         return tuple(item for item in self.kernel.program if item not in late)
 
     @property
+    def _starts_with_program(self) -> bool:
+        """Whether the tiles of k and v cannot be made without them."""
+        return self.is_packed or self.planned.fills_keys
+
+    @property
     def head_program(self) -> tuple[Statement, ...]:
         if not self.groups:
-            return () if self.is_packed else self.kernel.program
+            return () if self._starts_with_program else self.kernel.program
         return of_a_head(self.kernel.program)
 
     @property

@@ -14,7 +14,7 @@ from attnc.plan.steps import kernel_expressions
 from attnc.target.triton import TL_DTYPES, scalar
 from attnc.target.triton_program import ProgramText
 
-CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA")
+CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA", "ZERO_FILL")
 #: Tensors that are read or written in whole tiles.
 MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
 
@@ -241,11 +241,13 @@ class KernelText(ProgramText):
 
     def _step_constants(self) -> list[str]:
         masked = [self.masked] if self.kernel.step.keep is not None else []
+        masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
         return [*masked, *(["BLOCK_M"] if self._step_needs_block_m() else []), "BLOCK_N", *self.tma]
 
     def _step_values(self, loop: Loop) -> list[str]:
         partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
-        return [f"{name}={partial if name == self.masked else name}" for name in self._step_constants()]
+        values = {self.masked: partial, "ZERO_FILL": str(loop.zero_fill)}
+        return [f"{name}={values.get(name, name)}" for name in self._step_constants()]
 
     def _step_needs_block_m(self) -> bool:
         return self.kernel.grid.over == "head" or self.kernel.softmax.dropout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnc.plan.ir import Loop
 from attnc.target.loop_text import LoopText
 from attnc.target.triton import scalar
 
@@ -47,6 +48,29 @@ class ProgramText(LoopText):
     def q_lo(self) -> str:
         longest = self.kernel.grid.longest_first
         return "(q_tiles - 1 - rank // heads) * BLOCK_M" if longest else "rank // heads * BLOCK_M"
+
+    def keys_of(self, loop: Loop) -> str:
+        """What a loop over keys runs over; the one tile or so at an edge is not worth filling a pipeline."""
+        bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
+        is_edge = loop.zero_fill and self.fills_when == "ZERO_FILL"
+        return f"tl.range({bounds}, num_stages=1)" if is_edge else f"range({bounds})"
+
+    @property
+    def fills_when(self) -> str:
+        """The condition under which a step makes rows zero that no query keeps; empty if none has to."""
+        partial = [loop for loop in self.kernel.regions.loops if loop.masked is not False]
+        if not any(loop.zero_fill for loop in partial):
+            return ""
+        if not all(loop.zero_fill for loop in partial):
+            return "ZERO_FILL"
+        return "MASKED" if all(loop.masked is True for loop in partial) else "True"
+
+    @property
+    def kept_rows(self) -> str:
+        """Which rows of a tile of k or v some query keeps."""
+        kept = self.kernel.step.kept
+        assert kept is not None
+        return f"({scalar(kept)})[:, None]"
 
     @property
     def keep_scale(self) -> str:

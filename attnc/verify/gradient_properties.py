@@ -26,6 +26,7 @@ from attnc.reference import Head, heads
 from attnc.reference_arrays import Array, Floats, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
+from attnc.verify.excluded import excluded_keys_have_no_gradient, may_exclude
 from attnc.verify.gradient_bound import expect_gradients
 from attnc.verify.gradient_check import run_backward
 from attnc.verify.problem import Problem, Value, build
@@ -284,6 +285,9 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
     ),
     GradientProperty(
         name="gradients ignore the unseen", applies=lambda attention: True, holds=_the_unseen_does_not_matter
+    ),
+    GradientProperty(
+        name="excluded keys have no gradient", applies=may_exclude, holds=excluded_keys_have_no_gradient
     ),
     GradientProperty(name="dv . v = do . o", applies=_wants("v"), holds=_values_weigh_outputs),
     GradientProperty(

@@ -20,6 +20,7 @@ from attnc.verify.bitwise_properties import (
 )
 from attnc.verify.bounded_properties import configs_agree, keys_permute, prefixes_agree, visible_keys_count
 from attnc.verify.case import Case
+from attnc.verify.excluded import excluded_keys_are_invisible, may_exclude
 from attnc.verify.gradient_properties import gradient_violations
 from attnc.verify.rerun import Run
 from attnc.verify.subject import Subject
@@ -75,6 +76,7 @@ PROPERTIES: tuple[Property, ...] = (
         holds=groups_equal_repeated_heads,
     ),
     Property(name="masked keys are invisible", applies=is_dense, holds=masked_keys_are_invisible),
+    Property(name="excluded keys are invisible", applies=may_exclude, holds=excluded_keys_are_invisible),
     Property(name="visible keys count", applies=is_dense, holds=visible_keys_count),
     Property(
         name="keys permute",

@@ -1,0 +1,145 @@
+"""Keys that no query of their sequence keeps, and the tiles that hold some of them.
+
+Their probabilities are 0, but 0 * NaN is NaN: a product with their rows of v, in the backward also of k,
+hands every query of the tile what happens to lie in memory that nobody meant to read, such as the padding on
+the left of a cache. So their rows are made zero where a tile may hold such keys. Which keys these are follows
+from the mask: from its conditions without queries (`kv_idx >= first[b]`, `valid[b, kv_idx]`), and from what
+all queries together can see of the keys (`window(128, 0)` where N > M).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnc.expr.affine import normalize
+from attnc.expr.arithmetic import ZERO, add, floordiv, maximum, minimum, mul, sub
+from attnc.expr.facts import Q_HI, Q_LO, M, N, at_least, larger, smaller
+from attnc.expr.logic import compare, conj, disj
+from attnc.expr.nodes import TRUE, And, Call, Const, Dim, Expr, Index, Load, Or, Ref, Search, walk
+from attnc.expr.simplify import nnf, substitute
+from attnc.expr.solve import solve
+from attnc.plan.ir import Let, Loop, Regions
+from attnc.plan.loads import is_nonnegative
+from attnc.plan.width import narrowed
+
+_KV_IDX = Index("kv_idx")
+TILE = Dim("BLOCK_N")
+
+
+def kept_by_some(mask: Expr) -> Expr | None:
+    """What every key fulfils that some query of its sequence keeps, of whatever head: a condition on kv_idx
+    and on values that are the same for the whole sequence. None where the mask implies no such condition.
+    """
+    normal = nnf(mask)
+    conjuncts = normal.operands if isinstance(normal, And) else (normal,)
+    free = (_without_queries(conjunct) for conjunct in conjuncts)
+    kept = conj(*(c for c in free if _KV_IDX in walk(c)), *_seen_by_all_together(conjuncts))
+    return None if kept == TRUE else kept
+
+
+def _without_queries(mask: Expr) -> Expr:
+    """The mask, in negation normal form, with what depends on the query or its head taken to be true."""
+    match mask:
+        case And(operands=operands):
+            return conj(*map(_without_queries, operands))
+        case Or(operands=operands):
+            return disj(*map(_without_queries, operands))
+        case _:
+            return TRUE if _differs_between_queries(mask) else mask
+
+
+def _seen_by_all_together(conjuncts: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The ends of the positions that queries 0 to M - 1 may keep, as far as they are not those of the
+    sequence and take no search.
+    """
+    ranges = solve(conj(*filter(_differs_between_queries, conjuncts)))
+    every: dict[Expr, Expr] = {Q_LO: ZERO, Q_HI: normalize(sub(M, Const(1)))}
+    lo, hi = (
+        None if end is None else normalize(substitute(end, every)) for end in (ranges.may_lo, ranges.may_hi)
+    )
+    found = []
+    if lo is not None and _is_plain(lo) and not at_least(ZERO, lo):
+        found.append(compare(">=", _KV_IDX, lo))
+    if hi is not None and _is_plain(hi) and not at_least(hi, N):
+        found.append(compare("<", _KV_IDX, hi))
+    return tuple(found)
+
+
+def _differs_between_queries(expr: Expr) -> bool:
+    return any(
+        (isinstance(node, Index) and node.name in ("q_idx", "q_pos", "h"))
+        or (isinstance(node, Ref) and "q" in node.axes)
+        for node in walk(expr)
+    )
+
+
+def _is_plain(end: Expr) -> bool:
+    """Whether it takes no search and no choice, and no load but one for the whole sequence."""
+    return not _differs_between_queries(end) and not any(map(_is_costly, walk(end)))
+
+
+def _is_costly(node: Expr) -> bool:
+    match node:
+        case Search() | Call(function="where"):
+            return True
+        case Load(indices=indices):
+            return any(index != Index("b") and not isinstance(index, Const) for index in indices)
+        case _:
+            return False
+
+
+def with_edges(loops: Regions, mask: Expr, kept: Expr | None) -> Regions:
+    """The loops over keys, with partial ones cut: tiles that may hold keys which no query keeps get loops of
+    their own, since a step that makes rows zero costs more.
+
+    Tiles from `kept_lo` to `kept_hi` hold no such keys. Nothing is cut where the mask is that condition alone
+    and ends in a partial loop, which then consists of such a tile, or where no tile is known to be free of
+    them.
+    """
+    if kept is None:
+        return loops
+    ranges = solve(kept)
+    if not ranges.any_full or (len(loops.loops) > 1 and nnf(mask) == kept):
+        return with_fills(loops, kept)
+    bounds = list(loops.bounds)
+
+    def named(name: str, value: Expr) -> Expr:
+        value = narrowed(value, N)
+        bounds.append(Let(name=name, value=value, span=mask.span))
+        return Ref(name, "int", natural=is_nonnegative(value))
+
+    made: list[Loop] = []
+    for loop in loops.loops:
+        if loop.masked is False:
+            made.append(loop)
+            continue
+        start, stop = loop.start, loop.stop
+        if ranges.must_lo is not None:
+            first = maximum(smaller(ranges.must_lo, N), loop.start)  # which is the start of a tile
+            start = named("kept_lo", minimum(_next_tile(first), stop))
+            made.append(replace(loop, stop=start, masked=True, zero_fill=True))
+        if ranges.must_hi is not None:
+            last = _own_tile(larger(smaller(ranges.must_hi, N), ZERO))
+            stop = named("kept_hi", minimum(maximum(last, start), loop.stop))
+        made.append(replace(loop, start=start, stop=stop))
+        if ranges.must_hi is not None:
+            made.append(replace(loop, start=stop, masked=True, zero_fill=True))
+    return replace(loops, bounds=tuple(bounds), loops=tuple(made))
+
+
+def with_fills(loops: Regions, kept: Expr | None) -> Regions:
+    """The loops, every partial one of them with rows made zero."""
+    if kept is None:
+        return loops
+    filled = tuple(replace(loop, zero_fill=loop.masked is not False) for loop in loops.loops)
+    return replace(loops, loops=filled)
+
+
+def _own_tile(position: Expr) -> Expr:
+    """The start of the tile that the position is in."""
+    return mul(floordiv(position, TILE), TILE)
+
+
+def _next_tile(position: Expr) -> Expr:
+    """The start of the first tile that begins at the position or behind it."""
+    return _own_tile(add(position, sub(TILE, Const(1))))
