@@ -1,10 +1,11 @@
-"""Triton's interpreter, made trustworthy: exact bf16, the GPU's NaN rules, tf32, and a memory checker.
+"""Triton's interpreter, made trustworthy: exact bf16, the GPU's NaN rules, tf32, and checkers.
 
 Triton runs a kernel on NumPy when TRITON_INTERPRET=1 was set before it was imported. As shipped (3.6), its
 bf16 casts truncate, `tl.dot` multiplies bf16 bit patterns, `tl.maximum` differs from the GPU on NaN,
 libdevice and inline assembly are missing, and a stray address reads whatever lies there.
 `ensure_interpreter` replaces the parts concerned, so that the *unmodified* kernel means here what it means
-on a GPU.
+on a GPU. Besides, every access to memory is checked (`memory`), and precision that is lost on the way is a
+fault (`PrecisionFault`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ _ASSEMBLY: Mapping[str, Callable[..., Array]] = {
     "ex2.approx.f32": np.exp2,
     "lg2.approx.f32": np.log2,
 }
+#: What belongs in float32.
+_ARITHMETIC = (np.add, np.subtract, np.multiply, np.divide)
+
+
+class PrecisionFault(Exception):
+    """A kernel computed in 16 bits, or went on in 32 with what it had rounded to 16: error bounds count one
+    rounding, where something is multiplied or leaves.
+    """
 
 
 def ensure_interpreter() -> None:
@@ -130,14 +139,26 @@ class _Patch:
 
     def wrap_cast(self, original: Any) -> Any:
         def cast_impl(builder: Any, src: Any, dst_type: Any) -> Any:
-            if self.tl.bfloat16 in (src.dtype.scalar, dst_type.scalar):
-                return self.handle(self.values(src), dst_type)
-            return original(builder, src, dst_type)
+            made = (
+                self.handle(self.values(src), dst_type)
+                if self.tl.bfloat16 in (src.dtype.scalar, dst_type.scalar)
+                else original(builder, src, dst_type)
+            )
+            if self.is_half(dst_type) and src.dtype.is_floating() and not self.is_half(src.dtype):
+                made.is_rounded = True
+            elif getattr(src, "is_rounded", False) and dst_type.scalar == self.tl.float32:
+                raise PrecisionFault("a float32 was rounded to 16 bits and used as float32 again")
+            return made
 
         return cast_impl
 
+    def is_half(self, dtype: Any) -> bool:
+        return dtype.scalar in (self.tl.float16, self.tl.bfloat16)
+
     def wrap_binary(self, original: Any) -> Any:
         def binary_op(builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+            if op in _ARITHMETIC and self.is_half(lhs.dtype):
+                raise PrecisionFault(f"arithmetic in 16 bits: {op.__name__} of {lhs.dtype.scalar}")
             if lhs.dtype.scalar != self.tl.bfloat16:
                 made = original(builder, lhs, rhs, op)
                 # A comparison is left with the type of its operands; a splat of it would hold 0 and 1.
@@ -249,7 +270,7 @@ class _Patch:
                     original(executor, *args, **named)
             except self.interpreter.InterpreterError as error:
                 cause: BaseException | None = error
-                while cause is not None and not isinstance(cause, MemoryFault):
+                while cause is not None and not isinstance(cause, MemoryFault | PrecisionFault):
                     cause = cause.__cause__
                 raise (cause or error) from None if cause else error.__cause__
             finally:

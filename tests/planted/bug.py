@@ -17,21 +17,39 @@ Target: TypeAlias = Literal["triton", "cuda.sm_80", "projection"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bug:
-    """name; attention: of the specs, or the projection, in whose module it is planted; story: how kernels
-    came by such a bug.
+class Place:
+    """anchor: code as a template prints it, whatever its line breaks; NUMBER stands for a literal; patch:
+    what replaces it, or a function of that literal; phase: of a Python module, whose functions to look in.
 
-    anchor: code as a template prints it, whatever its line breaks; NUMBER stands for a literal; patch: what
-    replaces it, or a function of that literal; phase: of a Python module, whose functions to look in.
+    file: of a CUDA module, the kernel of the backward ("backward_dkdv"), or "host" for the Python module; "":
+    the forward kernel.
+    """
+
+    anchor: str
+    patch: str | Callable[[float], str]
+    phase: Phase = "forward"
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug(Place):
+    """name; attention: of the specs, or the projection, in whose module it is planted; story: how kernels
+    came by such a bug; also: further places that belong to it.
+
+    probe: for what no run of a kernel on a CPU can show, the check of `probes` that does.
     """
 
     name: str
     attention: str
     story: str
-    anchor: str
-    patch: str | Callable[[float], str]
-    phase: Phase = "forward"
+    also: tuple[Place, ...] = ()
+    probe: str = ""
     target: Target
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All that is changed."""
+        return (self, *self.also)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +61,9 @@ class TritonBug(Bug):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaBug(Bug):
-    """file: the kernel of the backward ("backward_dkdv"), or "host" for the Python module; "": the forward
-    kernel.
-    """
+    """In a kernel of a CUDA module, or in the Python beside it."""
 
     target: Target = "cuda.sm_80"
-    file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +73,25 @@ class ProjectionBug(Bug):
     target: Target = "projection"
 
 
-def plant(text: str, bug: Bug) -> str:
+def plant(text: str, place: Place) -> str:
     """The module's text with the bug in it. ValueError unless the anchor occurs exactly once in its code."""
-    tokens = [re.escape(token) for token in re.findall(r"\w+|\S", bug.anchor)]
+    tokens = [re.escape(token) for token in re.findall(r"\w+|\S", place.anchor)]
     # A wrapped call has a comma before its closing bracket.
     spelled = r"\s*".join(rf",?\s*{token}" if token in (r"\)", r"\]") else token for token in tokens)
     pattern = r"(?<!\w)" + spelled.replace("NUMBER", r"([-+.\de]+)") + r"(?!\w)"
     start = _HEADER.search(text)
     if start is None:
-        raise ValueError(f"'{bug.name}': the module of '{bug.attention}' is not one that attnc makes")
-    inside = [span for span, phase in _definitions(text) if phase == bug.phase]
+        raise ValueError(f"this is not a module that attnc makes: {text[:40]!r}")
+    inside = [span for span, phase in _definitions(text) if phase == place.phase]
     found = [
         match
         for match in re.finditer(pattern, text)
         if match.start() > start.start() and any(first <= match.start() < last for first, last in inside)
     ]
     if len(found) != 1:
-        times = f"its anchor occurs {len(found)} times"
-        raise ValueError(f"'{bug.name}': {times} in the module of '{bug.attention}'")
+        raise ValueError(f"the anchor occurs {len(found)} times: {place.anchor!r}")
     (match,) = found
-    patch = bug.patch if isinstance(bug.patch, str) else bug.patch(float(match[1]))
+    patch = place.patch if isinstance(place.patch, str) else place.patch(float(match[1]))
     return text[: match.start()] + patch + text[match.end() :]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,18 +20,20 @@ from attnc.verify.projection_check import (
     fuzz_projection,
     projection_subject,
     text_of,
+    verify_projection,
 )
+from attnc.verify.properties import violations
 from attnc.verify.search import fuzz
+from attnc.verify.search import verify as verify_attention
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import cuda_subject, subject_of
 from attnc.verify.verdict import Verdict
-from tests.planted.bug import Bug, CudaBug, plant
+from tests.planted.bug import Bug, plant
 from tests.planted.registry import module_of, projection_of
 
 AnySubject: TypeAlias = Subject | ProjectionSubject
 #: Cases that a search may draw, by target: threads on a CPU are slow, and most bugs show in the first ten.
 EXAMPLES: Mapping[str, int] = {"triton": 300, "cuda.sm_80": 60, "projection": 120}
-_ENDINGS = {"": ".cu", "host": ".py"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,67 +52,102 @@ def hunt(bug: Bug, *, seed: int = 0) -> Catch:
     """Plants the bug and draws cases until it is caught; how many depends on nothing but the seed."""
     subject, examples = planted(bug), EXAMPLES[bug.target]
     if isinstance(subject, ProjectionSubject):
-        report = fuzz_projection(subject, examples=examples, seconds=float("inf"), seed=seed, shrink=False)
+        report = fuzz_projection(subject, examples=examples, seconds=inf, seed=seed, shrink=False)
     else:
-        report = fuzz(subject, examples=examples, seconds=float("inf"), seed=seed, shrink=False)
+        report = fuzz(subject, examples=examples, seconds=inf, seed=seed, shrink=False, rules=violations)
     case, message = None, ""
     if report.failures:
         case, message = report.failures[0].case, report.failures[0].verdict.message
     return Catch(bug=bug, case=case, examples=report.examples, message=message)
 
 
-def judge(subject: AnySubject, case: Case) -> Verdict:
-    """The verdict on one case."""
+def verify(bug: Bug, *, count: int = 24) -> Catch:
+    """Plants the bug and runs the cases of `attnc verify`, up to the first that catches it."""
+    subject, seen = planted(bug), 0
+
+    def progress(number: int, case: Case, verdict: Verdict) -> None:
+        nonlocal seen
+        seen = number
+        if not verdict.ok:
+            raise _Caught(Catch(bug=bug, case=case, examples=number, message=verdict.message))
+
+    try:
+        if isinstance(subject, ProjectionSubject):
+            verify_projection(subject, count=count, progress=progress)
+        else:
+            verify_attention(subject, count=count, progress=progress, rules=violations)
+    except _Caught as caught:
+        return caught.catch
+    return Catch(bug=bug, case=None, examples=seen, message="")
+
+
+class _Caught(Exception):
+    def __init__(self, catch: Catch) -> None:
+        super().__init__(catch.message)
+        self.catch = catch
+
+
+def judge(bug: Bug, case: Case, *, is_planted: bool) -> Verdict:
+    """The verdict on one case of the module with the bug, or without it. Of a bug in the forward, gradients
+    are left out.
+    """
+    subject = planted(bug) if is_planted else _clean(bug)
     if isinstance(subject, ProjectionSubject):
         return check_projection(subject, case)
+    if bug.phase == "forward" and bug.file in ("", "host"):
+        subject = replace(subject, gradients=None)
     return check(subject, case)
 
 
 def planted(bug: Bug) -> AnySubject:
-    """The module that the bug belongs in, with the bug. ValueError as for `plant`."""
-    name, text = file_with(bug)
-    match bug.target:
-        case "projection":
-            return replace(_clean_projection(bug.attention), module=load_text(text))
-        case "triton":
-            return replace(_clean(bug.attention, bug.target), module=load_text(text))
-        case _:
-            return cuda_subject(module_of(bug.attention, bug.target), {name: text})
+    """The module that the bug belongs in, with the bug. ValueError as for `files_with`."""
+    files = files_with(bug)
+    if bug.target == "cuda.sm_80":
+        return cuda_subject(module_of(bug.attention, bug.target), files)
+    (text,) = files.values()
+    return replace(_clean(bug), module=load_text(text))
 
 
-def clean(bug: Bug) -> AnySubject:
-    """The same module without it."""
+def _clean(bug: Bug) -> AnySubject:
     if bug.target == "projection":
-        return _clean_projection(bug.attention)
-    return _clean(bug.attention, bug.target)
+        return _projection(bug.attention)
+    return _attention(bug.attention, bug.target)
 
 
-def file_with(bug: Bug) -> tuple[str, str]:
-    """The file of the module that the bug is in, with the bug: its name and text. ValueError as for
-    `plant`.
+def files_with(bug: Bug) -> dict[str, str]:
+    """The files of the module that the bug is in, by name, with the bug. ValueError unless each anchor occurs
+    exactly once.
     """
-    if bug.target == "projection":
-        return "", plant(text_of(projection_of(bug.attention)), bug)
     files = _files(bug.attention, bug.target)
-    ending = _ENDINGS.get(bug.file, f"_{bug.file}.cu") if isinstance(bug, CudaBug) else ".py"
-    name = f"{module_of(bug.attention, bug.target).variant.name}{ending}"
-    return name, plant(files[name], bug)
+    found: dict[str, str] = {}
+    for place in bug.places:
+        name = next(iter(files))
+        if bug.target == "cuda.sm_80":
+            ending = {"": ".cu", "host": ".py"}.get(place.file, f"_{place.file}.cu")
+            name = f"{module_of(bug.attention, bug.target).variant.name}{ending}"
+        try:
+            found[name] = plant(found.get(name, files[name]), place)
+        except ValueError as failure:
+            raise ValueError(f"'{bug.name}' of '{bug.attention}': {failure}") from None
+    return found
 
 
 @cache
 def _files(attention: str, target: str) -> dict[str, str]:
+    if target == "projection":
+        return {"": text_of(projection_of(attention))}
     module = module_of(attention, target)
     source = module.variant.source
     return render_files(module, path=Path(source.path).name, sha256=digest(source))
 
 
 @cache
-def _clean(attention: str, target: str) -> Subject:
+def _attention(attention: str, target: str) -> Subject:
     return subject_of(module_of(attention, target))
 
 
 @cache
-def _clean_projection(name: str) -> ProjectionSubject:
+def _projection(name: str) -> ProjectionSubject:
     return projection_subject(projection_of(name))
 
 

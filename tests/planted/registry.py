@@ -16,12 +16,27 @@ from tests.planted import (
     cuda_f32,
     cuda_forward,
     cuda_serving,
+    edges,
+    host,
+    layouts,
+    precision,
     projections,
+    sizes,
     triton_backward,
     triton_forward,
     triton_serving,
 )
 from tests.planted.bug import Bug
+
+
+def _by_target(part: str, bugs: tuple[Bug, ...]) -> dict[str, tuple[Bug, ...]]:
+    names = {"triton": "triton", "cuda.sm_80": "cuda", "projection": "projection"}
+    parts: dict[str, tuple[Bug, ...]] = {}
+    for bug in bugs:
+        key = f"{names[bug.target]} {part}"
+        parts[key] = (*parts.get(key, ()), bug)
+    return parts
+
 
 PARTS: Mapping[str, tuple[Bug, ...]] = {
     "triton forward": triton_forward.BUGS,
@@ -33,11 +48,17 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     "cuda backward tiles": cuda_backward_tiles.BUGS,
     "cuda f32": cuda_f32.BUGS,
     "projections": projections.BUGS,
+    **_by_target("sizes", sizes.BUGS),
+    **_by_target("layouts", layouts.BUGS),
+    **_by_target("edges", edges.BUGS),
+    **_by_target("host", host.BUGS),
+    **_by_target("precision", precision.BUGS),
 }
 #: By `part: name`, which is how data and tests call them.
 BUGS: Mapping[str, Bug] = {f"{part}: {bug.name}": bug for part, bugs in PARTS.items() for bug in bugs}
 
-_SPECS = Path(__file__).parents[2] / "specs"
+#: Those of the repository, and some for bugs that none of these can have.
+_SPECS = (Path(__file__).parents[2] / "specs", Path(__file__).parent / "specs")
 _DEFINED = re.compile(r"^(?:attention|projection) (\w+)", re.M)
 
 
@@ -63,6 +84,7 @@ def projection_of(name: str) -> ProjectionModule:
 def _files() -> dict[str, Path]:
     return {
         name: path
-        for path in sorted(_SPECS.glob("*.attn"))
+        for folder in _SPECS
+        for path in sorted(folder.glob("*.attn"))
         for name in _DEFINED.findall(path.read_text(encoding="utf-8"))
     }

@@ -1,0 +1,119 @@
+"""Searches for every planted bug from scratch, and writes down what finds it.
+
+    python -m tests.planted.search [PART ...] [--only-new]
+
+found.json: for each bug what shows it (the cases of `attnc verify`, else a search by Hypothesis, or a probe),
+after how many cases, and how; null where nothing does. cases.json: the smallest case found, for the suite to
+replay. Takes minutes for a part; `tests/planted/test_planted.py` holds both files to the registry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from attnc.verify.case import Case
+from attnc.verify.interpreter import ensure_interpreter
+from tests.planted.bug import Bug
+from tests.planted.hunting import Catch, hunt, judge, verify
+from tests.planted.registry import BUGS, PARTS
+
+#: By the bug's name in the registry, one line each.
+Table: TypeAlias = Mapping[str, Any]
+HERE = Path(__file__).parent
+#: Smaller cases that are tried.
+_ATTEMPTS = 60
+FOUND, CASES = HERE / "found.json", HERE / "cases.json"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table in a file."""
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return table
+
+
+def write(path: Path, table: Table) -> None:
+    """Writes a table, a line for each bug in the order of the registry; bugs that are gone are dropped."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(table[name])}" for name in BUGS if name in table]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Searches for the bugs of some parts, or of all; keeps the lines of the others."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--only-new", action="store_true", help="leave out bugs that have a line")
+    chosen = parser.parse_args()
+    ensure_interpreter()
+    found, kept = read(FOUND), read(CASES)
+    for name, bug in BUGS.items():
+        part = name.partition(": ")[0]
+        if (chosen.parts and part not in chosen.parts) or (chosen.only_new and name in found):
+            continue
+        by, catch = "verify", verify(bug)
+        if catch.case is None:
+            by, catch = "search", hunt(bug)
+        found[name] = (
+            None if catch.case is None else {"by": by, "cases": catch.examples, "sign": _sign(catch)}
+        )
+        if catch.case is not None and _shows(bug, catch.case):
+            kept[name] = asdict(_smallest(bug, catch.case))
+        print(f"{name}: {found[name]}", flush=True)
+        write(FOUND, found)
+        write(CASES, kept)
+
+
+def _sign(catch: Catch) -> str:
+    return catch.message.splitlines()[0][:100]
+
+
+def _smallest(bug: Bug, case: Case) -> Case:
+    """A smaller case that shows the bug too, and is right without it."""
+    found, tried = case, 0
+    changes = _changed(found)
+    while tried < _ATTEMPTS and (other := next(changes, None)) is not None:
+        if _size(other) < _size(found):
+            tried += 1
+            if _shows(bug, other):
+                found = other
+                changes = _changed(found)
+    return found if judge(bug, found, is_planted=False).ok else case
+
+
+def _shows(bug: Bug, case: Case) -> bool:
+    return not judge(bug, case, is_planted=True).ok
+
+
+def _size(case: Case) -> tuple[int, ...]:
+    """What to make small, most important first."""
+    volume = 1
+    for n in case.dims.values():
+        volume *= max(n, 1)
+    styles = sum(style not in ("random", "none") for style in (case.logits, case.values, case.special))
+    return volume, sum(case.dims.values()), len(case.layouts), styles, case.config, case.seed
+
+
+def _changed(case: Case) -> Iterator[Case]:
+    for name, n in case.dims.items():
+        for less in sorted({1, 2, n // 2, n - n // 4, n - 1}):
+            if 0 < less < n:
+                yield replace(case, dims={**case.dims, name: less})
+    for name in case.layouts:
+        yield replace(case, layouts={k: v for k, v in case.layouts.items() if k != name})
+    yield replace(case, special="none")
+    yield replace(case, values="random")
+    yield replace(case, logits="random")
+    if case.config:
+        yield replace(case, config=0)
+    if case.seed > 1:
+        yield replace(case, seed=case.seed % 2)
+
+
+if __name__ == "__main__":
+    main()
