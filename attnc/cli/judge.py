@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnc.plan.ir_projection import ProjectionModule
     from attnc.verify.case import Case, Fit
     from attnc.verify.check import Rules
+    from attnc.verify.cover import Summary
     from attnc.verify.search import Report
     from attnc.verify.verdict import Verdict
 
@@ -34,8 +35,8 @@ class Judged:
     place: str
     report: Report
 
-    def show(self) -> None:
-        """A line about the module, and two about each failure."""
+    def show(self, *, covered: bool = False) -> None:
+        """A line about the module, what its cases have met if that is wanted, two about each failure."""
         report = self.report
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
@@ -43,6 +44,9 @@ class Judged:
             f"{state} {self.judge.title}: {counted(report.examples, 'case')} in {report.seconds:.1f} s"
             f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}"
         )
+        if covered and report.coverage is not None:
+            for line in coverage_lines(report.coverage):
+                say(line)
         for failure in report.failures:
             say(f"      {failure.verdict.message}")
             say(f"      {failure.repro}")
@@ -62,8 +66,41 @@ class Judged:
             "where": report.where,
             "eager_ratio": report.eager_ratio,
             "open": report.open,
+            **({} if report.coverage is None else {"coverage": coverage_data(report.coverage)}),
             "failures": [{"message": f.verdict.message, "repro": f.repro} for f in report.failures],
         }
+
+
+def coverage_data(summary: Summary) -> dict[str, Any]:
+    """What a run has met, for programs."""
+    return {
+        "points": list(summary.points),
+        "pairs": list(summary.pairs),
+        "boundaries": [
+            {
+                "name": met.boundary.name,
+                "quantity": met.boundary.quantity,
+                "points": list(met.boundary.points),
+                "met": list(met.met),
+                "reach": met.boundary.reach,
+            }
+            for met in summary.boundaries
+        ],
+        "missed": list(summary.missed),
+    }
+
+
+def coverage_lines(summary: Summary) -> Iterator[str]:
+    """What a run has met, for a reader: a line for each boundary, then what no case had."""
+    width = max((len(met.boundary.name) for met in summary.boundaries), default=0)
+    for met in summary.boundaries:
+        listed = " ".join(f"{n}" if n in met.met else f"({n})" for n in met.boundary.points)
+        reach = "" if met.boundary.reach != "large" else ", with --large"
+        yield f"      {met.boundary.name:{width}}  {met.boundary.quantity:9} {listed}{reach}"
+    points, pairs = ("{} of {}".format(*counts) for counts in (summary.points, summary.pairs))
+    yield f"      {points} points (those in brackets were not met), {pairs} pairs"
+    if summary.missed:
+        yield f"      no case had: {', '.join(summary.missed)}"
 
 
 class Judge(ABC):

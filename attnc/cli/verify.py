@@ -19,7 +19,7 @@ def verify(
     attention: ATTENTION = None,
     variant: VARIANT = None,
     target: TARGET = "triton",
-    count: Annotated[int, typer.Option(min=1, help="Random cases for each variant.")] = 24,
+    count: Annotated[int, typer.Option(min=1, help="Cases of the array for each variant.")] = 24,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     case: Annotated[str | None, typer.Option(help="Run this one case, as a failure printed it.")] = None,
     record: Annotated[
@@ -28,6 +28,9 @@ def verify(
     is_sanitized: Annotated[
         bool,
         typer.Option("--sanitize", help="Run the files of generated/ under compute-sanitizer instead."),
+    ] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="List the boundaries of the plans that cases have met.")
     ] = False,
     as_json: JSON = False,
 ) -> None:
@@ -54,7 +57,7 @@ def verify(
         for judge in judges:
             results.append(judge.verify(texts.get(judge.path), count, seconds))
             if not as_json:
-                results[-1].show()
+                results[-1].show(covered=coverage)
         if record:
             _note(results, texts)
         conclude(results, as_json=as_json)

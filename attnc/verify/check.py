@@ -14,27 +14,31 @@ import torch
 
 from attnc.plan.ir_backward import GradientBound
 from attnc.verify.case import Case
-from attnc.verify.gradient_check import check_gradients
+from attnc.verify.gradient_check import check_gradients, run_backward
+from attnc.verify.memory import shuffled
 from attnc.verify.problem import Problem, build
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import Verdict, judge
 
+#: Gradients of every such case, by its seed, are asked for again.
+_AGAIN = 3
 #: Of a case, what is wrong besides its elements; see `properties.violations`.
 Rules: TypeAlias = Callable[[Subject, Case], Iterable[str]]
 
 
 def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> Verdict:
-    """Runs one case, with each of the fills around its tensors. Nothing that the kernel does makes this
-    raise.
+    """Runs one case, with each of the fills around its tensors, the programs in another order each time; of
+    every third case the gradients too. Nothing that the kernel does makes this raise.
     """
     attention = subject.variant.attention
     first: Problem | None = None
     verdict = Verdict(ok=True, message="nothing was run")
-    for fill in fills:
+    for number, fill in enumerate(fills):
         problem = build(attention, case, fill=fill, device=subject.device)
         try:
-            subject.run(problem.inputs, problem.outputs, case.config, case.call)
+            with shuffled(number):
+                subject.run(problem.inputs, problem.outputs, case.config, case.call)
         except Exception as error:
             return _broken(f"{type(error).__name__}: {error}")
         disturbed = problem.disturbed()
@@ -50,12 +54,25 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
                     return _broken(f"backward: {type(error).__name__}: {error}")
                 if problem.disturbed() is not None:
                     return _broken("the backward wrote to an input, or around one")
+                if case.seed % _AGAIN == 0 and (name := _another_run(subject, case, fill)) is not None:
+                    return _broken(f"d{name} differs from run to run")
             if not verdict.ok:
                 return verdict
         for name, output in problem.outputs.items():
             if not same_bits(output, first.outputs[name]):
                 return _broken(f"'{name}' depends on memory outside the tensors")
     return verdict
+
+
+def _another_run(subject: Subject, case: Case, fill: str) -> str | None:
+    """Whose gradient is not the same, bit for bit, when the programs come in another order."""
+    case, found = replace(case, special="none"), []
+    for order in (0, case.seed + 1):
+        problem = build(subject.variant.attention, case, fill=fill, device=subject.device)
+        with shuffled(order):
+            found.append(run_backward(subject.variant.attention, subject.module, problem, case)[0])
+    names = sorted(found[0].keys() - subject.atomic)
+    return next((name for name in names if not same_bits(found[0][name], found[1][name])), None)
 
 
 def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: Case) -> Verdict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,11 @@ NAME = "verified.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One verified module: where it ran, how many cases, the largest error / bound and its place."""
+    """One verified module: where it ran, how many cases, the largest error / bound and its place.
+
+    met: of the boundaries' points and of the pairs, how many of how many (`cover.Summary`), and the large
+    sizes met; empty in records from before that was counted.
+    """
 
     sha256: str
     device: str
@@ -25,6 +29,7 @@ class Record:
     cases: int
     worst: float
     where: str
+    met: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +97,18 @@ def read(folder: Path) -> Records:
 def dump(records: Records) -> str:
     """The file's text: sorted, a line for each module, so that a change shows as one line."""
     sections = {
-        "verified": {path: asdict(record) for path, record in records.verified.items()},
+        "verified": {path: _without_empty(asdict(record)) for path, record in records.verified.items()},
         "unverified": records.unverified,
         "sanitized": {path: asdict(record) for path, record in records.sanitized.items()},
         "unsanitized": records.unsanitized,
     }
     texts = (f"{json.dumps(name)}: {_object(section)}" for name, section in sections.items())
     return "{\n" + ",\n".join(texts) + "\n}\n"
+
+
+def _without_empty(entries: dict[str, object]) -> dict[str, object]:
+    """The entries but `met` where nothing was counted, as in older records."""
+    return {name: value for name, value in entries.items() if name != "met" or value}
 
 
 def lapsed(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
