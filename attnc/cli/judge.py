@@ -119,15 +119,21 @@ class Judge(ABC):
 
     @abstractmethod
     def verify(self, text: str | None, count: int, seconds: float) -> Judged:
-        """Runs the fixed cases on the module, or on this text of it."""
+        """Runs the covering cases on the module, or on this text of it."""
+
+    def verify_large(self, text: str | None, seconds: float) -> Judged:
+        """Runs the large cases instead. Raises Mistake without a GPU, and where there are none."""
+        raise Mistake(f"'{self.attention}' has no large cases", "leave --large out")
 
     @abstractmethod
     def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
         """Draws cases until one fails; across: holds some of them to the module's other targets."""
 
     @abstractmethod
-    def verdict(self, case: Case) -> Verdict:
-        """Runs one case, all rules included. Raises Mistake for one that is not of this module."""
+    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
+        """Runs one case, all rules included; large: as `verify_large` does. Raises Mistake for one that is
+        not of this module.
+        """
 
     def _check(self, fit: Fit, case: Case) -> None:
         if (misfit := fit.misfit(case)) is not None:
@@ -182,6 +188,18 @@ class AttentionJudge(Judge):
             )
         return Judged(judge=self, device=subject.device, place=place(subject), report=report)
 
+    def verify_large(self, text: str | None, seconds: float) -> Judged:
+        with loading():
+            from attnc.verify.large import large_cases, verify_large
+            from attnc.verify.subjects import has_gpu, place, subject_of
+
+            if not has_gpu():
+                raise Mistake("large sizes need a GPU", "leave --large out to use the interpreter")
+            subject, title = subject_of(self.module, text), f"{self.title}, large"
+        with progress(title, sum(1 for _ in large_cases(subject.space))) as bar:
+            report = verify_large(subject, seconds=seconds, progress=lambda *_: bar.advance(title))
+        return Judged(judge=self, device=subject.device, place=place(subject), report=report)
+
     def _agreement(self) -> Rules:
         """The rule that the modules for other targets compute the same. Mistake when there is none."""
         from attnc.verify.agreement import across
@@ -191,15 +209,18 @@ class AttentionJudge(Judge):
             raise Mistake(f"'{self.attention}' has schedules for {self.target} alone", "add one more")
         return across({peer.target: subject_of(peer) for peer in self.peers})
 
-    def verdict(self, case: Case) -> Verdict:
+    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
         with loading():
             from attnc.verify.check import check, keeps
+            from attnc.verify.large import check_large
             from attnc.verify.properties import violations
             from attnc.verify.strategies import fit_of
             from attnc.verify.subjects import subject_of
 
             subject = subject_of(self.module)
         self._check(fit_of(self.module.variant.attention, len(subject.configs)), case)
+        if large:
+            return check_large(subject, case)
         verdict = check(subject, case)
         return keeps(subject, case, violations, verdict) if verdict.ok else verdict
 
@@ -240,7 +261,7 @@ class ProjectionJudge(Judge):
         place = "Triton's interpreter" if device == "cpu" else device_name()
         return Judged(judge=self, device=device, place=place, report=report)
 
-    def verdict(self, case: Case) -> Verdict:
+    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
         with loading():
             from attnc.verify.projection_cases import fit_of
             from attnc.verify.projection_check import check_projection, projection_subject
