@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnc.plan.ir_projection import ProjectionModule
     from attnc.verify.case import Case, Fit
     from attnc.verify.check import Rules
+    from attnc.verify.cover import Summary
     from attnc.verify.search import Report
     from attnc.verify.verdict import Verdict
 
@@ -34,8 +35,8 @@ class Judged:
     place: str
     report: Report
 
-    def show(self) -> None:
-        """A line about the module, and two about each failure."""
+    def show(self, *, covered: bool = False) -> None:
+        """A line about the module, what its cases have met if that is wanted, two about each failure."""
         report = self.report
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
@@ -44,6 +45,9 @@ class Judged:
             f" {self.judge.title}: {counted(report.examples, 'case')} in {report.seconds:.1f} s"
             f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}",
         )
+        if covered and report.coverage is not None:
+            for line in coverage_lines(report.coverage):
+                say(line)
         for failure in report.failures:
             say(f"      {failure.verdict.message}")
             say(f"      {failure.repro}")
@@ -63,8 +67,41 @@ class Judged:
             "where": report.where,
             "eager_ratio": report.eager_ratio,
             "open": report.open,
+            **({} if report.coverage is None else {"coverage": coverage_data(report.coverage)}),
             "failures": [{"message": f.verdict.message, "repro": f.repro} for f in report.failures],
         }
+
+
+def coverage_data(summary: Summary) -> dict[str, Any]:
+    """What a run has met, for programs."""
+    return {
+        "points": list(summary.points),
+        "pairs": list(summary.pairs),
+        "boundaries": [
+            {
+                "name": met.boundary.name,
+                "quantity": met.boundary.quantity,
+                "points": list(met.boundary.points),
+                "met": list(met.met),
+                "reach": met.boundary.reach,
+            }
+            for met in summary.boundaries
+        ],
+        "missed": list(summary.missed),
+    }
+
+
+def coverage_lines(summary: Summary) -> Iterator[str]:
+    """What a run has met, for a reader: a line for each boundary, then what no case had."""
+    width = max((len(met.boundary.name) for met in summary.boundaries), default=0)
+    for met in summary.boundaries:
+        listed = " ".join(f"{n}" if n in met.met else f"({n})" for n in met.boundary.points)
+        reach = "" if met.boundary.reach != "large" else ", with --large"
+        yield f"      {met.boundary.name:{width}}  {met.boundary.quantity:9} {listed}{reach}"
+    points, pairs = ("{} of {}".format(*counts) for counts in (summary.points, summary.pairs))
+    yield f"      {points} points (those in brackets were not met), {pairs} pairs"
+    if summary.missed:
+        yield f"      no case had: {', '.join(summary.missed)}"
 
 
 class Judge(ABC):
@@ -83,15 +120,21 @@ class Judge(ABC):
 
     @abstractmethod
     def verify(self, text: str | None, count: int, seconds: float) -> Judged:
-        """Runs the fixed cases on the module, or on this text of it."""
+        """Runs the covering cases on the module, or on this text of it."""
+
+    def verify_large(self, text: str | None, seconds: float) -> Judged:
+        """Runs the large cases instead. Raises Mistake without a GPU, and where there are none."""
+        raise Mistake(f"'{self.attention}' has no large cases", "leave --large out")
 
     @abstractmethod
     def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
         """Draws cases until one fails; across: holds some of them to the module's other targets."""
 
     @abstractmethod
-    def verdict(self, case: Case) -> Verdict:
-        """Runs one case, all rules included. Raises Mistake for one that is not of this module."""
+    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
+        """Runs one case, all rules included; large: as `verify_large` does. Raises Mistake for one that is
+        not of this module.
+        """
 
     def _check(self, fit: Fit, case: Case) -> None:
         if (misfit := fit.misfit(case)) is not None:
@@ -146,6 +189,18 @@ class AttentionJudge(Judge):
             )
         return Judged(judge=self, device=subject.device, place=place(subject), report=report)
 
+    def verify_large(self, text: str | None, seconds: float) -> Judged:
+        with loading():
+            from attnc.verify.large import large_cases, verify_large
+            from attnc.verify.subjects import has_gpu, place, subject_of
+
+            if not has_gpu():
+                raise Mistake("large sizes need a GPU", "leave --large out to use the interpreter")
+            subject, title = subject_of(self.module, text), f"{self.title}, large"
+        with progress(title, sum(1 for _ in large_cases(subject.space))) as bar:
+            report = verify_large(subject, seconds=seconds, progress=lambda *_: bar.advance(title))
+        return Judged(judge=self, device=subject.device, place=place(subject), report=report)
+
     def _agreement(self) -> Rules:
         """The rule that the modules for other targets compute the same. Mistake when there is none."""
         from attnc.verify.agreement import across
@@ -155,15 +210,18 @@ class AttentionJudge(Judge):
             raise Mistake(f"'{self.attention}' has schedules for {self.target} alone", "add one more")
         return across({peer.target: subject_of(peer) for peer in self.peers})
 
-    def verdict(self, case: Case) -> Verdict:
+    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
         with loading():
             from attnc.verify.check import check, keeps
+            from attnc.verify.large import check_large
             from attnc.verify.properties import violations
             from attnc.verify.strategies import fit_of
             from attnc.verify.subjects import subject_of
 
             subject = subject_of(self.module)
         self._check(fit_of(self.module.variant.attention, len(subject.configs)), case)
+        if large:
+            return check_large(subject, case)
         verdict = check(subject, case)
         return keeps(subject, case, violations, verdict) if verdict.ok else verdict
 
@@ -204,7 +262,7 @@ class ProjectionJudge(Judge):
         place = "Triton's interpreter" if device == "cpu" else device_name()
         return Judged(judge=self, device=device, place=place, report=report)
 
-    def verdict(self, case: Case) -> Verdict:
+    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
         with loading():
             from attnc.verify.projection_cases import fit_of
             from attnc.verify.projection_check import check_projection, projection_subject

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,17 @@ def record_of(text: str, target: str, report: Report) -> Record:
         cases=report.examples,
         worst=round(report.worst, 4),
         where=report.where,
+        met=_met(report),
     )
+
+
+def _met(report: Report) -> Mapping[str, Sequence[int]]:
+    """How many of how many points and pairs, and the points of the large tier."""
+    found = report.coverage
+    if found is None:
+        return {}
+    large = [n for met in found.boundaries if met.boundary.reach == "large" for n in met.met]
+    return {"points": found.points, "pairs": found.pairs, **({"large": sorted(set(large))} if large else {})}
 
 
 def update_records(change: Callable[[Records], Records]) -> Path:

@@ -19,7 +19,7 @@ def verify(
     attention: ATTENTION = None,
     variant: VARIANT = None,
     target: TARGET = "triton",
-    count: Annotated[int, typer.Option(min=1, help="Random cases for each variant.")] = 24,
+    count: Annotated[int, typer.Option(min=1, help="Cases of the array for each variant.")] = 24,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     case: Annotated[str | None, typer.Option(help="Run this one case, as a failure printed it.")] = None,
     record: Annotated[
@@ -28,6 +28,12 @@ def verify(
     is_sanitized: Annotated[
         bool,
         typer.Option("--sanitize", help="Run the files of generated/ under compute-sanitizer instead."),
+    ] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="List the boundaries of the plans that cases have met.")
+    ] = False,
+    is_large: Annotated[
+        bool, typer.Option("--large", help="Run sizes that only a GPU reaches instead; takes minutes.")
     ] = False,
     as_json: JSON = False,
 ) -> None:
@@ -47,24 +53,27 @@ def verify(
         attentions = [judge for judge in judges if isinstance(judge, AttentionJudge)]
         sanitize_modules(attentions, is_recorded=record, as_json=as_json)
     elif case is not None:
-        _run(judges, case)
+        _run(judges, case, large=is_large)
     else:
         texts = {judge.path: committed(judge.path) for judge in judges} if record else {}
         results = []
         for judge in judges:
-            results.append(judge.verify(texts.get(judge.path), count, seconds))
+            text = texts.get(judge.path)
+            results.append(
+                judge.verify_large(text, seconds) if is_large else judge.verify(text, count, seconds)
+            )
             if not as_json:
-                results[-1].show()
+                results[-1].show(covered=coverage)
         if record:
-            _note(results, texts)
+            _note(results, texts, large=is_large)
         conclude(results, as_json=as_json)
 
 
-def _run(judges: Iterable[Judge], text: str) -> None:
+def _run(judges: Iterable[Judge], text: str, *, large: bool) -> None:
     """Runs one case on each module. Exit(1) if it fails on one."""
     case, failed = parse_case(text), False
     for judge in judges:
-        verdict = judge.verdict(case)
+        verdict = judge.verdict(case, large=large)
         failed |= not verdict.ok
         share = f"{100 * verdict.worst:.0f} % of the bound at {verdict.where or '-'}"
         say(f"{verdict.message}; worst error {share}")
@@ -72,12 +81,12 @@ def _run(judges: Iterable[Judge], text: str) -> None:
         raise typer.Exit(1)
 
 
-def _note(results: Iterable[Judged], texts: dict[str, str]) -> None:
-    """Writes down the files whose cases were all right."""
+def _note(results: Iterable[Judged], texts: dict[str, str], *, large: bool) -> None:
+    """Writes down the files whose cases were all right; large: of those that have a record of their text."""
     new = {
         judged.judge.path: record_of(texts[judged.judge.path], judged.judge.target, judged.report)
         for judged in results
         if judged.report.ok
     }
-    written = update_records(lambda known: known.with_verified(new))
+    written = update_records(lambda known: known.with_large(new) if large else known.with_verified(new))
     say(f"wrote {written}: {len(new)} verified")

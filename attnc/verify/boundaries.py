@@ -134,13 +134,16 @@ def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundar
         ):
             for count in (1, 2):
                 times = "" if count == 1 else f"{count} x "
-                yield _near(f"{times}{key} of {name}", quantity, count * tile, name, ((field, tile),))
+                label = f"{times}{key} = {tile} of {name}"
+                yield _near(label, quantity, count * tile, name, ((field, tile),))
         over_keys = kernel.grid.over == "q"
         stages, inner = config.number("stages"), ("BLOCK_N", block_n) if over_keys else ("BLOCK_M", block_m)
         if stages > 2:
             where = (inner, (stages_field, stages))
             filled = stages * inner[1]
-            yield _near(f"stages of {name}", "keys" if over_keys else rows, filled, name, where)
+            yield _near(
+                f"{stages} stages of {inner[1]} of {name}", "keys" if over_keys else rows, filled, name, where
+            )
         yield from _shares(name, kernel, config)
 
 

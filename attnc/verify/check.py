@@ -6,7 +6,7 @@ surrounds the tensors in memory, and nothing but the outputs was written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -14,48 +14,73 @@ import torch
 
 from attnc.plan.ir_backward import GradientBound
 from attnc.verify.case import Case
-from attnc.verify.gradient_check import check_gradients
+from attnc.verify.gradient_check import check_gradients, run_backward
+from attnc.verify.memory import shuffled
 from attnc.verify.problem import Problem, build
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import Verdict, judge
 
+#: Gradients of every such case, by its seed, are asked for again.
+_AGAIN = 3
 #: Of a case, what is wrong besides its elements; see `properties.violations`.
 Rules: TypeAlias = Callable[[Subject, Case], Iterable[str]]
 
 
 def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> Verdict:
-    """Runs one case, with each of the fills around its tensors. Nothing that the kernel does makes this
-    raise.
+    """Runs one case, with each of the fills around its tensors, the programs in another order each time; of
+    every third case the gradients too. Nothing that the kernel does makes this raise.
     """
     attention = subject.variant.attention
     first: Problem | None = None
     verdict = Verdict(ok=True, message="nothing was run")
-    for fill in fills:
+    for number, fill in enumerate(fills):
         problem = build(attention, case, fill=fill, device=subject.device)
         try:
-            subject.run(problem.inputs, problem.outputs, case.config, case.call)
+            with shuffled(number):
+                subject.run(problem.inputs, problem.outputs, case.config, case.call)
         except Exception as error:
-            return _broken(f"{type(error).__name__}: {error}")
+            return broken(f"{type(error).__name__}: {error}")
         disturbed = problem.disturbed()
         if disturbed is not None:
-            return _broken(f"memory around '{disturbed}' was written to, or the input itself")
+            return broken(f"memory around '{disturbed}' was written to, or the input itself")
         if first is None:
             first = problem
             verdict = judge(attention, expect(attention, problem.inputs, subject.bound), problem.outputs)
             if verdict.ok and subject.gradients is not None:
-                try:
-                    verdict = _worse(verdict, _gradients(subject, subject.gradients, problem, case))
-                except Exception as error:
-                    return _broken(f"backward: {type(error).__name__}: {error}")
-                if problem.disturbed() is not None:
-                    return _broken("the backward wrote to an input, or around one")
+                verdict = with_gradients(subject, case, problem, verdict)
+                if verdict.ok and case.seed % _AGAIN == 0:
+                    verdict = keeps(subject, case, _gradients_agree, verdict)
             if not verdict.ok:
                 return verdict
         for name, output in problem.outputs.items():
             if not same_bits(output, first.outputs[name]):
-                return _broken(f"'{name}' depends on memory outside the tensors")
+                return broken(f"'{name}' depends on memory outside the tensors")
     return verdict
+
+
+def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verdict) -> Verdict:
+    """The verdict on right outputs, and on the gradients of their inputs."""
+    assert subject.gradients is not None
+    try:
+        both = _worse(verdict, _gradients(subject, subject.gradients, problem, case))
+    except Exception as error:
+        return broken(f"backward: {type(error).__name__}: {error}")
+    if problem.disturbed() is not None:
+        return broken("the backward wrote to an input, or around one")
+    return both
+
+
+def _gradients_agree(subject: Subject, case: Case) -> Iterator[str]:
+    """Whose gradient is not the same, bit for bit, when the programs come in another order."""
+    case, found = replace(case, special="none"), []
+    for order in (0, case.seed + 1):
+        problem = build(subject.variant.attention, case, device=subject.device)
+        with shuffled(order):
+            found.append(run_backward(subject.variant.attention, subject.module, problem, case)[0])
+    for name in sorted(found[0].keys() - subject.atomic):
+        if not same_bits(found[0][name], found[1][name]):
+            yield f"d{name} differs from run to run"
 
 
 def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: Case) -> Verdict:
@@ -86,7 +111,7 @@ def keeps(subject: Subject, case: Case, rules: Rules, verdict: Verdict) -> Verdi
         found = next(iter(rules(subject, case)), None)
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
-    return verdict if found is None else _broken(found)
+    return verdict if found is None else broken(found)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -95,5 +120,6 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left, right)
 
 
-def _broken(message: str) -> Verdict:
+def broken(message: str) -> Verdict:
+    """The verdict on what no bound has a measure for."""
     return Verdict(ok=False, message=message, worst=float("inf"))

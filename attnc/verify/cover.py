@@ -302,7 +302,7 @@ class Coverage:
         """What a case would add, in pairs."""
         new = {level for level in levels.items() if level not in self.levels}
         pairs = sum(pair not in self.pairs for pair in self.space.pairs_of(levels))
-        return pairs + 6 * len(new) + 12 * sum(point not in self.points for point in points)
+        return pairs + 6 * len(new) + 20 * sum(point not in self.points for point in points)
 
     def note(self, case: Case) -> None:
         """Counts a case that was run."""
@@ -344,7 +344,7 @@ class Met:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run has met. points, pairs: how many, of how many; missed: levels of factors that no case had."""
+    """What a run has met. points, pairs: how many of how many; missed: levels of factors that no case had."""
 
     points: tuple[int, int]
     pairs: tuple[int, int]

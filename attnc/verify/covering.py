@@ -120,7 +120,7 @@ def _dims(
         if quantity == "rows" and "G" in dims:
             group = dims["G"]
             points += [p // group for p in _unmet(coverage, case, "packed", limits) if p % group == 0]
-        if points and rng.random() < 0.6:
+        if points and rng.random() < 0.75:
             dims[name] = int(rng.choice(points))
         else:
             dims[name] = min(_length(levels.get(name, "tile + 1"), tile, rng), limits.longest)
@@ -207,4 +207,5 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 longest, change = "B", {"B": size, "M": 1, "N": 2}
         dims = {name: change.get(name, 1) for name in names}
         if longest in names and limits.cost(dims, config) <= _THIN:
-            yield Case(dims=dims, seed=3, config=config, extras=extras)
+            lengths = "full" if longest == "N" and "full" in space.factors.get("lengths", ()) else "drawn"
+            yield Case(dims=dims, seed=3, config=config, extras=extras, lengths=lengths)

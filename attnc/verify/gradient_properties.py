@@ -29,6 +29,7 @@ from attnc.verify.check import same_bits
 from attnc.verify.excluded import excluded_keys_have_no_gradient, may_exclude
 from attnc.verify.gradient_bound import expect_gradients
 from attnc.verify.gradient_check import run_backward
+from attnc.verify.memory import shuffled
 from attnc.verify.problem import Problem, Value, build
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import SLACK, expect
@@ -74,7 +75,8 @@ class GradientRun:
         problem = build(self.attention, self.case, fill=fill, device=self.subject.device)
         if inputs is not None:
             problem = Problem(inputs, problem.outputs, ())
-        found, _ = _backward(self.subject, self.case, problem)
+        with shuffled(self.case.seed + 1):
+            found, _ = _backward(self.subject, self.case, problem)
         for name in found.keys() - self.subject.atomic:
             if not same_bits(found[name], self.gradients[name]):
                 return f"d{name} differs in {int((found[name] != self.gradients[name]).sum())} elements"

@@ -224,9 +224,10 @@ class _Patch:
 
     def wrap_set_grid_idx(self, original: Any) -> Any:
         def set_grid_idx(builder: Any, x: int, y: int, z: int) -> None:
-            _, ny, nz = builder.grid_dim
-            WATCH.program = (x * ny + y) * nz + z
-            original(builder, x, y, z)
+            nx, ny, nz = builder.grid_dim
+            WATCH.program = WATCH.place((x * ny + y) * nz + z, nx * ny * nz)
+            rest, z = divmod(WATCH.program, nz)
+            original(builder, *divmod(rest, ny), z)
 
         return set_grid_idx
 

@@ -46,12 +46,20 @@ class Allocation:
 
 @dataclass(slots=True)
 class Watch:
-    """The tensors of the launch at hand, and the program that runs."""
+    """The tensors of the launch at hand, and the program that runs. order: in which they do, see `place`."""
 
     enabled: bool = True
     readonly: frozenset[int] = frozenset()
     allocations: list[Allocation] = field(default_factory=list)
     program: int = 0
+    order: int = 0
+
+    def place(self, turn: int, count: int) -> int:
+        """Which of `count` programs runs at this turn: all in a row, or from anywhere, up or down."""
+        if not self.order:
+            return turn
+        place = (turn + self.order * 0x9E3779B1) % count
+        return place if self.order % 2 else count - 1 - place
 
     def register(self, name: str, tensor: torch.Tensor) -> None:
         """Adds a tensor argument: the addresses of its elements, as its sizes and strides say."""
@@ -144,6 +152,18 @@ def _nothing(count: int) -> Bools:
     if count < 1 << 24:
         return np.zeros(count, dtype=np.bool_)
     return np.frombuffer(untouched(count), dtype=np.bool_)
+
+
+@contextmanager
+def shuffled(order: int) -> Iterator[None]:
+    """Within it, the programs of an interpreted launch come in another order for every number; 0: in a row.
+    Nobody may count on one.
+    """
+    before, WATCH.order = WATCH.order, order
+    try:
+        yield
+    finally:
+        WATCH.order = before
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from attnc.verify.bitwise_properties import (
     values_scale,
 )
 from attnc.verify.bounded_properties import configs_agree, keys_permute, prefixes_agree, visible_keys_count
+from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.excluded import excluded_keys_are_invisible, may_exclude
 from attnc.verify.gradient_properties import gradient_violations
@@ -45,8 +46,8 @@ class Property:
 
 
 def violations(subject: Subject, case: Case) -> Iterator[str]:
-    """`name: what is wrong` of every property that the module, or its gradients, violate on this case,
-    without its special value.
+    """`name: what is wrong` of every property that the module, its gradients or its host code violate on this
+    case, without its special value.
     """
     case = replace(case, layouts={}, special="none")
     run = Run.of(subject, case)
@@ -54,6 +55,7 @@ def violations(subject: Subject, case: Case) -> Iterator[str]:
         if rule.applies(run.attention) and (message := rule.holds(run)) is not None:
             yield f"{rule.name}: {message}"
     yield from gradient_violations(subject, case)
+    yield from call_violations(subject)
 
 
 PROPERTIES: tuple[Property, ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,12 @@ NAME = "verified.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One verified module: where it ran, how many cases, the largest error / bound and its place."""
+    """One verified module: where it ran, how many cases, the largest error / bound and its place.
+
+    met: of the boundaries' points and of the pairs, how many of how many (`cover.Summary`), and the large
+    sizes met; empty in records from before that was counted. large: the same of sizes that only a GPU reaches,
+    how many cases and the largest error / bound; empty where they were not run.
+    """
 
     sha256: str
     device: str
@@ -25,6 +30,8 @@ class Record:
     cases: int
     worst: float
     where: str
+    met: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    large: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +56,26 @@ class Records:
     unsanitized: Mapping[str, str] = field(default_factory=dict)
 
     def with_verified(self, new: Mapping[str, Record]) -> Records:
-        """The same with these records added or replaced; a module that has one is no longer unverified."""
+        """The same with these records added or replaced, but for what is known of the same text's large cases;
+        a module that has one is no longer unverified.
+        """
         left = {path: why for path, why in self.unverified.items() if path not in new}
-        return replace(self, verified={**self.verified, **new}, unverified=left)
+        kept = {
+            path: replace(record, large=self.verified[path].large)
+            if path in self.verified and self.verified[path].sha256 == record.sha256
+            else record
+            for path, record in new.items()
+        }
+        return replace(self, verified={**self.verified, **kept}, unverified=left)
+
+    def with_large(self, new: Mapping[str, Record]) -> Records:
+        """The same with what these records of large cases say noted in those of the same texts."""
+        changed = {
+            path: replace(known, large={"cases": record.cases, "worst": record.worst})
+            for path, record in new.items()
+            if (known := self.verified.get(path)) is not None and known.sha256 == record.sha256
+        }
+        return replace(self, verified={**self.verified, **changed})
 
     def with_sanitized(self, new: Mapping[str, Sanitized]) -> Records:
         """The same with these added or replaced; a module that has one is no longer unsanitized."""
@@ -92,13 +116,18 @@ def read(folder: Path) -> Records:
 def dump(records: Records) -> str:
     """The file's text: sorted, a line for each module, so that a change shows as one line."""
     sections = {
-        "verified": {path: asdict(record) for path, record in records.verified.items()},
+        "verified": {path: _without_empty(asdict(record)) for path, record in records.verified.items()},
         "unverified": records.unverified,
         "sanitized": {path: asdict(record) for path, record in records.sanitized.items()},
         "unsanitized": records.unsanitized,
     }
     texts = (f"{json.dumps(name)}: {_object(section)}" for name, section in sections.items())
     return "{\n" + ",\n".join(texts) + "\n}\n"
+
+
+def _without_empty(entries: dict[str, object]) -> dict[str, object]:
+    """The entries but those that older records lack, where they say nothing."""
+    return {name: value for name, value in entries.items() if name not in ("met", "large") or value}
 
 
 def lapsed(folder: Path, modules: Iterable[str], records: Records) -> list[str]:

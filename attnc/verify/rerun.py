@@ -9,9 +9,6 @@ from typing import TypeAlias
 import torch
 
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType
-from attnc.reference_arrays import empty_outputs, to_arrays
-from attnc.runtime.dtypes import TORCH
 from attnc.verify.case import Case
 from attnc.verify.problem import Value, build
 from attnc.verify.subject import Subject
@@ -49,13 +46,6 @@ class Run:
 
 
 def _outputs(subject: Subject, inputs: Inputs, config: int) -> Outputs:
-    attention = subject.variant.attention
-    shapes = {
-        name: array.shape for name, array in empty_outputs(attention, to_arrays(attention, inputs)).items()
-    }
-    outputs = {
-        t.name: torch.full(shapes[t.name], torch.nan, dtype=TORCH[DType(t.dtype)], device=subject.device)
-        for t in attention.outputs
-    }
+    outputs = subject.blank(inputs)
     subject.run(inputs, outputs, config)
     return outputs

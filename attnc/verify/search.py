@@ -126,14 +126,14 @@ def verify(
 ) -> Report:
     """The covering cases: the same on every run. Stops after `seconds`, or at the third failure.
 
-    fills: what surrounds tensors, the first and one of the others in turn; rules: what every eighth case must keep besides the error bound.
+    fills: what surrounds tensors, the first and one of the others in turn; rules: what every eighth case must
+    keep besides the error bound.
     """
     tally, coverage = _Tally(subject, progress), Coverage(subject.space)
     first, *others = fills
     for number, case in enumerate(covering_cases(subject.space, subject.limits(), count)):
-        verdict = check(
-            subject, case, fills=(first, *others[number % len(others) :][:1]) if others else fills
-        )
+        second = others[number % len(others) :][:1] if others else ()
+        verdict = check(subject, case, fills=(first, *second))
         if verdict.ok and rules is not None and tally.is_due(case):
             verdict = keeps(subject, case, rules, verdict)
         tally.count(case, verdict)

@@ -91,6 +91,7 @@ def _is_cuda(part: Any) -> bool:
 def attach(module: ModuleType) -> None:
     """Makes a generated module launch on the CPU, every time with the warps in another order."""
     host: Any = module
+    host._starter_of_gpu = host._starter
     texts = {name: host._source(name) for name in host._KERNELS}
     seeds = count()
 

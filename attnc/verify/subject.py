@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 from attnc.model.attention import Variant
+from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.ir_backward import GradientBound
+from attnc.reference_arrays import empty_outputs, to_arrays
+from attnc.runtime.dtypes import TORCH
 from attnc.verify.cover import Space
 from attnc.verify.memory import guarding
 from attnc.verify.poison import poisoned
@@ -54,12 +57,18 @@ class Subject:
     @property
     def configs(self) -> tuple[Any, ...]:
         """CONFIGS; where programs may share keys, each is followed by the same with shares that small cases
-        have too: these would suit one program, on any device.
+        have too: these would suit one program, on any device. Last come the first with other numbers of
+        shares, which are joined as a power of two, and with shares of two tiles.
         """
         if not self.split:
             return tuple(self.module.CONFIGS)
         pairs = ((config, _shared(config)) for config in self.module.CONFIGS)
-        return tuple(config for pair in pairs for config in pair if config is not None)
+        first, found = self.module.CONFIGS[0], [config for pair in pairs for config in pair if config]
+        found += [first._replace(splits=count) for count in (2, 16, 17)]
+        fixed = next((config for config in self.module.CONFIGS if getattr(config, "share", 0)), None)
+        if fixed is not None:
+            found.append(fixed._replace(share=2 * fixed.BLOCK_N))
+        return tuple(found)
 
     def tiles(self) -> dict[int, tuple[int, int]]:
         """(BLOCK_M, BLOCK_N) of `configs`, by number: on a GPU of those that fit it, elsewhere of those that
@@ -83,6 +92,23 @@ class Subject:
             return Limits(tiles=self.tiles(), joined=frozenset(joined))
         return Limits(tiles=self.tiles(), longest=2100, work=20_000)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The generated callable."""
+        found: Callable[..., Any] = getattr(self.module, self.variant.attention.name)
+        return found
+
+    def blank(self, inputs: Mapping[str, Value]) -> dict[str, torch.Tensor]:
+        """Outputs for these inputs, contiguous and full of NaN."""
+        attention = self.variant.attention
+        arrays = empty_outputs(attention, to_arrays(attention, inputs))
+        return {
+            tensor.name: torch.full(
+                arrays[tensor.name].shape, torch.nan, dtype=TORCH[DType(tensor.dtype)], device=self.device
+            )
+            for tensor in attention.outputs
+        }
+
     def run(
         self,
         inputs: Mapping[str, Value],
@@ -93,12 +119,11 @@ class Subject:
         """Calls the generated function: inputs and outputs in the order of the declaration, and memory that
         it asks for full of NaN. call: as in a case. Raises ValueError for results of other shapes or types.
         """
-        function = getattr(self.module, self.variant.attention.name)
         out = tuple(outputs.values())
         given = None if call == "new" else out[0] if len(out) == 1 else out
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
         with guarding(*tensors), poisoned(self.module):
-            made = function(*inputs.values(), out=given, config=self.configs[config])
+            made = self.function(*inputs.values(), out=given, config=self.configs[config])
         if self.device != "cpu":
             torch.cuda.synchronize()
         if call == "new":

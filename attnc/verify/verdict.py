@@ -56,11 +56,7 @@ def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mappi
     failures, ratios, wheres = [], {}, {}
     for tensor in attention.outputs:
         want, got = expected[tensor.name], to_float64(outputs[tensor.name])
-        with np.errstate(all="ignore"):
-            ratio = np.abs(got - want.value) / want.allowed
-        same = (got == want.value) | (np.isnan(got) & np.isnan(want.value))
-        overflown = want.overflow & np.isinf(got) & (np.sign(got) == np.sign(want.value))
-        ratio = np.where(same | overflown | want.open, 0.0, np.where(np.isnan(ratio), np.inf, ratio))
+        ratio = ratio_of(want, got)
         at = np.unravel_index(int(ratio.argmax()), ratio.shape) if ratio.size else ()
         ratios[tensor.name] = float(ratio[at]) if ratio.size else 0.0
         wheres[tensor.name] = _where(tensor, at)
@@ -82,6 +78,17 @@ def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mappi
         open=sum(int(want.open.sum()) for want in expected.values()),
         ratios=ratios,
     )
+
+
+def ratio_of(want: Expected, got: Floats) -> Floats:
+    """Of each element error / bound: 0 where NaN and infinities are as they should be, or nothing is
+    promised.
+    """
+    with np.errstate(all="ignore"):
+        ratio = np.abs(got - want.value) / want.allowed
+    same = (got == want.value) | (np.isnan(got) & np.isnan(want.value))
+    overflown = want.overflow & np.isinf(got) & (np.sign(got) == np.sign(want.value))
+    return np.where(same | overflown | want.open, 0.0, np.where(np.isnan(ratio), np.inf, ratio))
 
 
 def _norms(want: Expected, got: Floats, u_o: float) -> tuple[float, float]:

@@ -1,0 +1,346 @@
+"""What a generated callable hands to the driver, whatever it was called with before: checked without a GPU.
+
+Launches are noted instead of made. A call must launch the same after another call as it does in a fresh
+process: what is prepared for one must not serve another of other strides, types or alignment. It must be on
+the caller's stream, with the binary for aligned tensors for these alone, and what is not as declared must be
+refused.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, TypeAlias, TypeGuard
+from unittest.mock import patch
+
+import torch
+
+from attnc.model.tensors import Prefix
+from attnc.verify.case import Case
+from attnc.verify.problem import build
+from attnc.verify.strategies import free_dims
+from attnc.verify.subject import Subject
+
+#: The stream that is said to be current.
+_STREAM = 7
+Event: TypeAlias = tuple[object, ...]
+Call: TypeAlias = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """A call that differs from an ordinary one in one respect. refused: it is no call of this callable."""
+
+    name: str
+    call: Call
+    refused: bool = False
+
+
+def call_violations(subject: Subject) -> Iterator[str]:
+    """`calls: what is wrong` of the module's host code."""
+    if not hasattr(subject.module, "_CALLS"):
+        return
+    calls = _Calls(subject)
+    with calls.recording():
+        for first, second in calls.pairs():
+            if (message := calls.compare(first, second)) is not None:
+                yield f"calls: {message}"
+
+
+@dataclass
+class _Calls:
+    """The callable of a module, its arguments, and what it has launched."""
+
+    subject: Subject
+    events: list[Event] = field(default_factory=list)
+    memory: dict[object, torch.Tensor] = field(default_factory=dict)
+    base: dict[str, Any] = field(default_factory=dict)
+    made: int = 0
+
+    @property
+    def module(self) -> Any:
+        return self.subject.module
+
+    # --- what is called
+
+    def pairs(self) -> Iterator[tuple[Variation, Variation]]:
+        """A call, and one that differs from it."""
+        base = self.base = self._tensors()
+        out = self._results(base)
+        ordinary = Variation(name="itself", call=partial(self._forward, base, out))
+        yield from ((ordinary, other) for other in (ordinary, *self._forwards(base, out)))
+        if self.subject.gradients is not None:
+            plain = Variation(name="gradients", call=partial(self._backward, base, {}))
+            yield from ((plain, other) for other in self._backwards(base))
+
+    def _forwards(self, base: Mapping[str, Any], out: Mapping[str, Any]) -> Iterator[Variation]:
+        yield Variation(name="results of its own", call=partial(self._forward, base, None))
+        if len(self.subject.configs) > 1:
+            yield Variation(name="another config", call=partial(self._forward, base, out, config=1))
+        for name, x in base.items():
+            if isinstance(x, torch.Tensor):
+                by_rows = name in ("q", "k", "v")
+                for what, changed, refused in (*_changes(x, by_rows=by_rows), *_wrong(x)):
+                    call = partial(self._forward, {**base, name: changed}, out)
+                    yield Variation(name=f"{what} of {name}", call=call, refused=refused)
+        for name, x in out.items():
+            another_shape = ("shape", x.new_empty((1, *x.shape)), True)
+            for what, changed, refused in (*_changes(x, by_rows=name == "o"), *_wrong(x), another_shape):
+                call = partial(self._forward, base, {**out, name: changed})
+                yield Variation(name=f"{what} of {name}", call=call, refused=refused)
+
+    def _backwards(self, base: Mapping[str, Any]) -> Iterator[Variation]:
+        results = self._results(base)
+        for name, x in results.items():
+            for what, changed, refused in _changes(x, by_rows=name == "o"):
+                if not refused:  # rows of do that are not contiguous are copied, to another place each time
+                    call = partial(self._backward, base, {name: changed})
+                    yield Variation(name=f"{what} of d{name}", call=call)
+        if "lse" in results:
+            one = results["lse"].flatten()[0].expand_as(results["lse"])
+            yield Variation(name="strides of dlse", call=partial(self._backward, base, {"lse": one}))
+            yield Variation(name="no dlse", call=partial(self._backward, base, {}, without="lse"))
+        for name in sorted({"q", "k", "v"} & base.keys()):
+            for what, changed, refused in _changes(base[name], by_rows=True):
+                if not refused:
+                    call = partial(self._backward, {**base, name: changed}, {})
+                    yield Variation(name=f"{what} of {name} in gradients", call=call)
+
+    def _tensors(self) -> dict[str, Any]:
+        attention = self.subject.variant.attention
+        few = {"B": 2, "M": 5, "N": 7, "H": 2, "Hkv": 2, "G": 2}
+        dims = {name: few.get(name, 3) for name in free_dims(attention)}
+        inputs = build(attention, Case(dims=dims), device=self.subject.device).inputs
+        return {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+
+    def _results(self, base: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        attention = self.subject.variant.attention
+        made = self.subject.blank(base)
+        return {tensor.name: made[tensor.name] for tensor in attention.outputs}
+
+    def _forward(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, config: int = 0) -> object:
+        given = None if out is None else tuple(out.values())
+        with torch.no_grad():
+            return self.subject.function(
+                *inputs.values(),
+                out=given[0] if given is not None and len(given) == 1 else given,
+                config=self.subject.configs[config],
+            )
+
+    def _backward(
+        self, inputs: Mapping[str, Any], handed: Mapping[str, torch.Tensor], without: str = ""
+    ) -> object:
+        attention = self.subject.variant.attention
+        leaves, given = [], []
+        for tensor in attention.inputs:
+            if isinstance(tensor.storage, Prefix):
+                continue
+            x = inputs[tensor.name]
+            if tensor.name in attention.grads:
+                x = torch.as_tensor(x).detach()
+                x.requires_grad_()
+                leaves.append(x)
+            given.append(x)
+        made = self.subject.function(*given)
+        names = (tensor.name for tensor in attention.outputs)
+        results = dict(zip(names, made if isinstance(made, tuple) else (made,), strict=True))
+        wanted = [name for name in results if name != without]
+        weights = [handed.get(name, self._weights(results[name])) for name in wanted]
+        return torch.autograd.grad([results[name] for name in wanted], leaves, weights, allow_unused=True)
+
+    def _weights(self, like: torch.Tensor) -> torch.Tensor:
+        key = ("weights", tuple(like.shape), like.dtype)
+        if key not in self.memory:
+            self.memory[key] = torch.ones(like.shape, dtype=like.dtype, device=like.device)
+        return self.memory[key]
+
+    # --- what it launches
+
+    def compare(self, first: Variation, second: Variation) -> str | None:
+        """What is wrong with the second call, alone or after the first."""
+        fresh, error = self._launched(second)
+        warm, later = self._launched(second, after=first)
+        if second.refused:
+            refused = all(isinstance(failure, TypeError | ValueError) for failure in (error, later))
+            return None if refused else f"another {second.name} is taken"
+        if (failure := error or later) is not None:
+            return f"{second.name}: {type(failure).__name__}: {failure}"
+        for event in fresh:
+            if (message := _is_wrong(event, second.name)) is not None:
+                return f"{second.name}: {message}"
+        if self._same(fresh, warm):
+            return None
+        return f"{second.name}: after another call it is not launched as at first"
+
+    def _same(self, fresh: list[Event], warm: list[Event]) -> bool:
+        """Whether launches are the same, but for memory that host code takes from torch by itself."""
+        held = (*self.memory.values(), *self.base.values())
+        known = {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
+        pairs = [(a, b) for x, y in zip(fresh, warm, strict=False) for a, b in zip(x, y, strict=False)]
+        return list(map(len, fresh)) == list(map(len, warm)) and all(
+            a == b or (_is_address(a) and _is_address(b) and not {a, b} & known) for a, b in pairs
+        )
+
+    def _launched(
+        self, variation: Variation, after: Variation | None = None
+    ) -> tuple[list[Event], Exception | None]:
+        for name in ("_CALLS", "_GRADIENTS"):
+            getattr(self.module, name, {}).clear()
+        for call in () if after is None else (after.call, after.call):
+            self.made = 0
+            call()
+        self.made = 0
+        self.events.clear()
+        try:
+            variation.call()
+        except Exception as error:
+            return [], error
+        return list(self.events), None
+
+    # --- how launches are noted
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within it, the module launches nothing, and its results always have the same memory."""
+        index = None if self.subject.device == "cpu" else torch.cuda.current_device()
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(self.module, "_empty", self._empty))
+            if hasattr(self.module, "_key") and self.subject.target == "triton":
+                stack.enter_context(patch.object(self.module, "_on", lambda device: nullcontext()))
+                stack.enter_context(patch.object(self.module, "_Launch", self._triton()))
+            else:
+                index = 0 if index is None else index
+                stack.enter_context(self._cuda(index))
+            stack.enter_context(patch.object(torch._C, "_cuda_getDevice", lambda: index, create=True))
+            raw = patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: _STREAM, create=True)
+            stack.enter_context(raw)
+            try:
+                yield
+            finally:
+                for name in ("_CALLS", "_GRADIENTS"):
+                    getattr(self.module, name, {}).clear()
+
+    def _empty(self, layout: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+        self.made += 1
+        key = (self.made, layout, dtype)
+        if key not in self.memory:
+            self.memory[key] = torch.empty_strided(*layout, dtype=dtype, device=like.device).zero_()
+        return self.memory[key]
+
+    def _triton(self) -> type:
+        """The module's launch with another kernel behind it, and with a binary from the start."""
+        events, launch = self.events, self.module._Launch
+
+        class Recording(launch):  # type: ignore[misc,valid-type]  # a class of the generated module
+            def __init__(self, kernel: Any, grid: Any, *rest: Any, **options: Any) -> None:
+                super().__init__(kernel, grid, *rest, **options)
+                name = getattr(kernel, "__name__", str(kernel))
+
+                def slow(*arguments: Any, **constants: Any) -> None:
+                    events.append(("slow", name, grid, *chain(*map(_plain, arguments)), *constants.items()))
+
+                def quick(stream: int, arguments: list[Any]) -> None:
+                    events.append(("quick", name, grid, stream, *arguments))
+
+                self.kernel = {grid: slow}
+                self.start = quick
+
+            def map(self, i: int, address: int, x: torch.Tensor) -> list[Any]:
+                return [address, *map(str, self.boxes[i])]
+
+        return Recording
+
+    @contextmanager
+    def _cuda(self, index: int) -> Iterator[None]:
+        """The module's own launch, but for the driver."""
+        real, events = self.module._gpu, self.events
+        starter = getattr(self.module, "_starter_of_gpu", self.module._starter)
+
+        def launcher(kernel: Any, aligned: bool, gpu: Any) -> Callable[..., None]:
+            def launch(stream: int, pointer: int, extra: int) -> None:
+                events.append(("cuda", kernel.name, stream, aligned, kernel.config, kernel.blocks))
+
+            return launch
+
+        def noting(gpu: Any, kernels: list[Any], aligned: bool) -> Callable[[bytes], None]:
+            start = starter(gpu, kernels, aligned)
+
+            def noted(args: bytes) -> None:
+                words = len(args) // 8
+                events.append(("args", *struct.unpack(f"={words}Q", args[: 8 * words]), args[8 * words :]))
+                start(args)
+
+            return noted
+
+        driver = SimpleNamespace(ctxGetCurrent=lambda: 1)
+        cuda = SimpleNamespace(driver=driver, runtime=SimpleNamespace(setDevice=lambda number: None))
+        modules = {"cupy": SimpleNamespace(cuda=cuda), "cupy.cuda": cuda}
+        with (
+            patch.dict(sys.modules, modules),
+            patch.object(torch.cuda, "device", lambda device: nullcontext()),
+            patch.object(self.module, "_gpu", lambda number: real(number)._replace(index=index)),
+            patch.object(self.module, "_launcher", launcher),
+            patch.object(self.module, "_starter", noting),
+        ):
+            yield
+
+
+def _plain(x: Any) -> tuple[object, ...]:
+    """An argument of a launch as what can be compared."""
+    if isinstance(x, torch.Tensor):
+        return (x.data_ptr(),)
+    base = getattr(x, "base", None)
+    return (base.data_ptr(), str(x.shape), str(x.strides)) if base is not None else (x,)
+
+
+def _is_address(x: object) -> TypeGuard[int]:
+    return type(x) is int and x > 1 << 32
+
+
+def _is_wrong(event: Event, what: str) -> str | None:
+    """What is wrong with a launch by itself, of a call in which this is changed."""
+    match event:
+        case ("quick", name, _, stream, *arguments):
+            if stream != _STREAM:
+                return f"{name} is not launched on the caller's stream"
+            if any(_is_address(x) and x % 16 for x in arguments):
+                return f"{name} for aligned tensors is launched on others"
+        case ("cuda", kernel, stream, aligned, *_):
+            if stream != _STREAM:
+                return f"{kernel} is not launched on the caller's stream"
+            unaligned = re.match(r"(alignment|odd strides) of (d?)[qkvo]\b", what)
+            reads_it = unaligned and not (unaligned[2] and str(kernel).endswith("_forward"))
+            if aligned and reads_it:
+                return f"{kernel} for aligned rows is launched on others"
+    return None
+
+
+def _changes(x: torch.Tensor, *, by_rows: bool) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """The same numbers elsewhere, with other strides, and not at a multiple of 16 bytes; whether it is to be
+    refused. by_rows: the last axis has to be contiguous.
+    """
+    yield "address", x.clone(), False
+    if x.dim() and x.numel():
+        yield "alignment", torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape), False
+    if x.dim() > 2:
+        for what, gap in (("strides", 8), ("odd strides", 1)):
+            wide = x.new_zeros((*x.shape[:-1], x.shape[-1] + gap))[..., : x.shape[-1]]
+            yield what, wide.copy_(x), False
+    if x.dim() > 1:
+        turned = x.mT.contiguous().mT
+        yield "order of axes", turned, by_rows and turned.stride(-1) != 1
+
+
+def _wrong(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Tensors that are not as declared."""
+    other = torch.float64 if x.is_floating_point() else torch.int16
+    yield "type", x.to(other), True
+    if x.device.type == "cpu":
+        yield "device", torch.empty_like(x, device="meta"), True
