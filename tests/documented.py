@@ -253,6 +253,7 @@ def definitions() -> str:
 # --- diagnostics --------------------------------------------------------------------------------------------
 
 GOLDEN = ROOT / "tests" / "golden" / "diagnostics"
+FLEX_GOLDEN = ROOT / "tests" / "golden" / "flex"
 _GROUPS = {
     "E01": "Syntax",
     "E02": "Names",
@@ -260,6 +261,7 @@ _GROUPS = {
     "E04": "Schedules",
     "E05": "Limits",
     "E06": "Resources and targets",
+    "E09": "Mods of FlexAttention",
     "W02": "Warnings: names",
     "W07": "Warnings and notes: masks",
     "W08": "Warnings: schedules and gradients",
@@ -291,7 +293,7 @@ def diagnostics_page() -> str:
 
 def _example(code: str) -> str:
     """The first message with this code among the golden ones; empty if there is none."""
-    for path in sorted(GOLDEN.glob(f"{code}_*.txt")):
+    for path in sorted((*GOLDEN.glob(f"{code}_*.txt"), *FLEX_GOLDEN.glob(f"{code}_*.txt"))):
         messages = re.split(
             r"^(?=(?:error|warning|note)\[)", path.read_text(encoding="utf-8"), flags=re.MULTILINE
         )

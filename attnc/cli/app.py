@@ -18,6 +18,7 @@ from attnc.cli.doctor import doctor
 from attnc.cli.explain import explain
 from attnc.cli.fmt import fmt
 from attnc.cli.fuzz import fuzz
+from attnc.cli.import_flex import import_flex
 from attnc.cli.lsp import lsp
 from attnc.cli.new import new
 from attnc.cli.tune import tune
@@ -47,6 +48,7 @@ app.command("compile", rich_help_panel=_COMPILER, help=_flowing(compile_))(compi
 app.command("check", rich_help_panel=_COMPILER, help=_flowing(check))(check)
 app.command("fmt", rich_help_panel=_COMPILER, help=_flowing(fmt))(fmt)
 app.command("explain", rich_help_panel=_COMPILER, help=_flowing(explain))(explain)
+app.command("import-flex", rich_help_panel=_COMPILER, help=_flowing(import_flex))(import_flex)
 app.command("demo", rich_help_panel=_JUDGE, help=_flowing(demo))(demo)
 app.command("verify", rich_help_panel=_JUDGE, help=_flowing(verify))(verify)
 app.command("fuzz", rich_help_panel=_JUDGE, help=_flowing(fuzz))(fuzz)

@@ -1,7 +1,7 @@
 """Every code that a diagnostic may carry. A golden test in tests/golden/diagnostics shows each one.
 
 E01xx syntax · E02xx names · E03xx types, shapes, roles · E04xx schedules · E05xx limits · E06xx resources,
-targets · W07xx masks · W08xx schedules. A code is never reused for another meaning.
+targets · E09xx mods of FlexAttention · W07xx masks · W08xx schedules. A code is never reused for another meaning.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from attnc.diagnostics.code import CodeInfo
+from attnc.diagnostics.flex_codes import FLEX
 from attnc.diagnostics.semantic_codes import SEMANTIC
 
 _SYNTAX = {
@@ -119,6 +120,6 @@ _PLAN_WARNINGS = {
     ),
 }
 
-_ALL = _SYNTAX | SEMANTIC | _LIMITS | _RESOURCES | _PLAN_WARNINGS
+_ALL = _SYNTAX | SEMANTIC | _LIMITS | _RESOURCES | _PLAN_WARNINGS | FLEX
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({code: _ALL[code] for code in sorted(_ALL)})

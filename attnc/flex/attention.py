@@ -1,0 +1,202 @@
+"""`flex_attention`: torch's function of this name, on a kernel that the mods are compiled to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attnc.api.compile import compile_family
+from attnc.flex.block_mask import mask_mod_of
+from attnc.flex.options import read_options
+from attnc.flex.spec import CONVERTED, Layout, write_spec
+from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import AuxRequest, BlockMask
+
+DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+#: Sets of numbers that get a kernel of their own, before those that differ become arguments of one kernel.
+_SPECIAL = 4
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A compiled function, and what it takes after q, k and v: captures and numbers by position."""
+
+    function: Callable[..., Any]
+    captures: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+    def arguments(self, traced: Trace) -> list[Any]:
+        captures, numbers = traced.tape.captures, traced.tape.numbers
+        return [
+            *(_converted(captures[at].tensor) for at in self.captures),
+            *(numbers[at] for at in self.numbers),
+        ]
+
+
+@dataclass(slots=True)
+class _Program:
+    """Mods that differ in numbers alone. kernels: by the numbers that they have built in; varying: positions
+    of numbers that are arguments.
+    """
+
+    kernels: dict[tuple[Any, ...], _Kernel] = field(default_factory=dict)
+    varying: frozenset[int] = frozenset()
+
+    def kernel(self, traced: Trace, layout: Layout, mods: tuple[Callable[..., Any] | None, ...]) -> _Kernel:
+        """The kernel for the numbers of a trace."""
+        numbers = traced.tape.numbers
+        found = self.kernels.get(self._built_in(numbers))
+        if found is None:
+            if len(self.kernels) >= _SPECIAL and not self.varying:
+                self._generalise(numbers)
+            spec = write_spec(traced, layout, mods=mods, numbers=self.varying)
+            family = compile_family(spec.text, target=layout.target, warn=False)
+            found = _Kernel(family.function, spec.captures, spec.numbers)
+            self.kernels[self._built_in(numbers)] = found
+        return found
+
+    def _built_in(self, numbers: list[int | float]) -> tuple[Any, ...]:
+        return tuple(None if at in self.varying else value for at, value in enumerate(numbers))
+
+    def _generalise(self, numbers: list[int | float]) -> None:
+        """Makes arguments of the numbers that have differed."""
+        columns = zip(*(known for known in self.kernels), numbers, strict=True)
+        self.varying = frozenset(at for at, values in enumerate(columns) if len(set(values)) > 1)
+        self.kernels.clear()
+
+
+_PROGRAMS: dict[Any, _Program] = {}
+
+
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: ScoreMod | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Mapping[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+    mask_mod: MaskMod | None = None,
+    target: str = "triton",
+) -> Any:
+    """Attention whose scores and mask are functions of positions: `torch.nn.attention.flex_attention`'s.
+
+    query: [B, Hq, M, D]; key: [B or 1, Hkv, N, D]; value: [B or 1, Hkv, N, Dv]; of float16, bfloat16 or
+        float32; any strides but a contiguous last axis, without which it is copied
+    score_mod(score, b, h, q_idx, kv_idx): the score in place of `score`, the product times `scale`
+    mask_mod(b, h, q_idx, kv_idx): whether the key is kept; block_mask: of torch's, instead: its mask_mod
+    scale: 1 / sqrt(D) if None; enable_gqa: Hq may be a multiple of Hkv
+    return_lse: (o, lse) instead of o; return_aux: the same by torch's AuxRequest, lse alone
+    kernel_options: BLOCK_M, BLOCK_N, num_warps and num_stages, of the forward kernel
+    target: of `attnc.compile`
+
+    o: [B, Hq, M, Dv], laid out as query; lse: f32[B, Hq, M], natural logarithm. Differentiable in query, key,
+    value and captured tensors of floats. Mods are read at every call; what they say is compiled once,
+    whatever the lengths, the data of captured tensors and (after the fourth) the numbers.
+
+    FlexError, with the place in the caller's file, for what no spec can say; ValueError and TypeError name an
+    argument, what was expected and what came.
+    """
+    if mask_mod is not None and block_mask is not None:
+        raise ValueError("mask_mod: expected None beside a block_mask, which has its own")
+    sizes = _check(query, key, value, enable_gqa)
+    mods = (score_mod, mask_mod if block_mask is None else mask_mod_of(block_mask, sizes))
+    lse, wrapped = _wants_lse(return_lse, return_aux)
+    if key.shape[0] != query.shape[0]:
+        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    traced = trace(*mods, scale=scale, sizes=sizes, device=query.device)
+    layout = _layout(query, key, value, scale, lse, kernel_options, target)
+    identity = (traced.tape.key, traced.score, traced.mask, layout)
+    program = _PROGRAMS.get(identity)
+    if program is None:
+        program = _PROGRAMS[identity] = _Program()
+    kernel = program.kernel(traced, layout, mods)
+    found = kernel.function(query, key, value, *kernel.arguments(traced))
+    o, log_sum = found if lse else (found, None)
+    if layout.rows_first:
+        o = o.transpose(1, 2)
+    return wrapped(o, log_sum)
+
+
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> dict[str, int]:
+    """B, H, M and N, after checking what the kernel cannot say in the caller's terms."""
+    named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+        if x.dim() != 4:
+            raise ValueError(f"{name}: expected a tensor [B, H, length, D], got shape {list(x.shape)}")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name}: expected dtype {', '.join(map(str, DTYPES))}, got {x.dtype}")
+        if x.dtype != query.dtype:
+            raise ValueError(f"{name}: expected dtype {query.dtype}, like query, got {x.dtype}")
+        if x.device != query.device:
+            raise ValueError(f"{name}: expected device {query.device}, like query, got {x.device}")
+    (B, H, M, D), (Bkv, Hkv, N, Dk), (Bv, Hv, Nv, _) = (x.shape for x in named.values())
+    if Bkv not in (1, B) or Bv != Bkv:
+        raise ValueError(f"key, value: expected a batch of {B}, like query, or 1, got {Bkv} and {Bv}")
+    if Dk != D:
+        raise ValueError(f"key: expected rows of {D}, like query, got {Dk}")
+    if (Hv, Nv) != (Hkv, N):
+        raise ValueError(f"value: expected heads and length {[Hkv, N]}, like key, got {[Hv, Nv]}")
+    if Hkv != H and not enable_gqa:
+        raise ValueError(f"enable_gqa: expected True where query has {H} heads and key {Hkv}, got False")
+    if Hkv == 0 or H % Hkv:
+        raise ValueError(f"query: expected a multiple of the {Hkv} heads of key, got {H}")
+    return {"B": B, "H": H, "M": M, "N": N}
+
+
+def _wants_lse(return_lse: bool, return_aux: Any) -> tuple[bool, Callable[[Any, Any], Any]]:
+    """Whether lse is computed, and what is made of the results."""
+    if return_aux is not None:
+        if getattr(return_aux, "max_scores", False):
+            raise ValueError("return_aux: max_scores: expected False, as it is not computed, got True")
+        from torch.nn.attention.flex_attention import AuxOutput
+
+        return bool(return_aux.lse), lambda o, lse: (o, AuxOutput(lse=lse, max_scores=None))
+    if return_lse:
+        return True, lambda o, lse: (o, lse)
+    return False, lambda o, lse: o
+
+
+def _layout(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    lse: bool,
+    kernel_options: Mapping[str, Any] | None,
+    target: str,
+) -> Layout:
+    wants = torch.is_grad_enabled()
+    tensors = (("q", query), ("k", key), ("v", value))
+    _, heads, rows, _ = query.stride()
+    return Layout(
+        dtype=DTYPES[query.dtype],
+        head_dim=query.shape[3],
+        value_dim=value.shape[3],
+        grouped=query.shape[1] != key.shape[1],
+        rows_first=rows > heads and query.shape[2] > 1 and query.shape[1] > 1,
+        scaled=scale is not None,
+        lse=lse,
+        differentiable=wants,
+        grad=tuple(name for name, x in tensors if wants and x.requires_grad),
+        target=target,
+        wanted=read_options(kernel_options),
+    )
+
+
+def _converted(tensor: torch.Tensor) -> torch.Tensor:
+    """In an element type that specs have."""
+    dtype = CONVERTED.get(tensor.dtype)
+    return tensor if dtype is None else tensor.to(dtype)

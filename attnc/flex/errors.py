@@ -1,0 +1,53 @@
+"""What a mod says that no spec can: a diagnostic with its place in the user's own file."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from attnc.api.compile import SpecError
+from attnc.diagnostics import error
+from attnc.source import Source, Span
+
+_OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+class FlexError(SpecError):
+    """A mod uses what no spec can say. Its text names the operation and quotes its line."""
+
+
+def refused(code: str, message: str, label: str, hint: str = "") -> FlexError:
+    """The error for the operation of the user's that is under way."""
+    hints = (hint,) if hint else ()
+    return FlexError([error(code, message, _place(), label, hints=hints)])
+
+
+def _place() -> Span:
+    """The expression that runs in the innermost frame that is neither attnc.flex nor torch."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    if frame is None:
+        return Source("<mod>", "").span(0, 0)
+    code = frame.f_code
+    source = Source(_shown(code.co_filename), "".join(linecache.getlines(code.co_filename, frame.f_globals)))
+    positions = list(code.co_positions())[frame.f_lasti // 2]
+    first, last, start, end = positions
+    if not source.text or first is None or last is None or start is None or end is None:
+        return source.span(0, 0)
+    # Columns of code objects count bytes of UTF-8.
+    return source.span(_offset(source, first, start), _offset(source, last, end))
+
+
+def _offset(source: Source, line: int, column: int) -> int:
+    return source.line_start(line) + len(source.line_text(line).encode()[:column].decode(errors="ignore"))
+
+
+def _shown(path: str) -> str:
+    """Below the current folder as a relative path."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

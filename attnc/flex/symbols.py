@@ -1,0 +1,324 @@
+"""The scalars that a mod is called with, and tensors that it has indexed in part.
+
+Operators and torch functions arrive at `apply` with the name of the operation. Functions of torch that are
+given a symbol find `__torch_function__`; those that are given none, such as `bias[b, q_idx]`, a subscript of
+an ordinary tensor, come through `Recording`, the mode that is on while a mod runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from attnc.expr.nodes import Type
+from attnc.flex.errors import refused
+from attnc.flex.tape import Tape
+
+#: name -> what it does with a tape and its arguments; filled by `operations`.
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+#: Most elements of a row of a tensor that are computed with one by one.
+MOST_ELEMENTS = 32
+DTYPES: Mapping[Type, torch.dtype] = {"bool": torch.bool, "int": torch.int32, "float": torch.float32}
+
+
+class Operand:
+    """Operators and attributes that scalars and vectors share."""
+
+    tape: Tape
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return call(function, args, kwargs or {})
+
+    def __bool__(self) -> NoReturn:
+        raise refused(
+            "E0902",
+            "a mod cannot branch on its values",
+            "decided while the mod is read, when there are no values yet",
+            "write torch.where(condition, a, b); for conditions & | ~ instead of and, or, not; torch.minimum"
+            " and torch.maximum instead of min and max",
+        )
+
+    def _refuse_number(self) -> NoReturn:
+        raise refused(
+            "E0902",
+            "a value of a mod is not a Python number",
+            "asks for a number while the mod is read, when there is none yet",
+            "compute with torch's functions and operators",
+        )
+
+    __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = item = tolist = _refuse_number
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: apply(self.tape, name, (self, *args), kwargs)
+
+
+def _operator(name: str, *, swapped: bool = False) -> Callable[..., Any]:
+    def operate(self: Operand, *others: Any) -> Any:
+        return apply(self.tape, name, (*others, self) if swapped else (self, *others), {})
+
+    return operate
+
+
+for _name, _operation in {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "pow", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
+}.items():  # fmt: skip
+    setattr(Operand, f"__{_name}__", _operator(_operation))
+    setattr(Operand, f"__r{_name}__", _operator(_operation, swapped=True))
+for _name, _operation in {"neg": "neg", "pos": "positive", "invert": "bitwise_not", "abs": "abs"}.items():
+    setattr(Operand, f"__{_name}__", _operator(_operation))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Operand, f"__{_name}__", _operator(_name))
+
+
+class Scalar(Operand):
+    """One value of a mod: an entry of the tape. low, high: what an integer lies between, at the sizes of this
+    call.
+    """
+
+    shape = torch.Size(())
+    ndim = 0
+
+    def __init__(
+        self, tape: Tape, at: int, low: float = -math.inf, high: float = math.inf, floor: int | None = None
+    ) -> None:
+        self.tape, self.at, self.low, self.high = tape, at, low, high
+        self.floor_at = floor  # the entry that is this number rounded down, where that is known
+
+    @property
+    def type(self) -> Type:
+        return self.tape.types[self.at]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.type]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tape.device
+
+    def dim(self) -> int:
+        return 0
+
+    def numel(self) -> int:
+        return 1
+
+    def size(self, *_: int) -> torch.Size:
+        return self.shape
+
+    def __getitem__(self, index: Any) -> Scalar:
+        if index is Ellipsis or index == ():
+            return self
+        raise refused("E0901", "a scalar has no axes", "index, score and positions are single values")
+
+
+class Vector(Operand):
+    """A few scalars that a mod computes with alike: a row of a captured tensor."""
+
+    ndim = 1
+
+    def __init__(self, tape: Tape, elements: Iterable[Any]) -> None:
+        self.tape, self.elements = tape, list(elements)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.elements),))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int):
+            return self.elements[index]
+        raise refused("E0901", "a row of values takes a number as its index", "not a number")
+
+
+class Indexed(Operand):
+    """A captured tensor with indices for its first axes: `bias[b, h]` of `bias[b, h, q_idx, kv_idx]`."""
+
+    def __init__(self, tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> None:
+        self.tape, self.tensor, self.indices = tape, tensor, indices
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape[len(self.indices) :]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        return subscript(self.tape, self.tensor, (*self.indices, *_listed(index)))
+
+    @property
+    def vector(self) -> Vector:
+        """Its elements, if they are few. FlexError otherwise."""
+        if len(self.shape) != 1 or self.shape[0] > MOST_ELEMENTS:
+            raise refused(
+                "E0903",
+                f"a value of shape {list(self.shape)} in a mod",
+                "expected a single number",
+                f"index every axis of the tensor; rows of up to {MOST_ELEMENTS} elements can be computed with",
+            )
+        return Vector(self.tape, (self[i] for i in range(self.shape[0])))
+
+
+class Recording(TorchFunctionMode):
+    """Sees every function of torch that a mod calls."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.__getitem__ and _has_symbol(args[1]):
+            return subscript(self.tape, args[0], _listed(args[1]))
+        return call(function, args, kwargs or {})
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of torch: recorded where it has a symbol, else just called."""
+    tape = _tape_of(args) or _tape_of(tuple(kwargs.values()))
+    if tape is None:
+        return function(*args, **kwargs)
+    return apply(tape, getattr(function, "__name__", str(function)), args, kwargs)
+
+
+def apply(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operation of this name, element by element where an argument has several."""
+    plain = name.strip("_") if name.startswith("__") else name
+    operation = OPERATIONS.get(plain)
+    if operation is None:
+        hint = "a mod adds, compares and looks up numbers; what it cannot say can be looked up in a tensor"
+        raise refused("E0901", f"'{plain}' cannot be written in a spec", "no spec has this operation", hint)
+    if getattr(operation, "takes_rows", False):
+        return operation(tape, *args, **kwargs)
+    args = tuple(arg.vector if isinstance(arg, Indexed) else arg for arg in args)
+    lengths = {len(arg.elements) for arg in args if isinstance(arg, Vector)}
+    if not lengths:
+        return operation(tape, *args, **kwargs)
+    if len(lengths) > 1:
+        raise refused(
+            "E0903", f"rows of {' and '.join(map(str, sorted(lengths)))} elements", "lengths differ"
+        )
+    rows = (
+        [arg.elements[i] if isinstance(arg, Vector) else arg for arg in args] for i in range(lengths.pop())
+    )
+    return Vector(tape, (operation(tape, *row, **kwargs) for row in rows))
+
+
+def scalar(tape: Tape, value: Any) -> Scalar:
+    """An argument of an operation as a scalar: a symbol, a number, or a tensor of one."""
+    match value:
+        case Scalar():
+            return value
+        case bool() | int() | float():
+            low = -math.inf if isinstance(value, float) else value
+            return Scalar(tape, tape.number(value), low, -low if low == -math.inf else low)
+        case torch.Tensor() if value.dim() == 0:
+            if value.device.type == "cpu" and not value.requires_grad and tape.device.type != "cpu":
+                return scalar(tape, value.item())
+            return load(tape, value, ())
+        case torch.Tensor():
+            raise refused(
+                "E0903",
+                f"a tensor of shape {list(value.shape)} in a mod",
+                "expected a single number",
+                "index it: tensor[b, h, q_idx, kv_idx], with as many indices as it has axes",
+            )
+    if hasattr(value, "item"):  # a number of NumPy's
+        return scalar(tape, value.item())
+    raise refused("E0903", f"a {type(value).__name__} in a mod", "expected a number or a tensor")
+
+
+def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any:
+    """tensor[indices], one of which is a symbol: an element, or what is left of the tensor."""
+    kept: list[Any] = []
+    axis = 0
+    for index in indices:
+        if isinstance(index, torch.Tensor) and index.dim() == 0:
+            index = scalar(tape, index)
+        if isinstance(index, Scalar):
+            if index.type != "int":
+                raise refused("E0903", f"an index that is a {index.type}", "expected an integer")
+            kept.append(index)
+            axis += 1
+        elif isinstance(index, int) and not isinstance(index, bool):
+            tensor = tensor.select(axis, index)
+        else:
+            shown = "..." if index is Ellipsis else ":" if isinstance(index, slice) else repr(index)
+            raise refused(
+                "E0901",
+                f"'{shown}' as an index beside a value of the mod",
+                "expected an integer",
+                "take views of a tensor outside of the mod",
+            )
+    if axis > tensor.dim():
+        raise refused("E0903", f"{axis} indices of a tensor with {tensor.dim()} axes", "too many")
+    if axis < tensor.dim():
+        return Indexed(tape, tensor, tuple(kept))
+    return load(tape, tensor, tuple(kept))
+
+
+def load(tape: Tape, tensor: torch.Tensor, indices: tuple[Scalar, ...]) -> Scalar:
+    """An element of a captured tensor. Negative indices count from the end, as in torch."""
+    if tensor.dim() == 0 and tensor.requires_grad:  # scalars of a spec have no gradient, rows of one have
+        tensor, indices = tensor.view(1), (Scalar(tape, tape.add("int", "integer", 0), 0, 0),)
+    axes = []
+    for axis, index in enumerate(indices):
+        size = _NAMED.get(tape.entries[index.at], "")
+        if tape.infers and size:
+            tape.sizes.setdefault(size, tensor.shape[axis])
+        known = tape.sizes.get(size)
+        axes.append(size if known is not None and known == tensor.shape[axis] else "")
+    capture = tape.capture(tensor, tuple(axes))
+    positions = []
+    for axis, index in enumerate(indices):
+        at = index.at
+        if index.low < 0 and not _is_natural(tape, at):
+            size = tape.add("int", "size", capture, axis)
+            wrapped = tape.add("int", "+", at, size)
+            zero = tape.add("int", "integer", 0)
+            at = tape.add("int", "call", "where", tape.add("bool", "<", at, zero), wrapped, at)
+        positions.append(at)
+    dtype = tensor.dtype
+    kind: Type = "bool" if dtype is torch.bool else "float" if dtype.is_floating_point else "int"
+    return Scalar(tape, tape.add(kind, "load", capture, tuple(positions)))
+
+
+_NAMED = {("index", "b"): "B", ("index", "h"): "H", ("index", "q_idx"): "M", ("index", "kv_idx"): "N"}
+
+
+def _is_natural(tape: Tape, at: int) -> bool:
+    """Whether a loaded index is known not to be negative, from the data."""
+    entry = tape.entries[at]
+    return entry[0] == "load" and tape.facts(tape.captures[entry[1]].tensor).natural
+
+
+def _listed(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _has_symbol(index: Any) -> bool:
+    return any(isinstance(part, Operand) for part in _listed(index))
+
+
+def _tape_of(values: Iterable[Any]) -> Tape | None:
+    for value in values:
+        if isinstance(value, Operand):
+            return value.tape
+        if isinstance(value, tuple | list) and (found := _tape_of(value)) is not None:
+            return found
+    return None

@@ -1,0 +1,119 @@
+"""What a mod computed, operation by operation.
+
+Equal operations are one entry, so a tape shows what is shared. Numbers are not on it: an entry refers to them
+by their position (a slot), so that mods that differ in numbers alone have equal tapes. A tape is a tuple of
+tuples: cheap to make at every call, and the key by which a kernel is found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from attnc.expr.nodes import Type
+from attnc.flex.facts import Facts, facts_of
+
+Entry: TypeAlias = tuple[Any, ...]
+Sizes: TypeAlias = dict[str, int]
+
+
+@dataclass(slots=True)
+class Capture:
+    """A tensor that a mod reads. axes: for each the size B, H, M or N that it is, or "" for one of its own."""
+
+    tensor: torch.Tensor
+    axes: tuple[str, ...]
+    is_sorted: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.tensor.dtype, self.axes, self.is_sorted, self.tensor.requires_grad)
+
+
+@dataclass(slots=True)
+class Tape:
+    """sizes: B, H, M, N of the call as far as they are known; device: of the call's tensors; infers: whether
+    a size that is not known is that of an axis that is indexed so; compared: captures whose elements are
+    compared.
+    """
+
+    sizes: Sizes
+    device: torch.device
+    infers: bool = False
+    entries: list[Entry] = field(default_factory=list)
+    types: list[Type] = field(default_factory=list)
+    numbers: list[int | float] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
+    compared: set[int] = field(default_factory=set)
+    _known: dict[Entry, int] = field(default_factory=dict)
+    _captured: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
+
+    def add(self, type: Type, *entry: Any) -> int:
+        """The position of an operation: its name, then positions of operands or what else it has."""
+        found = self._known.get(entry)
+        if found is None:
+            found = self._known[entry] = len(self.entries)
+            self.entries.append(entry)
+            self.types.append(type)
+        return found
+
+    def number(self, value: bool | int | float) -> int:
+        """A number of the mod's. Those that are part of a mod's structure are entries: true, false, what is
+        not finite.
+        """
+        if isinstance(value, bool):
+            return self.add("bool", "constant", value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return self.add("float", "constant", repr(value))
+        self.numbers.append(value)
+        type: Type = "int" if isinstance(value, int) else "float"
+        return self.add(type, "number", len(self.numbers) - 1, type)
+
+    def capture(self, tensor: torch.Tensor, axes: tuple[str, ...]) -> int:
+        """The position among the captures of a tensor with these axes."""
+        key = (id(tensor), axes)
+        if key not in self._captured:
+            self._captured[key] = len(self.captures)
+            self.captures.append(Capture(tensor, axes))
+        return self._captured[key]
+
+    def constant(self, at: int) -> bool | float | None:
+        """The value of an entry that is part of the structure; None for others."""
+        entry = self.entries[at]
+        if entry[0] != "constant":
+            return None
+        return entry[1] if isinstance(entry[1], bool) else float(entry[1])
+
+    def facts(self, tensor: torch.Tensor) -> Facts:
+        """What is known of a captured tensor of integers."""
+        return facts_of(tensor)
+
+    def look_at_order(self) -> None:
+        """Notes which of the captures that are compared, position by position, ascend."""
+        for at in self.compared:
+            capture = self.captures[at]
+            is_row = capture.axes[-1:] in (("M",), ("N",)) and not {"M", "N"} <= {*capture.axes}
+            if is_row and not capture.tensor.dtype.is_floating_point and capture.tensor.dtype != torch.bool:
+                capture.is_sorted = self.facts(capture.tensor).is_sorted
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two calls must share to share a kernel, but for numbers."""
+        return (tuple(self.entries), tuple(capture.key for capture in self.captures))
+
+
+def operands(entry: Entry) -> Iterator[int]:
+    """The positions that an entry refers to."""
+    match entry:
+        case ("load", _, indices):
+            yield from indices
+        case ("call", _, *arguments):
+            yield from arguments
+        case ("index" | "size" | "number" | "constant" | "score", *_):
+            return
+        case (_, *arguments):
+            yield from arguments

@@ -1,0 +1,83 @@
+"""Mods -> tape: each is called once with symbols for the score and the positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from attnc.flex import operations
+from attnc.flex.errors import FlexError, refused
+from attnc.flex.symbols import Recording, Scalar, scalar
+from attnc.flex.tape import Sizes, Tape
+
+ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
+MaskMod: TypeAlias = Callable[[Any, Any, Any, Any], Any]
+
+_POSITIONS = {"b": "B", "h": "H", "q_idx": "M", "kv_idx": "N"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The tape of a score_mod and a mask_mod, with the entries that they return: a float, and a condition."""
+
+    tape: Tape
+    score: int
+    mask: int
+
+
+def trace(
+    score_mod: ScoreMod | None,
+    mask_mod: MaskMod | None,
+    *,
+    scale: float | None = None,
+    sizes: Sizes,
+    device: torch.device,
+    infers: bool = False,
+) -> Trace:
+    """Calls the mods. FlexError for what no spec can say; whatever else they raise is theirs.
+
+    scale: the first number of the tape, unless it is None; sizes, infers: of `Tape`.
+    """
+    tape = Tape(dict(sizes), device, infers)
+    if scale is not None:
+        tape.number(float(scale))
+    positions = [
+        Scalar(tape, tape.add("int", "index", name), 0, sizes.get(size, math.inf) - 1)
+        for name, size in _POSITIONS.items()
+    ]
+    score = Scalar(tape, tape.add("float", "score"))
+    mask = scalar(tape, True)
+    with Recording(tape):
+        if score_mod is not None:
+            score = operations.real(tape, _single(score_mod, score_mod(score, *positions), "score_mod"))
+        if mask_mod is not None:
+            mask = scalar(tape, _single(mask_mod, mask_mod(*positions), "mask_mod"))
+    tape.look_at_order()
+    if mask.type != "bool":
+        raise refused(
+            "E0903", f"mask_mod returned {_A[mask.type]}", "expected a condition", "compare it: > 0"
+        )
+    return Trace(tape, score.at, mask.at)
+
+
+_A = {"int": "an integer", "float": "a float"}
+
+
+def _single(mod: Callable[..., Any], returned: Any, what: str) -> Any:
+    """What a mod returned, if that is one value."""
+    if isinstance(returned, Scalar | bool | int | float):
+        return returned
+    if isinstance(returned, torch.Tensor) and returned.dim() == 0:
+        return returned
+    name = getattr(mod, "__qualname__", type(mod).__name__)
+    shown = f"shape {list(returned.shape)}" if hasattr(returned, "shape") else type(returned).__name__
+    raise refused(
+        "E0903", f"{what} {name} returned a value of {shown}", "expected a single number or condition"
+    )
+
+
+__all__ = ["FlexError", "MaskMod", "ScoreMod", "Trace", "trace"]

@@ -1,0 +1,39 @@
+"""torch's own FlexAttention, evaluated eagerly in float64: what ours must compute."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
+
+
+def torch_flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    **options: Any,
+) -> Any:
+    """The same call of torch's function, on float64."""
+    block_mask = None
+    if mask_mod is not None:
+        B, H, M, _ = query.shape
+        block_mask = create_block_mask(mask_mod, B, H, M, key.shape[2], device=str(query.device))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled
+        return torch_flex_attention(
+            query.double(), key.double(), value.double(), score_mod, block_mask, **options
+        )
+
+
+def gradients(
+    found: torch.Tensor, of: Sequence[torch.Tensor], seed: int = 3
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a sum of the elements with fixed random weights."""
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed)).to(found)
+    return torch.autograd.grad(found, list(of), weights, allow_unused=True)
