@@ -66,10 +66,12 @@ def window(function: str, causal: bool, window_size: Any) -> tuple[bool, int | N
 def number(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor | float:
     """A scalar as kernels take it: on the device, the same tensor for the same value.
 
-    While a graph is captured or traced it is the number: a tensor made then belongs to the graph.
+    What is made while a graph is captured belongs to the graph, and the tracer wants the number.
     """
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if torch.compiler.is_compiling():
         return value
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.full((), value, dtype=dtype, device=device)
     return _kept(value, dtype, device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -76,13 +77,14 @@ class Call:
                 self._tensors[f"window_{side}"] = number(bound, torch.int32, device)
                 self._form[side] = True
 
-    def drop(self, p: float) -> None:
+    def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
+        """seed: of an earlier call; drawn from torch's generator if left out."""
         if not 0 <= p < 1:
             raise ValueError(f"{self._name}: dropout_p: expected at least 0 and less than 1, got {p}")
         if p:
             device = self._tensors["q"].device
             self._tensors["dropout_p"] = number(float(p), torch.float32, device)
-            self._tensors["seed"] = torch.randint(1 << 62, (), device=device)
+            self._tensors["seed"] = torch.randint(1 << 62, (), device=device) if seed is None else seed
             self._form["dropout"] = True
 
     def ragged(self, starts: torch.Tensor, used: torch.Tensor | None) -> None:
@@ -106,16 +108,41 @@ class Call:
         self._tensors["cache_leftpad"] = rows
         self._form["leftpad"] = "cache_leftpad"
 
-    def run(self, splits: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """(o, lse)"""
+    @property
+    def seed(self) -> torch.Tensor | None:
+        """Of the dropout; None without."""
+        return self._tensors.get("seed")
+
+    def run(self, splits: int = 0, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(o, lse); o is `out` if there is one."""
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
+        function, inputs = self._prepared()
+        if out is None:
+            o, lse = function(*inputs)
+            return o, lse
+        *rows, heads, _ = out.shape
+        shape = (heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1])
+        lse = torch.empty(shape, dtype=torch.float32, device=out.device)
+        function(*inputs, out=(out, lse))
+        return out, lse
+
+    def gradients(
+        self, do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(dq, dk, dv) of what `run` gave for the same arguments."""
+        self._grads = ["q", "k", "v"]
+        function, inputs = self._prepared("_gradients")
+        dq, dk, dv = function(do, None, *inputs, rows(o), lse.contiguous(), None)
+        return dq, dk, dv
+
+    def _prepared(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
+        """A function of the form, and its inputs."""
         if self._grads:
             self._form["grads"] = tuple(self._grads)
         function, *names = prepared(tuple(sorted(self._form.items())))
-        o, lse = getattr(FUNCTIONS, function)(*[self._tensors[name] for name in names])
-        return o, lse
+        return getattr(FUNCTIONS, function + which), [self._tensors[name] for name in names]
 
     def _lay(self, which: str, layout: Layout, **tensors: Any) -> None:
         self._form[which] = layout

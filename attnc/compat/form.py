@@ -147,6 +147,7 @@ _PREPARED: dict[Facts, tuple[str, ...]] = {}
 def prepared(facts: Facts) -> tuple[str, ...]:
     """(name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
 
+    `NAME_gradients` there is the backward of a form with gradients: (do, dlse, inputs, o, lse, configs).
     It is compiled, kept on disk, and found again in this process.
     """
     found = _PREPARED.get(facts)
@@ -154,8 +155,11 @@ def prepared(facts: Facts) -> tuple[str, ...]:
         from attnc.api.compile import compile_family
 
         form = Form(**dict(facts))
+        family = compile_family(form.text, target="triton", warn=False)
         name = f"form_{len(_PREPARED)}"
-        setattr(FUNCTIONS, name, compile_family(form.text, target="triton", warn=False).function)
+        setattr(FUNCTIONS, name, family.function)
+        if form.grads:
+            setattr(FUNCTIONS, f"{name}_gradients", family.module.default._gradients)
         found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
     return found
 

@@ -8,6 +8,7 @@ costs. The rule has no constant of ours in it, and knows nothing of the bound th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -81,6 +82,12 @@ def attend(
         p = p.masked_fill(~meaning.keep, 0.0) / (1 - meaning.dropout)
     o = torch.einsum("bhmn,bnhd->bmhd", p, v)
     return o.to(dtype), lse.float()
+
+
+def both(tensors: Any, meaning: Meaning, **more: Any) -> Any:
+    """`attend` of (q, k, v) in float32, and in their own type."""
+    q, k, v = tensors
+    return tuple(attend(q, k, v, meaning, low=low, **more) for low in (False, True))
 
 
 def judge(name: str, got: torch.Tensor, right: torch.Tensor, plain: torch.Tensor, rate: float = 2.0) -> None:

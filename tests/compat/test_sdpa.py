@@ -1,0 +1,140 @@
+"""PyTorch's operators of flash attention on attnc: here for the CPU, where PyTorch has none of its own."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnc.compat import sdpa
+from tests.compat.flash_reference import Meaning, both, judge
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def active() -> Iterator[None]:
+    handle = sdpa.activate("CPU")
+    yield
+    handle.remove()
+
+
+def tensors(*, rows: int = 21, keys: int = 37, heads: int = 4) -> Any:
+    torch.manual_seed(0)
+    q = torch.randn(2, heads, rows, 32).half().requires_grad_()
+    k, v = (torch.randn(2, heads, keys, 32).half().requires_grad_() for _ in range(2))
+    return q, k, v
+
+
+@pytest.mark.parametrize(("dropout", "scale"), [(0.0, None), (0.0, 0.3), (0.3, None)])
+def test_sdpa_and_its_gradients(active: None, dropout: float, scale: float | None) -> None:
+    """Through the dispatcher and PyTorch's own derivatives."""
+    q, k, v = tensors()
+    torch.manual_seed(1)
+    o, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, dropout, False, scale=scale)
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    if dropout:
+        torch.manual_seed(1)
+        again = aten._scaled_dot_product_flash_attention(q, k, v, dropout, False)[0]
+        assert torch.equal(o, again)
+        eye = torch.eye(37, 37).half().expand(2, 4, 37, 37)
+        torch.manual_seed(1)
+        p = aten._scaled_dot_product_flash_attention(q[..., :32], k, eye, dropout, False)[0]
+        meaning = Meaning(scale=scale, dropout=dropout, keep=p > 0)
+        assert 0.2 < (p == 0).float().mean() < 0.4
+    else:
+        meaning = Meaning(scale=scale)
+    right, plain = both(turned, meaning)
+    judge("o", o.transpose(1, 2), right[0], plain[0])
+    judge("lse", lse, right[1], plain[1])
+    assert o.stride() == q.stride()
+    do = torch.randn_like(o)
+    sets = [
+        torch.autograd.grad(x, (q, k, v), do) for x in (o, right[0].transpose(1, 2), plain[0].transpose(1, 2))
+    ]
+    for name, got, exact, low in zip(("dq", "dk", "dv"), *sets, strict=True):
+        judge(name, got, exact, low, rate=3.0)
+
+
+def test_packed_sequences_and_windows(active: None) -> None:
+    q, k, v = (x[0].transpose(0, 1).detach().requires_grad_() for x in tensors(rows=37))
+    ends = torch.tensor([0, 12, 37], dtype=torch.int32)
+    o, lse, *_ = aten._flash_attention_forward(
+        q, k, v, ends, ends, 25, 25, 0.0, True, False, window_size_left=8, window_size_right=0
+    )
+    assert lse.shape == (4, 37)
+    parts = [[x[None, rows] for x in (q, k, v)] for rows in (slice(0, 12), slice(12, 37))]
+    pairs = [both(part, Meaning(causal=True, left=8)) for part in parts]
+    right, plain = (torch.cat([pair[i][0][0] for pair in pairs]) for i in range(2))
+    judge("o", o, right, plain)
+    do = torch.randn_like(o)
+    sets = [torch.autograd.grad(x, (q, k, v), do) for x in (o, right, plain)]
+    for name, got, exact, low in zip(("dq", "dk", "dv"), *sets, strict=True):
+        judge(name, got, exact, low, rate=3.0)
+
+
+def test_out_and_used_keys(active: None) -> None:
+    with torch.no_grad():
+        q, k, v = (x.transpose(1, 2) for x in tensors())
+        used = torch.tensor([5, 30], dtype=torch.int32)
+        out = torch.empty_like(q)
+        lse = aten._flash_attention_forward_no_dropout_inplace(
+            out, q, k, v, None, None, 21, 37, 0.0, False, False, seqused_k=used
+        )
+        right, plain = both((q, k, v), Meaning(), lengths=used)
+    judge("out", out, right[0], plain[0])
+    judge("lse", lse, right[1], plain[1])
+
+
+@pytest.mark.parametrize("name", sdpa._FUNCTIONS)
+def test_functions_have_the_schemas_of_the_operators(name: str) -> None:
+    packet, _, overload = name.partition(".")
+    if not sdpa._is_there(name):
+        pytest.skip(f"this PyTorch has no aten::{name}")
+    schema = getattr(getattr(aten, packet), overload or "default")._schema
+    signature = inspect.signature(cast(Any, sdpa._FUNCTIONS[name]))
+    positional = [object() for argument in schema.arguments if not argument.kwarg_only]
+    signature.bind(*positional, **{a.name: object() for a in schema.arguments if a.kwarg_only})
+    parameters = signature.parameters.values()
+    named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    wanted = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    assert named[: len(wanted)] == wanted[: len(named)]
+
+
+def test_what_it_cannot_do_is_refused_by_name(active: None) -> None:
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="return_debug_mask"):
+        aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, True)
+    with pytest.raises(ValueError, match="k_descale"):
+        aten._scaled_dot_product_flash_attention.quantized(q, k, v, None, torch.ones(1), None)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="block_table"):
+        aten._flash_attention_forward(q, k, v, None, None, 1, 1, 0.0, False, False, block_table=table)
+
+
+def test_it_is_active_when_the_user_says_so_and_not_before() -> None:
+    attention = torch.nn.attention
+    sdpa.register()
+    assert "attnc" in attention.list_flash_attention_impls()
+    assert attention.current_flash_attention_impl() is None
+    attention.activate_flash_attention_impl("attnc")
+    assert attention.current_flash_attention_impl() == "attnc"
+    attention.restore_flash_attention_impl()
+    assert attention.current_flash_attention_impl() is None
+    assert scaled_dot_product_attention(*tensors()).shape == (2, 4, 21, 32)
+
+
+def test_importing_it_changes_nothing() -> None:
+    program = (
+        "import torch, attnc.compat.sdpa\n"
+        "has = torch._C._dispatch_has_kernel_for_dispatch_key('aten::_flash_attention_forward', 'CPU')\n"
+        "print(has, torch.nn.attention.current_flash_attention_impl())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "None"]

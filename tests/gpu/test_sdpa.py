@@ -1,0 +1,86 @@
+"""PyTorch's attention on attnc on a GPU: calls that take the flash backend, against the math backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    restore_flash_attention_impl,
+    sdpa_kernel,
+)
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnc.compat import sdpa
+from tests.compat.flash_reference import Meaning, both, judge
+
+
+@pytest.fixture(autouse=True)
+def active(device: torch.device) -> Iterator[None]:
+    sdpa.register()
+    activate_flash_attention_impl("attnc")
+    yield
+    restore_flash_attention_impl()
+
+
+def results(backend: SDPBackend, tensors: list[torch.Tensor], do: torch.Tensor, **options: Any) -> Any:
+    with sdpa_kernel(backend):
+        o = scaled_dot_product_attention(tensors[0], tensors[1], tensors[2], **options)
+    return o, *torch.autograd.grad(o, tensors, do.to(o.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("shape", [(4, 8), (1, 128), (2, 1000), (1, 2048)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}], ids=str)
+def test_forward_and_gradients(
+    dtype: torch.dtype, size: int, shape: tuple[int, int], options: dict[str, Any], device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    batch, length = shape
+    leaves = [torch.randn(batch, 4, length, size, device=device, dtype=dtype) for _ in range(3)]
+    do = torch.randn(batch, 4, length, size, device=device)
+    ours = results(SDPBackend.FLASH_ATTENTION, [x.requires_grad_() for x in leaves], do, **options)
+    exact = results(SDPBackend.MATH, [x.detach().float().requires_grad_() for x in leaves], do, **options)
+    turned = [x.transpose(1, 2) for x in leaves]
+    meaning = Meaning(causal=options.get("is_causal", False), scale=options.get("scale"))
+    plain = both(turned, meaning)[1][0].transpose(1, 2)
+    low = plain, *torch.autograd.grad(plain, leaves, do.to(dtype))
+    for name, got, right, rough in zip(("o", "dq", "dk", "dv"), ours, exact, low, strict=True):
+        judge(name, got, right, rough, rate=2.0 if name == "o" else 3.0)
+
+
+def test_dropout_is_that_of_the_forward(device: torch.device) -> None:
+    """o is linear in v, so the gradient of v says what the forward did."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 256, 64, device=device, dtype=torch.float16).unbind()
+    v.requires_grad_()
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        o = scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+    do = torch.randn_like(o)
+    (dv,) = torch.autograd.grad(o, v, do)
+    forward, backward = (o.double() * do).sum(), (dv.double() * v).sum()
+    torch.testing.assert_close(forward, backward, rtol=2e-2, atol=2.0)
+
+
+def test_varlen_attn(device: torch.device) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="PyTorch 2.10 brought it")
+    torch.manual_seed(0)
+    ends = torch.tensor([0, 100, 356, 400], dtype=torch.int32, device=device)
+    q, k, v = torch.randn(3, 400, 4, 64, device=device, dtype=torch.bfloat16).unbind()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = varlen.varlen_attn(q, k, v, ends, ends, 256, 256, window_size=(-1, 0))
+    bounds = ends.tolist()
+    parts = [[x[None, a:b] for x in leaves] for a, b in pairwise(bounds)]
+    pairs = [both(part, Meaning(causal=True)) for part in parts]
+    right, plain = (torch.cat([pair[i][0][0] for pair in pairs]) for i in range(2))
+    judge("o", o, right, plain)
+    do = torch.randn_like(o)
+    sets = [torch.autograd.grad(x, leaves, do.to(x.dtype)) for x in (o, right, plain)]
+    for name, got, exact, low in zip(("dq", "dk", "dv"), *sets, strict=True):
+        judge(name, got, exact, low, rate=3.0)
