@@ -3,20 +3,19 @@
 Their probabilities are 0, but 0 * NaN is NaN: a product with their rows of v, in the backward also of k,
 hands every query of the tile what happens to lie in memory that nobody meant to read, such as the padding on
 the left of a cache. So their rows are made zero where a tile may hold such keys. Which keys these are follows
-from the mask: from its conditions without queries (`kv_idx >= first[b]`, `valid[b, kv_idx]`), and from what
-all queries together can see of the keys (`window(128, 0)` where N > M).
+from the conditions of the mask that read no query: `kv_idx >= first[b]`, `valid[b, kv_idx]`. That a window
+ends before some keys for all queries together is none of them: its kernels would pay for it in every call.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from attnc.expr.affine import normalize
 from attnc.expr.arithmetic import ZERO, add, floordiv, maximum, minimum, mul, sub
-from attnc.expr.facts import Q_HI, Q_LO, M, N, at_least, larger, smaller
-from attnc.expr.logic import compare, conj, disj
-from attnc.expr.nodes import TRUE, And, Call, Const, Dim, Expr, Index, Load, Or, Ref, Search, walk
-from attnc.expr.simplify import nnf, substitute
+from attnc.expr.facts import N, larger, smaller
+from attnc.expr.logic import conj, disj
+from attnc.expr.nodes import TRUE, And, Const, Dim, Expr, Index, Or, Ref, walk
+from attnc.expr.simplify import nnf
 from attnc.expr.solve import solve
 from attnc.plan.ir import Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
@@ -33,7 +32,7 @@ def kept_by_some(mask: Expr) -> Expr | None:
     normal = nnf(mask)
     conjuncts = normal.operands if isinstance(normal, And) else (normal,)
     free = (_without_queries(conjunct) for conjunct in conjuncts)
-    kept = conj(*(c for c in free if _KV_IDX in walk(c)), *_seen_by_all_together(conjuncts))
+    kept = conj(*(c for c in free if _KV_IDX in walk(c)))
     return None if kept == TRUE else kept
 
 
@@ -48,44 +47,12 @@ def _without_queries(mask: Expr) -> Expr:
             return TRUE if _differs_between_queries(mask) else mask
 
 
-def _seen_by_all_together(conjuncts: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """The ends of the positions that queries 0 to M - 1 may keep, as far as they are not those of the
-    sequence and take no search.
-    """
-    ranges = solve(conj(*filter(_differs_between_queries, conjuncts)))
-    every: dict[Expr, Expr] = {Q_LO: ZERO, Q_HI: normalize(sub(M, Const(1)))}
-    lo, hi = (
-        None if end is None else normalize(substitute(end, every)) for end in (ranges.may_lo, ranges.may_hi)
-    )
-    found = []
-    if lo is not None and _is_plain(lo) and not at_least(ZERO, lo):
-        found.append(compare(">=", _KV_IDX, lo))
-    if hi is not None and _is_plain(hi) and not at_least(hi, N):
-        found.append(compare("<", _KV_IDX, hi))
-    return tuple(found)
-
-
 def _differs_between_queries(expr: Expr) -> bool:
     return any(
         (isinstance(node, Index) and node.name in ("q_idx", "q_pos", "h"))
         or (isinstance(node, Ref) and "q" in node.axes)
         for node in walk(expr)
     )
-
-
-def _is_plain(end: Expr) -> bool:
-    """Whether it takes no search and no choice, and no load but one for the whole sequence."""
-    return not _differs_between_queries(end) and not any(map(_is_costly, walk(end)))
-
-
-def _is_costly(node: Expr) -> bool:
-    match node:
-        case Search() | Call(function="where"):
-            return True
-        case Load(indices=indices):
-            return any(index != Index("b") and not isinstance(index, Const) for index in indices)
-        case _:
-            return False
 
 
 def with_edges(loops: Regions, mask: Expr, kept: Expr | None) -> Regions:

@@ -23,7 +23,7 @@ from attnc.verify.subjects import subject_of
 from tests.verify.judging import modules_of, needs_gxx, spec, subject_of_text
 
 FIRST, END, VALID = "first: i32[B]", "end: i32[B]", "valid: bool[B, N]"
-#: Masks with the inputs they read: edges on the left, on the right and on both sides, gaps, windows.
+#: Masks with the inputs they read: edges on the left, on the right and on both sides, gaps.
 MASKS = (
     ("kv_idx >= first[b]", (FIRST,)),
     ("causal and kv_idx >= first[b]", (FIRST,)),
@@ -32,7 +32,6 @@ MASKS = (
     ("valid[b, kv_idx]", (VALID,)),
     ("window(20, 0) and valid[b, kv_idx]", (VALID,)),
     ("(kv_idx < 3 or kv_idx >= first[b]) and causal", (FIRST,)),
-    ("window(9, 0)", ()),
 )
 TILES = "tile.q = 16, tile.kv = 16"
 CASE = Case(dims={"B": 2, "M": 20, "N": 50, "H": 1}, seed=3)
@@ -118,7 +117,7 @@ def decode(mask: str, inputs: tuple[str, ...], schedule: str, target: str, *, pa
 #: Mask, inputs, and how the tiles of keys are shared out.
 DECODES = (
     ("causal and kv_idx >= first[b]", (FIRST,), "split.kv = 3"),
-    ("window(20, 0)", (), "split.kv = 1"),
+    ("window(20, 0) and kv_idx >= first[b]", (FIRST,), "split.kv = 1"),
     ("causal and kv_idx < end[b]", (END,), "split.kv = 3"),
 )
 
