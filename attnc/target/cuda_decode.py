@@ -122,7 +122,7 @@ class CudaDecodeText(CudaText):
         if split is None:
             return []
         lo, hi = scalar(split.lo), scalar(split.hi)
-        visited = hi if split.lo == ZERO else f"{hi} - {lo}"
+        visited = f"max({hi if split.lo == ZERO else f'{hi} - {lo}'}, 0)"
         tiles = f"({visited} + BLOCK_N - 1) / BLOCK_N"
         fixed = "args.SHARE > 0 ? args.SHARE : " if self.has_fixed_shares else ""
         first = "split * share" if split.lo == ZERO else f"{lo} + split * share"
