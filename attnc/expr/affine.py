@@ -43,7 +43,8 @@ class Affine:
     @property
     def expr(self) -> Expr:
         """As an expression that reads well: `q_hi + N - M + 1`."""
-        aligned = {Dim("N"), Dim("M")} <= {atom for atom, _ in self.terms}
+        atoms = {atom for atom, _ in self.terms}
+        aligned = {Dim("N"), Dim("M")} <= atoms and any(isinstance(atom, Index) for atom in atoms)
         terms = sorted(self.terms, key=partial(_reading_order, aligned=aligned))
         first = next((i for i, (_, c) in enumerate(terms) if c > 0), None)
         if first is None:  # 7 - kv_idx
@@ -133,7 +134,7 @@ def _collect(terms: Iterable[tuple[Expr, int]], const: int) -> Affine:
 
 def _reading_order(term: tuple[Expr, int], *, aligned: bool) -> tuple[int, bool, bool, str]:
     """Positions first, and what aligns them, then what was loaded or computed, other sizes last: `q_lo + N -
-    M + shift[b] + H`. In this order sums of positions stay positions, and fit into as many bits.
+    M + shift[b] + H`. In this order a sum stays a position for as long as it can.
     """
     atom, c = term
     match atom:

@@ -115,6 +115,9 @@ def _most(total: Affine, past: int) -> int:
         if c:
             end = affine(TILE[position][2]) + (past - 1) if c > 0 else Affine((), 0)
             total = total + (end - affine(index)) * c
+    for atom, c in total.terms:
+        if isinstance(atom, Search) and c > 0:
+            total = total + (affine(atom.extents[-1]) - affine(atom)) * c
     ends = ((c, range_of(atom)) for atom, c in total.terms)
     return total.const + sum(c * (found.hi if c > 0 else found.lo) for c, found in ends)
 

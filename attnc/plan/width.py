@@ -8,13 +8,13 @@ loaded, which is once for a program or a row, and not element by element.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from attnc.expr.affine import affine
 from attnc.expr.facts import larger, smaller
 from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, Load, Neg, Ref, children, rebuild, walk
-from attnc.expr.ranges import I32, NEAR, SIZE, Range, range_of, range_of_sum
+from attnc.expr.ranges import I32, NEAR, range_of, range_of_sum
 from attnc.expr.solve import solve
 
 
@@ -52,41 +52,63 @@ def ends_of(value: Expr) -> tuple[int, int]:
 
 
 def narrowed(value: Expr, length: Expr) -> Expr:
-    """A bound of positions from 0 to `length`, brought into that range, in 64 bits if it has them, before it
+    """A bound of positions from 0 to `length`, brought near that range, in 64 bits if it has them, before it
     is kept in 32 and tiles are added to it.
     """
-    if not is_wide(value) and range_of(value).is_within(NEAR):
-        return value
-    below = smaller(value, length)
-    return below if range_of(below).lo >= 0 else larger(below, Const(0))
+    found = range_of(value)
+    below = smaller(value, length) if found.hi > NEAR.hi else value
+    return larger(below, Const(0)) if found.lo < NEAR.lo else below
 
 
 def saturated(mask: Expr) -> Expr:
     """The same mask, its far integers brought near where that keeps comparisons, or the bounds of loops that
     follow from them, in 32 bits.
+
+    An integer that one comparison wants near is near in all that allow it, so that it has one name.
     """
-    mask = rebuild(mask, tuple(map(saturated, children(mask))))
-    if isinstance(mask, Compare) and mask.left.type == mask.right.type == "int":
-        return _saturated(mask)
-    return mask
+    nodes = [node for node in walk(mask) if isinstance(node, Compare) and node.left.type == "int"]
+    found = {node: far for node in nodes if (far := _far(node)) is not None}
+    costly = {far.load for node, far in found.items() if _is_costly(node)}
+    most = {load: max(far.most for far in found.values() if far.load == load) for load in costly}
+    near = {
+        node: _replaced(node, far.load, replace(far.load, within=(-most[far.load], most[far.load])))
+        for node, far in found.items()
+        if far.load in costly and far.allows(most[far.load])
+    }
+    return _rebuilt(mask, near)
 
 
-def _saturated(comparison: Compare) -> Expr:
-    """P + c * x <op> 0, for a load x and a sum |P| <= p: any |x| > p / |c| gives what p / |c| + 1 does."""
+@dataclass(frozen=True, slots=True)
+class _Far:
+    """P + c * load <op> 0 for a sum |P| < reach of positions: where |load| >= reach / |c|, it is the load
+    alone that decides.
+    """
+
+    load: Load
+    factor: int
+    reach: int
+
+    @property
+    def most(self) -> int:
+        return -(-max(self.reach, NEAR.hi) // self.factor)
+
+    def allows(self, most: int) -> bool:
+        """Whether the sum has 32 bits for loads up to this."""
+        return most * self.factor >= self.reach and self.reach + most * self.factor <= I32.hi
+
+
+def _far(comparison: Compare) -> _Far | None:
+    """The one far integer of a comparison of positions; None where there is none, or several."""
     difference = affine(comparison.left) - affine(comparison.right)
     far = [(atom, c) for atom, c in difference.terms if not range_of(atom).is_within(NEAR)]
-    if len(far) != 1 or not _is_costly(comparison):
-        return comparison
-    ((x, c),) = far
-    near = difference - affine(x) * c
-    if not isinstance(x, Load) or any(x in walk(atom) for atom, _ in near.terms):
-        return comparison
+    if len(far) != 1:
+        return None
+    ((load, c),) = far
+    near = difference - affine(load) * c
+    if not isinstance(load, Load) or any(load in walk(atom) for atom, _ in near.terms):
+        return None
     found = range_of_sum(near, past=0)
-    reach = max(-found.lo, found.hi) + 1
-    most = -(-max(reach, SIZE) // abs(c))
-    if not Range(-most * abs(c) - reach, most * abs(c) + reach).is_within(I32):
-        return comparison
-    return _replaced(comparison, x, replace(x, within=(-most, most)))
+    return _Far(load, abs(c), max(-found.lo, found.hi) + 1)
 
 
 def _is_costly(comparison: Compare) -> bool:
@@ -101,7 +123,12 @@ def _bounds(mask: Expr) -> Iterator[Expr]:
 
 
 def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
-    """The expression as it is written, with another load."""
-    if expr == old:
-        return new
-    return rebuild(expr, tuple(_replaced(child, old, new) for child in children(expr)))
+    return _rebuilt(expr, {old: new})
+
+
+def _rebuilt(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
+    """The expression as it is written, with other nodes in some places."""
+    found = mapping.get(expr)
+    if found is not None:
+        return found
+    return rebuild(expr, tuple(_rebuilt(child, mapping) for child in children(expr)))
