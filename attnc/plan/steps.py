@@ -58,10 +58,10 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
                     value=replace(node, row=row.name if row else None),
                 )
                 searches[node] = found
-        found = {
+        found_at: dict[Expr, Expr] = {
             node: Ref(let.name, "int", natural=True, within=ends_of(node)) for node, let in searches.items()
         }
-        return substitute(expr, found)
+        return substitute(expr, found_at)
 
     bounds = [replace(let, value=name(let.value)) for let in lets]
     tiles = [loop.rewritten(name) for loop in loops.loops]

@@ -70,7 +70,7 @@ def saturated(mask: Expr) -> Expr:
     found = {node: far for node in nodes if (far := _far(node)) is not None}
     costly = {far.load for node, far in found.items() if _is_costly(node)}
     most = {load: max(far.most for far in found.values() if far.load == load) for load in costly}
-    near = {
+    near: dict[Expr, Expr] = {
         node: _replaced(node, far.load, replace(far.load, within=(-most[far.load], most[far.load])))
         for node, far in found.items()
         if far.load in costly and far.allows(most[far.load])
