@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from attnc.expr.arithmetic import add, floordiv, mod, mul, sub
 from attnc.expr.nodes import Binary, Call, Const, Dim, Expr, Index, Load, Neg, children
@@ -42,7 +43,9 @@ class Affine:
     @property
     def expr(self) -> Expr:
         """As an expression that reads well: `q_hi + N - M + 1`."""
-        terms = sorted(self.terms, key=_reading_order)
+        atoms = {atom for atom, _ in self.terms}
+        aligned = {Dim("N"), Dim("M")} <= atoms and any(isinstance(atom, Index) for atom in atoms)
+        terms = sorted(self.terms, key=partial(_reading_order, aligned=aligned))
         first = next((i for i, (_, c) in enumerate(terms) if c > 0), None)
         if first is None:  # 7 - kv_idx
             start, rest, end = self.const, terms, 0
@@ -129,11 +132,15 @@ def _collect(terms: Iterable[tuple[Expr, int]], const: int) -> Affine:
     return Affine(tuple(sorted(kept, key=lambda term: show(term[0]))), const)
 
 
-def _reading_order(term: tuple[Expr, int]) -> tuple[int, bool, str]:
-    """Positions first, then what was loaded or computed, sizes last: `q_lo + shift[b] + N - M`."""
+def _reading_order(term: tuple[Expr, int], *, aligned: bool) -> tuple[int, bool, bool, str]:
+    """Positions first, and what aligns them, then what was loaded or computed, other sizes last: `q_lo + N -
+    M + shift[b] + H`. In this order a sum stays a position for as long as it can.
+    """
     atom, c = term
     match atom:
         case Index():
+            rank = 0
+        case Dim(name="N" | "M") if aligned:
             rank = 0
         case Load() | Call():
             rank = 1
@@ -141,4 +148,4 @@ def _reading_order(term: tuple[Expr, int]) -> tuple[int, bool, str]:
             rank = 3
         case _:
             rank = 2
-    return rank, c < 0, show(atom)
+    return rank, isinstance(atom, Dim), c < 0, show(atom)

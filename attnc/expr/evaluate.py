@@ -182,7 +182,8 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 
 def _load(expr: Load, env: Env) -> Array:
     indices = [_value(index, env) for index in expr.indices]
-    return _read(env.tensors[expr.tensor], indices, expr.extents, env).astype(_DTYPES[expr.type])
+    read = _read(env.tensors[expr.tensor], indices, expr.extents, env).astype(_DTYPES[expr.type])
+    return read if expr.within is None else np.clip(read, *expr.within)
 
 
 def _read(tensor: Array, indices: list[Array], extents: tuple[Expr, ...], env: Env) -> Array:

@@ -106,7 +106,7 @@ class Load(Node):
     """`tensor[indices]`; 0 outside the tensor.
 
     `extents` are its sizes, for bounds checks; `is_sorted`: ascending along the last axis; wide: an integer
-    of 64 bits.
+    of 64 bits; within: the least and the most that it counts as, where what lies beyond makes no difference.
     """
 
     tensor: str
@@ -115,6 +115,7 @@ class Load(Node):
     type: Type
     is_sorted: bool = False
     wide: bool = False
+    within: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class Ref(Node):
     """A value that the kernel text has given a name, e.g. a load hoisted out of the loop.
 
     `axes` is a subset of ("q", "kv"): what the value varies along. natural: it is known to be >= 0. wide: an
-    integer of 64 bits.
+    integer of 64 bits. within: the least and the most that an integer is known to be.
     """
 
     name: str
@@ -219,6 +220,7 @@ class Ref(Node):
     axes: tuple[str, ...] = ()
     natural: bool = False
     wide: bool = False
+    within: tuple[int, int] | None = None
 
 
 Expr: TypeAlias = (

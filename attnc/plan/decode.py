@@ -16,6 +16,7 @@ from attnc.expr.affine import affine
 from attnc.expr.arithmetic import ZERO
 from attnc.expr.facts import Q_HI, Q_LO, larger, smaller
 from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref
+from attnc.expr.ranges import SIZE
 from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
@@ -47,7 +48,7 @@ from attnc.plan.triton_configs import triton_configs
 from attnc.plan.unified_max import LONGEST, unified_max
 
 #: The query head of each row of a tile.
-ROW_HEAD = Ref("h", "int", ("q",), natural=True)
+ROW_HEAD = Ref("h", "int", ("q",), natural=True, within=(0, SIZE))
 SPLIT_LO, SPLIT_HI = Ref("split_lo", "int", natural=True), Ref("split_hi", "int")
 #: Most shares that `split.kv = auto` makes of a sequence.
 MOST_SPLITS = 128

@@ -124,14 +124,14 @@ class LoadNames:
             return expr
         for fetch in self.fetches:
             if fetch.load == expr:
-                return Ref(fetch.name, expr.type, fetch.axes, wide=expr.wide, span=expr.span)
+                return _named(fetch, expr)
         axes = axes_of(expr)
         name = self._name(expr.tensor, axes, expr.indices)
         fetch = Fetch(
             name=name, load=expr, axes=axes, guard=bounds_guard(expr), row=self.row(expr.tensor, expr.indices)
         )
         self.fetches.append(fetch)
-        return Ref(fetch.name, expr.type, axes, wide=expr.wide, span=expr.span)
+        return _named(fetch, expr)
 
     def row(self, tensor: str, indices: tuple[Expr, ...]) -> Row | None:
         """The pointer shared by all accesses with these leading b, h and constant indices; None when it would
@@ -175,6 +175,11 @@ _ENDS = {
     "last_pos": "last",
     "kv_hi": "last",
 }
+
+
+def _named(fetch: Fetch, load: Load) -> Ref:
+    wide, within = load.wide and load.within is None, load.within
+    return Ref(fetch.name, load.type, fetch.axes, wide=wide, within=within, span=load.span)
 
 
 def _is_program_wide(index: Expr) -> bool:

@@ -20,7 +20,7 @@ from attnc.expr.solution import Var
 from attnc.expr.solve import Ranges, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
-from attnc.plan.width import narrowed
+from attnc.plan.width import ends_of, narrowed
 from attnc.source import Span
 
 ZERO = Const(0)
@@ -52,7 +52,7 @@ def regions(
         if outruns and text in ("hi", "full_hi"):
             value = _ended(value, length)
         bounds.append(Let(name=text, value=value, span=span))
-        return Ref(text, "int", natural=is_nonnegative(value))
+        return Ref(text, "int", natural=is_nonnegative(value), within=ends_of(value))
 
     lo = named("lo", _align_down(_from_zero(ranges.may_lo), axis))
     hi = named("hi", _up_to(ranges.may_hi, length))

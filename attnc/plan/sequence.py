@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Ref
+from attnc.expr.ranges import I32, SIZE
 from attnc.model.attention import Attention
 from attnc.model.tensors import Paged, Prefix, Ragged, Role
 from attnc.plan.access import Rows, Sequences
@@ -14,7 +15,7 @@ from attnc.plan.loads import LoadNames
 from attnc.plan.steps import shortened_lengths, tile_axes
 
 #: Rows of q and o that the sequence has in memory, where M may be less.
-Q_ROWS = Ref("q_rows", "int")
+Q_ROWS = Ref("q_rows", "int", within=(0, SIZE))
 
 
 def sequences(attention: Attention, over: Axis = "q") -> Sequences | None:
@@ -42,7 +43,7 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
             first, end = (
                 _boundary(attention, cu, step, name) for step, name in ((0, "k_first"), (1, "k_end"))
             )
-            length = Binary("-", Ref(end.name, "int"), Ref(first.name, "int"))
+            length = Binary("-", _row(end), _row(first))
             statements += [first, end, Let(name="N", value=length)]
     if "M" in attention.lengths and not isinstance(attention.q.storage, Ragged):
         statements.append(Let(name=Q_ROWS.name, value=Dim("M")))
@@ -65,7 +66,7 @@ def key_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]
             first, end = (
                 _boundary(attention, cu, step, name) for step, name in ((0, "q_first"), (1, "q_end"))
             )
-            length = Binary("-", Ref(end.name, "int"), Ref(first.name, "int"))
+            length = Binary("-", _row(end), _row(first))
             statements += [first, end, Let(name="M", value=length)]
     shortened = shortened_lengths(attention, names)
     statements += [*names.fetches, *shortened]
@@ -100,6 +101,11 @@ def outruns(attention: Attention, inner: Axis) -> bool:
     if inner == "kv":
         return stored(attention) == Q_ROWS
     return isinstance(attention.k.storage, Ragged)
+
+
+def _row(boundary: Fetch) -> Ref:
+    """The number of a packed row, of which `ends` has the first and that past the last of each sequence."""
+    return Ref(boundary.name, "int", within=(0, I32.hi))
 
 
 def _boundary(attention: Attention, cu_seqlens: str, step: int, name: str) -> Fetch:

@@ -18,6 +18,7 @@ from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan.ir import Arg, Bind
 from attnc.plan.storage import PAGES, capacity
 from attnc.plan.storage import memory as memory_of
+from attnc.plan.width import saturated
 
 H, HKV = Dim("H"), Dim("Hkv")
 
@@ -43,7 +44,8 @@ def normalise(attention: Attention) -> Attention:
     def fix_tensor(tensor: Tensor) -> Tensor:
         return replace(tensor, shape=tuple(fix_size(tensor, axis) for axis in range(len(tensor.shape))))
 
-    return attention.rewritten(fix, fix_tensor)
+    made = attention.rewritten(fix, fix_tensor)
+    return replace(made, mask=replace(saturated(made.mask), span=made.mask.span))
 
 
 def _widened(expr: Expr, wide: Collection[str]) -> Expr:

@@ -14,7 +14,7 @@ from attnc.plan.ir import Axis, Fetch, Kernel, Let, Regions, Row, Softmax, State
 from attnc.plan.loads import LoadNames
 from attnc.plan.names import own_name
 from attnc.plan.signature import kv_heads
-from attnc.plan.width import narrowed
+from attnc.plan.width import ends_of, narrowed
 
 IN_BOUNDS = Compare("<", Index("kv_idx"), Dim("N"))
 _ENDS = tuple(
@@ -44,7 +44,7 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
     exprs = [*(let.value for let in lets), *(expr for loop in loops.loops for expr in loop.expressions)]
     known = _ENDS if loops.axis == "kv" else ()  # an inner q tile has no ends yet
     ends = [end for end in known if any(end.value in walk(expr) for expr in exprs)]
-    mapping: dict[Expr, Expr] = {end.value: Ref(end.name, "int") for end in ends}
+    mapping: dict[Expr, Expr] = {end.value: Ref(end.name, "int", within=ends_of(end.value)) for end in ends}
     searches: dict[Expr, Let] = {}
 
     def name(expr: Expr) -> Expr:
@@ -58,7 +58,10 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
                     value=replace(node, row=row.name if row else None),
                 )
                 searches[node] = found
-        return substitute(expr, {node: Ref(let.name, "int", natural=True) for node, let in searches.items()})
+        found_at: dict[Expr, Expr] = {
+            node: Ref(let.name, "int", natural=True, within=ends_of(node)) for node, let in searches.items()
+        }
+        return substitute(expr, found_at)
 
     bounds = [replace(let, value=name(let.value)) for let in lets]
     tiles = [loop.rewritten(name) for loop in loops.loops]

@@ -1,62 +1,134 @@
-"""Which integers of a kernel need 64 bits: positions, lengths and sizes have 32, loaded values what their
-tensor has.
+"""Which integers of a kernel take 64 bits, from what they can be (`expr.ranges`): positions, lengths and
+bounds of loops have 32, loaded values what their tensor has, and a result that may leave 32 bits has 64.
+
+A comparison of positions with one loaded integer needs no more than 32 even if that integer has 64: no two
+positions are 2^30 apart, so what lies beyond can count as 2^30. The value is brought there where it is
+loaded, which is once for a program or a row, and not element by element.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from attnc.expr.affine import affine
 from attnc.expr.facts import larger, smaller
-from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Ref, walk
-
-#: Positions, lengths and sizes stay below 2^24: a factor from here on can carry products beyond 31 bits.
-_LARGE = 1 << 7
-_TILES = frozenset({"BLOCK_M", "BLOCK_N"})
-
-
-def may_overflow(op: str, left: Expr, right: Expr) -> bool:
-    """Whether an integer operation on 32-bit operands has to be carried out in 64 bits.
-
-    Positions come in 32 bits. Rounding to tiles (`x // size * size`) gives no more than x.
-    """
-    if left.type != "int" or right.type != "int":
-        return False
-    match op, left, right:
-        case "*", Binary(op="//", right=size), factor if size == factor:
-            return False
-        case "*", Dim(name=name), _ if name in _TILES:
-            return False
-        case "*", _, Dim(name=name) if name in _TILES:
-            return False
-        case "*", Const(value=value), _:
-            return abs(value) >= _LARGE
-        case "*", _, Const(value=value):
-            return abs(value) >= _LARGE
-        case "*", _, _:
-            return True
-        case "+" | "-", _, _:
-            return any(isinstance(side, Const) and abs(side.value) >= 1 << 30 for side in (left, right))
-        case "//" | "%", _, _:
-            return any(isinstance(side, Const) and _widens(side) for side in (left, right))
-        case _:
-            return False
+from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, Load, Neg, Ref, children, rebuild, walk
+from attnc.expr.ranges import I32, NEAR, range_of, range_of_sum
+from attnc.expr.solve import solve
 
 
 def is_wide(expr: Expr) -> bool:
-    """Whether a part of it is computed in 64 bits, or was loaded so."""
-    return any(map(_widens, walk(expr)))
-
-
-def _widens(node: Expr) -> bool:
-    match node:
+    """Whether the value is held in 64 bits: it may leave 32, or is made from one that is."""
+    if expr.type != "int":
+        return False
+    match expr:
         case Load(wide=wide) | Ref(wide=wide):
-            return wide
-        case Const(value=value):
-            return node.type == "int" and not -(1 << 31) <= value < 1 << 31
+            return wide and not range_of(expr).is_within(I32)
         case Binary(op=op, left=left, right=right):
             return may_overflow(op, left, right)
+        case Neg(operand=operand) | Call(function="abs", args=(operand,)):
+            return is_wide(operand) or not range_of(expr).is_within(I32)
+        case Call(args=args):
+            return any(map(is_wide, args))
+        case Const():
+            return not range_of(expr).is_within(I32)
         case _:
             return False
 
 
+def may_overflow(op: str, left: Expr, right: Expr) -> bool:
+    """Whether an integer operation has to be carried out in 64 bits."""
+    if left.type != "int" or right.type != "int" or op == "/":
+        return False
+    result = Binary(op, left, right)  # type: ignore[arg-type]  # an operator of a node
+    return is_wide(left) or is_wide(right) or not range_of(result).is_within(I32)
+
+
+def ends_of(value: Expr) -> tuple[int, int]:
+    """The least and the most that it can be."""
+    found = range_of(value)
+    return found.lo, found.hi
+
+
 def narrowed(value: Expr, length: Expr) -> Expr:
-    """A bound of positions from 0 to `length`, brought into that range before it is kept in 32 bits."""
-    return larger(smaller(value, length), Const(0)) if is_wide(value) else value
+    """A bound of positions from 0 to `length`, brought near that range, in 64 bits if it has them, before it
+    is kept in 32 and tiles are added to it.
+    """
+    found = range_of(value)
+    below = smaller(value, length) if found.hi > NEAR.hi else value
+    return larger(below, Const(0)) if found.lo < NEAR.lo else below
+
+
+def saturated(mask: Expr) -> Expr:
+    """The same mask, its far integers brought near where that keeps comparisons, or the bounds of loops that
+    follow from them, in 32 bits.
+
+    An integer that one comparison wants near is near in all that allow it, so that it has one name.
+    """
+    nodes = [node for node in walk(mask) if isinstance(node, Compare) and node.left.type == "int"]
+    found = {node: far for node in nodes if (far := _far(node)) is not None}
+    costly = {far.load for node, far in found.items() if _is_costly(node)}
+    most = {load: max(far.most for far in found.values() if far.load == load) for load in costly}
+    near: dict[Expr, Expr] = {
+        node: _replaced(node, far.load, replace(far.load, within=(-most[far.load], most[far.load])))
+        for node, far in found.items()
+        if far.load in costly and far.allows(most[far.load])
+    }
+    return _rebuilt(mask, near)
+
+
+@dataclass(frozen=True, slots=True)
+class _Far:
+    """P + c * load <op> 0 for a sum |P| < reach of positions: where |load| >= reach / |c|, it is the load
+    alone that decides.
+    """
+
+    load: Load
+    factor: int
+    reach: int
+
+    @property
+    def most(self) -> int:
+        return -(-max(self.reach, NEAR.hi) // self.factor)
+
+    def allows(self, most: int) -> bool:
+        """Whether the sum has 32 bits for loads up to this."""
+        return most * self.factor >= self.reach and self.reach + most * self.factor <= I32.hi
+
+
+def _far(comparison: Compare) -> _Far | None:
+    """The one far integer of a comparison of positions; None where there is none, or several."""
+    difference = affine(comparison.left) - affine(comparison.right)
+    far = [(atom, c) for atom, c in difference.terms if not range_of(atom).is_within(NEAR)]
+    if len(far) != 1:
+        return None
+    ((load, c),) = far
+    near = difference - affine(load) * c
+    if not isinstance(load, Load) or any(load in walk(atom) for atom, _ in near.terms):
+        return None
+    found = range_of_sum(near, past=0)
+    return _Far(load, abs(c), max(-found.lo, found.hi) + 1)
+
+
+def _is_costly(comparison: Compare) -> bool:
+    """Whether it, or a bound that follows from it, would take 64 bits."""
+    return any(is_wide(node) for expr in (comparison, *_bounds(comparison)) for node in walk(expr))
+
+
+def _bounds(mask: Expr) -> Iterator[Expr]:
+    for ranges in (solve(mask, var="kv_idx"), solve(mask, var="q_idx")):
+        found: Iterable[Expr | None] = (ranges.may_lo, ranges.may_hi, ranges.must_lo, ranges.must_hi)
+        yield from (expr for expr in found if expr is not None)
+
+
+def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
+    return _rebuilt(expr, {old: new})
+
+
+def _rebuilt(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
+    """The expression as it is written, with other nodes in some places."""
+    found = mapping.get(expr)
+    if found is not None:
+        return found
+    return rebuild(expr, tuple(_rebuilt(child, mapping) for child in children(expr)))

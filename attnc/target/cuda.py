@@ -99,14 +99,21 @@ def load(fetch: Fetch, dtype: DType, show: Printer = at_row) -> str:
     element = address(base, tensor, fetch.load.indices, show, done=done)
     if dtype in (DType.F16, DType.BF16):
         element = f"to_float({element})"
-    if fetch.guard == TRUE:
-        return element
     zero = {"float": "0.0f", "bool": "false"}.get(fetch.load.type, "0")
-    return f"{show(fetch.guard)} ? {element} : {zero}"
+    loaded = element if fetch.guard == TRUE else f"{show(fetch.guard)} ? {element} : {zero}"
+    if fetch.load.within is None:
+        return loaded
+    if dtype is DType.I64:
+        least, most = (f"{end}LL" for end in fetch.load.within)
+        return f"(int)max(min({loaded}, {most}), {least})"
+    least, most = (str(end) for end in fetch.load.within)
+    return f"max(min({loaded}, {most}), {least})"
 
 
-def value_type(dtype: DType) -> str:
-    """The C++ type of a loaded element."""
+def value_type(fetch: Fetch, dtype: DType) -> str:
+    """The C++ type of a loaded value."""
+    if fetch.load.within is not None:
+        return "int"
     return "float" if dtype.is_float else STORED[dtype]
 
 
@@ -125,4 +132,4 @@ def statement(
             return f"const {STORED[dtypes[tensor]]}* const {item.name} = &{place};"
         case Fetch():
             dtype = dtypes[item.load.tensor]
-            return f"const {value_type(dtype)} {item.name} = {load(item, dtype, show)};"
+            return f"const {value_type(item, dtype)} {item.name} = {load(item, dtype, show)};"

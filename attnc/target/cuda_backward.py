@@ -133,7 +133,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         return tuple(fetch for fetch in self._fetches if fetch.axes == rows)
 
     def row_array(self, fetch: Fetch) -> str:
-        return f"{value_type(self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
+        return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
 
     def row_value(self, fetch: Fetch) -> str:
         return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor], self.show)};"
@@ -154,7 +154,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
                 dtype = self.dtypes[fetch.load.tensor]
                 element = load(fetch, dtype, self.show)
                 guarded = f"({element})" if " ? " in element else element
-                yield f"const {value_type(dtype)} {fetch.name} = partial ? {guarded} : 0;"
+                yield f"const {value_type(fetch, dtype)} {fetch.name} = partial ? {guarded} : 0;"
 
     @property
     def column_mask_values(self) -> Iterator[str]:

@@ -122,8 +122,8 @@ class CudaDecodeText(CudaText):
         if split is None:
             return []
         lo, hi = scalar(split.lo), scalar(split.hi)
-        visited = hi if split.lo == ZERO else f"{hi} - {lo}"
-        tiles = f"(max({visited}, 0) + BLOCK_N - 1) / BLOCK_N"  # no keys, not fewer: rows before the first key
+        visited = f"max({hi if split.lo == ZERO else f'{hi} - {lo}'}, 0)"
+        tiles = f"({visited} + BLOCK_N - 1) / BLOCK_N"
         fixed = "args.SHARE > 0 ? args.SHARE : " if self.has_fixed_shares else ""
         first = "split * share" if split.lo == ZERO else f"{lo} + split * share"
         return [

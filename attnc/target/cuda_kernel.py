@@ -159,7 +159,7 @@ class CudaText(CudaLoopText, TileText):
         return tuple(fetch for fetch in loads if fetch.axes == ("q",))
 
     def row_array(self, fetch: Fetch) -> str:
-        return f"{value_type(self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
+        return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
 
     def row_value(self, fetch: Fetch) -> str:
         return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor])};"

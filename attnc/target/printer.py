@@ -95,6 +95,9 @@ class Printer:
                 return "s", ATOM
             case Ref(name=name, axes=axes):
                 return self._vector(name, axes), ATOM
+            case Neg(operand=operand) if is_wide(expr):
+                binding = self.syntax.binding["neg"]
+                return self.syntax.spelling["neg"] + self._widened(operand, binding, True), binding
             case Neg(operand=operand):
                 return self._prefix("neg", operand)
             case Not(operand=operand):
@@ -109,13 +112,15 @@ class Printer:
                 return self._infix("or", operands)
             case Call(function=function, args=args):
                 functions = self.syntax.functions
-                wide = expr.type == "int" and any(map(is_wide, args))
+                wide = is_wide(expr)
                 kind = "wide" if wide and self.syntax.alike != "{}" else expr.type
                 name = functions.get(f"{function}:{kind}") or functions[function]
                 shown: Iterator[str] = map(self._real if function in REAL else self, args)
                 if kind == "wide":
                     shown = (self.syntax.alike.format(self(arg)) for arg in args)
-                elif any(isinstance(arg, Const) and is_wide(arg) for arg in args):
+                elif (wide and function == "abs") or any(
+                    isinstance(arg, Const) and is_wide(arg) for arg in args
+                ):
                     shown = (self._widened(arg, 0, arg.type == "int") for arg in args)
                 last = self.syntax.keep_nan if function in ("min", "max") and expr.type == "float" else ""
                 return f"{name}({', '.join(shown)}{last})", ATOM
@@ -147,7 +152,7 @@ class Printer:
         return self.syntax.spelling[op] + self._within(operand, binding), binding
 
     def _binary(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
-        wide = may_overflow(op, left, right)
+        wide = may_overflow(op, left, right) and not any(map(_is_held_wide, (left, right)))
         is_safe = is_positive(right) and not {Dim("M"), Dim("N")} & set(walk(right))  # 0 of an empty sequence
         if op in ("//", "%") and not (is_safe and is_nonnegative(left)):
             functions = self.syntax.floor if is_safe else self.syntax.floor_by_any
@@ -164,7 +169,7 @@ class Printer:
 
     def _widened(self, expr: Expr, binding: int, wide: bool) -> str:
         """An operand, in 64 bits if the operation is wide; of a constant it is the other one that is."""
-        if not wide or isinstance(expr, Const):
+        if not wide or isinstance(expr, Const) or is_wide(expr):
             return self._within(expr, binding)
         is_counter = expr in (Index("kv_lo"), Index("q_lo")) and self.syntax.widen_counter
         return (self.syntax.widen_counter if is_counter else self.syntax.widen).format(
@@ -187,3 +192,8 @@ class Printer:
     def _within(self, expr: Expr, binding: int) -> str:
         text, own = self._print(expr)
         return text if own >= binding else f"({text})"
+
+
+def _is_held_wide(expr: Expr) -> bool:
+    """Whether it has 64 bits by itself, so that an operation with it has them too."""
+    return is_wide(expr) and not isinstance(expr, Const)

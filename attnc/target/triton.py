@@ -94,6 +94,8 @@ def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *,
 def _wide(text: str, index: Expr) -> str:
     if isinstance(index, Const):
         return text
+    if is_wide(index) and not isinstance(index, Ref):
+        return f"({text})"
     is_name = re.fullmatch(r"\w+(\[[\w:, ]+\])?", text) is not None  # of all rows, or one of their axes
     return f"{text if is_name else f'({text})'}.to(tl.int64)"
 
@@ -106,7 +108,12 @@ def load(fetch: Fetch, tile: Printer = tiled) -> str:
     where = address(base, tensor, fetch.load.indices, show, done=done)
     mask = "" if fetch.guard == TRUE else f", mask={show(fetch.guard)}, other=0"
     convert = ".to(tl.float32)" if fetch.load.type == "float" else ""
-    return f"tl.load({where}{mask}){convert}"
+    loaded = f"tl.load({where}{mask}){convert}"
+    if fetch.load.within is None:
+        return loaded
+    least, most = fetch.load.within
+    near = f"tl.maximum(tl.minimum({loaded}, {most}), {least})"
+    return f"{near}.to(tl.int32)" if fetch.load.wide else near
 
 
 def statement(item: Statement) -> str:

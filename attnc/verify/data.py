@@ -6,14 +6,17 @@ Arrays are float64 in canonical order: q [B, M, H, D], k [B, N, Hkv, D], v [B, N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from attnc.expr.nodes import Const, Expr, Load, Ref, walk
+from attnc.expr.ranges import Range, range_of
+from attnc.expr.simplify import substitute
 from attnc.model.tensors import DType
-from attnc.reference_arrays import Floats
+from attnc.reference_arrays import Array, Floats
 
 Rng: TypeAlias = np.random.Generator
 
@@ -178,3 +181,58 @@ def draw_qkv(
     if dtype is DType.BF16 and values == "denormal":
         tensors["v"] *= 2.0**-110  # bfloat16 has the range of float32
     return tensors
+
+
+#: The ends of i32, and their neighbours; positions that no sequence has.
+_ENDS = (-(2**31), -(2**31) + 1, -(2**30), -1, 0, 1, 2**30, 2**31 - 2, 2**31 - 1)
+#: How far integers of 64 bits go; nothing that is made from them may leave as many, which is not defined.
+_FAR = (2**61, 2**53, 2**40, 2**32 + 1)
+_ROOM = Range(-(2**62), 2**62)
+
+
+def draw_integers(rng: Rng, shape: tuple[int, ...], at: Sizes, *, far: int = 0) -> Array:
+    """Integers as masks read them: lengths, places, widths. Those of one tensor in four are extreme: what i32
+    holds, and i64 up to `far`, and the numbers around M and N.
+    """
+    marks = np.array([0, 1, at.N // 2, max(at.N - 1, 0), at.N, at.N + 1])
+    near = np.where(
+        rng.random(shape) < 0.5, rng.choice(marks, shape), rng.integers(0, max(at.M, at.N) + 2, shape)
+    )
+    if rng.random() >= 0.25:
+        return near
+    ends = np.array([*_ENDS, *((-far, far) if far else ()), -at.N, at.N - at.M, at.M, at.M - 1, -at.M])
+    return np.where(rng.random(shape) < 0.75, rng.choice(ends, shape), near)
+
+
+def farthest(exprs: Iterable[Expr], wide: Collection[str]) -> int:
+    """How large integers of these tensors may be, so that nothing in the expressions leaves 64 bits, with
+    room for what kernels make of them; 0 if no larger than those of 32 bits.
+    """
+    nodes = [node for expr in exprs for node in walk(expr)]
+    ints = [node for node in nodes if node.type == "int" and not isinstance(node, Const)]
+    for far in _FAR:
+        known: dict[Expr, Expr] = {
+            node: Ref(node.tensor, "int", within=(-far, far))
+            for node in nodes
+            if isinstance(node, Load) and node.tensor in wide
+        }
+        if all(range_of(substitute(node, known)).is_within(_ROOM) for node in ints):
+            return far
+    return 0
+
+
+def draw_counts(rng: Rng, shape: tuple[int, ...], most: int) -> Array:
+    """Lengths of sequences with room for `most` rows; of one tensor in four some are negative, which counts
+    as 0, or longer than there is room for.
+    """
+    counts = rng.integers(0, most + 1, shape)
+    if rng.random() >= 0.25:
+        return counts
+    beyond = np.array([-(2**31), -1, most + 1, 2**31 - 1])
+    return np.where(rng.random(shape) < 0.5, rng.choice(beyond, shape), counts)
+
+
+def draw_ids(rng: Rng, shape: tuple[int, ...]) -> Array:
+    """Numbers of documents, of which there are few; those of one tensor in eight are at the ends of i32."""
+    names = np.array([-(2**31), -1, 2**31 - 2, 2**31 - 1] if rng.random() < 0.125 else [0, 1, 2, 3])
+    return np.asarray(names[rng.integers(0, 4, shape)])

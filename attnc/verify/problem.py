@@ -16,7 +16,7 @@ from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
 from attnc.reference_arrays import Array, Floats
 from attnc.runtime.dtypes import TORCH
 from attnc.verify.case import Case, Layout
-from attnc.verify.data import Rng, Sizes, draw_qkv, generator
+from attnc.verify.data import Rng, Sizes, draw_counts, draw_ids, draw_integers, draw_qkv, farthest, generator
 from attnc.verify.extras import restyled
 from attnc.verify.memory import untouched
 from attnc.verify.storage import (
@@ -264,9 +264,9 @@ def _axis(tensor: Tensor, role: Role, dims: Mapping[str, int]) -> int:
 
 
 def _draw_extra(attention: Attention, tensor: Tensor, shape: tuple[int, ...], at: Sizes, rng: Rng) -> Array:
-    softmax, longest = attention.softmax, max(at.M, at.N)
+    softmax = attention.softmax
     if any(tensor.name in _names(expr) for expr in attention.lengths.values()):
-        return rng.integers(0, at.N + 1, shape)
+        return draw_counts(rng, shape, at.N)
     match DType(tensor.dtype):
         case DType.BOOL:
             return rng.random(shape) < 0.7
@@ -274,11 +274,10 @@ def _draw_extra(attention: Attention, tensor: Tensor, shape: tuple[int, ...], at
             if softmax.seed is not None and tensor.name in _names(softmax.seed):
                 return rng.integers(-(2**62), 2**62, shape)
             if _is_id(attention.mask, tensor.name):
-                return rng.integers(0, 4, shape)
-            marks = np.array([0, 1, at.N // 2, max(at.N - 1, 0), at.N, at.N + 1])
-            return np.where(
-                rng.random(shape) < 0.5, rng.choice(marks, shape), rng.integers(0, longest + 2, shape)
-            )
+                return draw_ids(rng, shape)
+            wide = {extra.name for extra in attention.extras if extra.dtype is DType.I64}
+            far = farthest((attention.mask, attention.score), wide) if tensor.name in wide else 0
+            return draw_integers(rng, shape, at, far=far)
         case _ if softmax.dropout is not None and tensor.name in _names(softmax.dropout):
             return rng.choice([0.0, 0.1, 0.5, 0.9], shape)
         case _ if _scales_an_index(attention.score, tensor.name):

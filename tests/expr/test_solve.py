@@ -55,7 +55,7 @@ KV = {
     f"{CAUSAL} and kv_idx < kv_len[b]": (
         "...", "min(q_hi + N - M + 1, kv_len[b])", "...", "min(q_lo + N - M + 1, kv_len[b])",
     ),
-    "q_pos - width[h] <= kv_idx": ("q_lo - width[h] + N - M", "...", "q_hi - width[h] + N - M", "..."),
+    "q_pos - width[h] <= kv_idx": ("q_lo + N - M - width[h]", "...", "q_hi + N - M - width[h]", "..."),
     f"{CAUSAL} or h < 2": (
         "...", "where(h < 2, N, q_hi + N - M + 1)", "...", "where(h < 2, N, q_lo + N - M + 1)",
     ),

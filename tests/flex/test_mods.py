@@ -13,14 +13,18 @@ from tests.flex.oracle import gradients, torch_flex
 
 SAID = [case for case in CASES if not case.refused]
 #: Cheap, and each unlike the others. HYPOTHESIS_PROFILE=nightly runs all.
-EVERY_DAY = {"documents_score", "learned_window", "neighbourhood", "distance_of_points", "window_of_each_head"}
+EVERY_DAY = {
+    "documents_score",
+    "learned_window",
+    "neighbourhood",
+    "distance_of_points",
+    "window_of_each_head",
+}
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def tensors(setting: Setting, d: int = 16) -> list[torch.Tensor]:
-    return [
-        setting.floats(setting.B, setting.H, setting.S, d).requires_grad_() for _ in range(3)
-    ]
+    return [setting.floats(setting.B, setting.H, setting.S, d).requires_grad_() for _ in range(3)]
 
 
 @pytest.mark.usefixtures("gradients_on_cpu")

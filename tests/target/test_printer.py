@@ -64,7 +64,7 @@ def test_printed_conditions_keep_their_meaning(expr: Expr, q: int, kv: int, b: i
 
 
 WIDE = {
-    "kv_idx * 100000000 <= q_idx * 3": "kv_idx.to(tl.int64) * 100000000 <= q_idx * 3",
+    "kv_idx * 100000000 <= q_idx * 3": "kv_idx.to(tl.int64) * 100000000 <= q_idx.to(tl.int64) * 3",
     "q_idx * kv_idx < 100": "q_idx.to(tl.int64) * kv_idx < 100",
     "(q_idx + kv_idx) * 1000 < 5": "(q_idx + kv_idx).to(tl.int64) * 1000 < 5",
     "kv_idx // 256 * 256 <= q_idx": "kv_idx // 256 * 256 <= q_idx",

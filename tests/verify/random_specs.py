@@ -151,10 +151,19 @@ def _drawn(draw: st.DrawFn, axes: Sequence[str]) -> str:
 
 def _extras(draw: st.DrawFn, heads: str, on_cuda: bool) -> list[Extra]:
     names = [name for name in NAMES if not (on_cuda and clashes_as_input(name, "spec", "cuda.sm_80"))]
-    return [
-        Extra(name, draw(st.sampled_from(("i32", "i64", "bool", "f32", "bf16"))), _shape(draw, heads))
-        for name in draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
-    ]
+    found = []
+    for name in draw(st.lists(st.sampled_from(names), max_size=4, unique=True)):
+        match draw(st.integers(0, 4)):
+            case 0:  # documents, or whatever ascends
+                shape = draw(st.sampled_from((("B", "N"), ("N",), ("B", "M"), (heads, "N"))))
+                found.append(Extra(name, draw(st.sampled_from(("i32", "i64"))), shape, is_sorted=True))
+            case 1:  # widths and limits
+                shape = draw(st.sampled_from(((), (), ("B",), (heads,))))
+                found.append(Extra(name, draw(st.sampled_from(("i32", "i32", "i64"))), shape))
+            case _:
+                dtype = draw(st.sampled_from(("i32", "i64", "bool", "f32", "bf16")))
+                found.append(Extra(name, dtype, _shape(draw, heads)))
+    return found
 
 
 def _shape(draw: st.DrawFn, heads: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ class Extra:
     name: str
     dtype: str
     shape: tuple[str, ...]
+    is_sorted: bool = False
 
     @property
     def type(self) -> str:
@@ -27,7 +28,8 @@ class Extra:
 
     @property
     def declaration(self) -> str:
-        return f"input {self.name}: {self.dtype}[{', '.join(self.shape)}]"
+        fact = " is sorted" if self.is_sorted else ""
+        return f"input {self.name}: {self.dtype}[{', '.join(self.shape)}]{fact}"
 
 
 _HOME = {"B": "b", "M": "q_idx", "N": "kv_idx"}
@@ -116,6 +118,33 @@ class Words:
             case _:
                 branches = f"{self.bool_expr(depth - 1, places)}, {self.bool_expr(depth - 1, places)}"
                 return f"where({self.bool_expr(depth - 1, places)}, {branches})"
+
+    def _ids(self, places: frozenset[str]) -> str | None:
+        """A comparison of what a sorted input has for the key with that of the query, or a number."""
+        found = [extra for extra in self.extras if extra.is_sorted]
+        if not found or not {"q_idx", "kv_idx"} <= places:
+            return None
+        extra = self.draw(st.sampled_from(found))
+        leading = "".join(
+            "h, " if size == self.heads else f"{_HOME.get(size, '0')}, " for size in extra.shape[:-1]
+        )
+        q, kv = (f"{extra.name}[{leading}{at}]" for at in (self.one_of("q_idx", "q_pos"), "kv_idx"))
+        op = self.one_of("==", "==", "!=", "<=", ">", ">=")
+        return self.one_of(
+            f"({q} {op} {kv})", f"({kv} {op} 2)", f"({kv} % 2 {op} {q} % 2)", f"({kv} + 1 {op} {q})"
+        )
+
+    def _bound(self, places: frozenset[str]) -> str | None:
+        """A window, or a limit, as wide as an integer for the call, the sequence or the head says."""
+        found = [e for e in self.extras if e.type == "int" and e.shape in ((), ("B",), (self.heads,))]
+        if not found or not {"q_idx", "kv_idx", "h"} <= places:
+            return None
+        extra = self.draw(st.sampled_from(found))
+        index = {(): "", ("B",): "[b]"}.get(extra.shape, "[h]")
+        x, q = extra.name + index, self.one_of("q_idx", "q_pos")
+        return self.one_of(
+            f"({q} - {x} <= kv_idx)", f"(kv_idx <= {q} + {x})", f"(kv_idx < {x})", f"(kv_idx + 3 >= {x} * 2)"
+        )
 
     def float_expr(self, depth: int, places: frozenset[str], dot: bool) -> str:
         kind = self.draw(st.integers(0, 12 if depth > 0 else 3))
