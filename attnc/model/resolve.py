@@ -210,7 +210,7 @@ class _Resolver:
                 "a mask cannot depend on the scores",
                 tree.value.span,
                 "contains dot(q, k)",
-                hints=("write it into the score, e.g. 'where(condition, score, -1e30)'",),
+                hints=("write it into the score, e.g. 'where(condition, score, -inf)'",),
             )
         return mask or TRUE
 

@@ -33,7 +33,8 @@ _BINDING = {
 def _search(node: Search, show: Callable[[Expr], str]) -> str:
     row = node.row or f"args.{node.tensor}_ptr"
     stride = f"args.stride_{node.tensor}_{len(node.prefix)}"
-    return f"{node.side}_bound({row}, {stride}, {show(node.extents[-1])}, {show(node.value)})"
+    kind = "_real" if node.value.type == "float" else ""  # an integer would cut off its fraction
+    return f"{node.side}_bound{kind}({row}, {stride}, {show(node.extents[-1])}, {show(node.value)})"
 
 
 def _number(value: int | float) -> str:

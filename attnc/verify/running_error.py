@@ -76,7 +76,7 @@ class RunningError:
     @staticmethod
     def of(head: Head, dot: Approx, intrinsics: tuple[tuple[str, float, float], ...]) -> RunningError:
         """intrinsics: as a plan states them."""
-        return RunningError(head, dot, {name: errors for name, *errors in intrinsics})  # type: ignore[misc]
+        return RunningError(head, dot, {name: (own, absolute) for name, own, absolute in intrinsics})
 
     def analyse(self, expr: Expr) -> Approx:
         """The expression's value and error bound, both broadcasting to [M, N]."""

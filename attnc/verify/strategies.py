@@ -98,7 +98,7 @@ def lengths(attention: Attention, limits: Limits, config: int) -> tuple[int, ...
     """Lengths at which something changes: tiles, constants of the mask, and primes."""
     marks = {0, 1, 2, *_PRIMES}
     constants = {node.value for node in walk(attention.mask) if isinstance(node, Const)}
-    for size in {*limits.tiles[config], *(int(c) for c in constants if c > 2)}:
+    for size in {*limits.tiles[config], *(int(c) for c in constants if 2 < c <= limits.longest)}:
         marks |= {size - 1, size, size + 1, 2 * size - 1, 2 * size + 1}
     return tuple(sorted(mark for mark in marks if 0 <= mark <= limits.longest))
 

@@ -72,6 +72,9 @@ CUDA_SPECS = {
         "d": 72,
     },
     "split": {"mask": "causal", "schedule": "  warp_split = kv\n  persistent = true"},
+    "functions": {
+        "score": "sigmoid(dot(q, k)) + exp2(-dot(q, k)) + log2(N) + erf(dot(q, k)) + clamp(kv_idx, -inf, 9)"
+    },
     "lazy": {"mask": "window(64, 0)", "schedule": "  softmax = online(rescale = lazy(8))"},
     "decode": {
         "schedule": "  loops = [kv], tile.q = 16, tile.kv = 64, warp_split = kv, split.kv = auto\n"

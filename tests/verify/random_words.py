@@ -98,7 +98,7 @@ class Words:
             case 2:
                 loaded = self.load("float", places, depth)
                 return (
-                    f"({loaded} {self.one_of('<', '>=')} {self.one_of('0', '0.5', '-1')})"
+                    f"({loaded} {self.one_of('<', '>=')} {self.one_of('0', '0.5', '-1', 'inf', '-inf')})"
                     if loaded
                     else "true"
                 )

@@ -8,7 +8,14 @@ import pytest
 
 from attnc.verify.case import Case
 from attnc.verify.subject import Subject
-from tests.verify.judging import needs_gxx, right, spec, subject_of_text
+from tests.verify.judging import (
+    TARGETS,
+    needs_gxx,
+    right,
+    skip_without_compiler,
+    spec,
+    subject_of_text,
+)
 
 #: Scores with gradients of q, k, v and `x`, where it occurs.
 SCORES = {
@@ -30,6 +37,7 @@ STYLES: tuple[dict[str, str], ...] = (
     {"logits": "huge"},
     {"logits": "large", "special": "inf_k"},
 )
+TILES = {"triton": "tile.q = 16, tile.kv = 16", "cuda.sm_80": "tile.q = 32, tile.kv = 32, warps = 2"}
 
 
 def scored(score: str, target: str, dtype: str) -> Subject:
@@ -44,8 +52,7 @@ def scored(score: str, target: str, dtype: str) -> Subject:
     ]
     if "x[h]" in score:
         lines.append("input x: f32[H]")
-    schedule = "tile.q = 16, tile.kv = 16" if target == "triton" else "tile.q = 32, tile.kv = 32, warps = 2"
-    return subject_of_text(spec(lines, schedule, target=target))
+    return subject_of_text(spec(lines, TILES[target], target=target))
 
 
 #: The same functions in two scores: a kernel takes seconds to compile for a CPU.
@@ -65,6 +72,25 @@ def test_scores(name: str) -> None:
     made = scored(SCORES[name], "triton", "f16" if name == "clamped" else "f32")
     for style in STYLES:
         right(made, small(**style))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_sorted_integers_beside_a_number(target: str) -> None:
+    """The search compares as the mask does: a number is no integer there."""
+    skip_without_compiler(target)
+    lines = (
+        "input q: f32[B, M, H, 16]",
+        "input k, v: f32[B, N, H, 16]",
+        "input doc: i32[B, N] is sorted",
+        "input x: f32[B]",
+        "score = dot(q, k) / 4",
+        "mask = doc[b, kv_idx] < x[b] or x[b] + 3 <= doc[b, kv_idx] <= inf",
+        "normalize = softmax",
+        "output o: f32[B, M, H, 16]",
+    )
+    made = subject_of_text(spec(lines, TILES[target], target=target))
+    for seed in range(3):
+        right(made, Case(dims={"B": 3, "M": 21, "N": 97, "H": 1}, seed=seed))
 
 
 @needs_gxx

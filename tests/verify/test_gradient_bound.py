@@ -36,9 +36,9 @@ def planned(score: str, dtype: str = "f32", mask: str = "causal") -> tuple[Atten
     return module.variant.attention, module.backward.bound
 
 
-def expected(score: str, dtype: str = "f32") -> Mapping[str, ExpectedGradient]:
+def expected(score: str, dtype: str = "f32", logits: str = "random") -> Mapping[str, ExpectedGradient]:
     attention, bound = planned(score, dtype)
-    inputs = build(attention, Case(dims=DIMS, seed=5)).inputs
+    inputs = build(attention, Case(dims=DIMS, seed=5, logits=logits)).inputs
     plain = {name: x.detach() if hasattr(x, "detach") else x for name, x in inputs.items()}
     cotangents = dict(cotangents_of(attention, reference(attention, plain), seed=5))
     return expect_gradients(attention, plain, cotangents, bound)
@@ -46,6 +46,17 @@ def expected(score: str, dtype: str = "f32") -> Mapping[str, ExpectedGradient]:
 
 def values(of: Mapping[str, ExpectedGradient]) -> dict[str, Floats]:
     return {name: want.value.copy() for name, want in of.items()}
+
+
+@pytest.mark.parametrize("score", ["dot(q, k) * sigmoid(dot(q, k))", "dot(q, k) / (1 + exp(-dot(q, k)))"])
+def test_gradients_where_exp_overflows_are_checked(score: str) -> None:
+    """Scores of -6e4: the slope is 0, and v's gradient that of a mean."""
+    wanted = expected(score, logits="very_negative")
+    right = judge_gradients(wanted, values(wanted))
+    assert (right.ok, right.open) == (True, 0)
+    assert not wanted["q"].value.any()
+    wrong = judge_gradients(wanted, {**values(wanted), "q": wanted["q"].value + np.nan})
+    assert not wrong.ok
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

@@ -12,7 +12,7 @@ import torch
 from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.verify.search import fuzz, verify
-from attnc.verify.simt import SimtFault, available, launch
+from attnc.verify.simt import SimtFault, available, launch, run_on_cpu
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import cuda_subject
 
@@ -141,3 +141,8 @@ def test_what_is_undefined_is_a_fault(body: str, said: str) -> None:
 def test_numbers_are_rounded_to_nearest_even() -> None:
     out = run("args.out[i] = simt::widen(f16{(unsigned short)pack(1.0f + args.in[i] / 2048, 0.0f)});")
     assert torch.equal(out, (1 + torch.arange(64.0) / 2048).half().float())
+
+
+def test_only_cuda_modules_run_on_a_cpu() -> None:
+    with pytest.raises(ValueError, match="torch is not a CUDA module that attnc generated"):
+        run_on_cpu(torch)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnc.expr.nodes import Binary, Const, Dot
+from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Neg
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.reference import Head, heads
@@ -217,6 +217,41 @@ def test_nothing_is_promised_of_tiny_divisors() -> None:
         tensors["slope"] = np.full(4, value)
         found = expect(spec, tensors, error_bound(DType.F32, 16, 16))
         assert (found["o"].open == is_open).all()
+
+
+def logistic(numerator: Expr, one: float) -> Expr:
+    return Binary("/", numerator, Binary("+", Const(one), Call("exp", (Neg(Dot()),))))
+
+
+@pytest.mark.parametrize("logits", LOGITS)
+@pytest.mark.parametrize("one", [1.0, 2.0])
+def test_an_exponential_that_overflows_in_a_divisor_leaves_a_bound(logits: str, one: float) -> None:
+    """Not 0, and not none: the row is the mean of all values where every score is 0."""
+    spec = attention(logistic(Dot(), one), dtype=DType.F32)
+    tensors = problem(spec, DType.F32, SIZES[0], 1, logits=logits)
+    expected = expect(spec, tensors, error_bound(DType.F32, 16, 16))
+    for want in expected.values():
+        assert not want.open.any()
+        assert ((want.allowed > 0) & (want.allowed < np.inf)).all()
+    outputs = {name: want.value.copy() for name, want in expected.items()}
+    assert judge(spec, expected, outputs).ok
+    outputs["o"][0, 3, 2, 5] += expected["o"].allowed[0, 3, 2, 5] * 1.1
+    assert not judge(spec, expected, outputs).ok
+
+
+def test_scores_that_may_be_no_number_are_open_not_exact() -> None:
+    """exp(s) - 2 exp(s) is inf - inf in float32 where s is beyond 88, but not in float64."""
+    power = Call("exp", (Dot(),))
+    spec = attention(Binary("-", power, Binary("*", power, Const(2.0))), dtype=DType.F32)
+    tensors = {name: np.ones((1, 2, 1, 8)) for name in "qkv"}
+    tensors["q"][0, 1] = 100
+    expected = expect(spec, tensors, error_bound(DType.F32, 8, 16))
+    assert [bool(row.all()) for row in expected["o"].open[0, :, 0]] == [False, True]
+    outputs = {name: want.value.copy() for name, want in expected.items()}
+    outputs["o"][0, 1] = np.nan
+    assert judge(spec, expected, outputs).ok
+    outputs["o"][0, 0] = np.nan
+    assert not judge(spec, expected, outputs).ok
 
 
 LONG = 1 << 18
