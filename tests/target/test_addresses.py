@@ -1,0 +1,150 @@
+"""Addresses of kernels are computed in 64 bits, or provably small: the proof, and that it can fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.build import front, plan_program
+from attnc.plan import ir
+from attnc.target.files import render_files
+from attnc.verify.addresses import Finding, findings
+from attnc.verify.cuda_addresses import cuda_findings
+from tests.verify.judging import modules_of
+from tests.verify.random_specs import specs
+
+ROOT = Path(__file__).parents[2]
+SPECS = sorted((ROOT / "specs").glob("*.attn"))
+
+
+@cache
+def modules(spec: str) -> tuple[ir.Module, ...]:
+    return plan_program(front(ROOT / "specs" / f"{spec}.attn")).modules
+
+
+@cache
+def texts(spec: str, target: str) -> dict[str, str]:
+    """The kernels of the first variant of each attention of a spec, by file, as generated/ holds them."""
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    for module in modules(spec):
+        name = module.variant.attention.name
+        if module.target == target and name not in seen:
+            seen.add(name)
+            files = render_files(module, path=f"{spec}.attn", sha256="0" * 64)
+            ending = ".py" if target == "triton" else ".cu"
+            found |= {f"{name}/{file}": text for file, text in files.items() if file.endswith(ending)}
+    return found
+
+
+def judge(name: str, text: str) -> tuple[Finding, ...]:
+    return findings(text) if name.endswith(".py") else cuda_findings(text)
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("spec", [path.stem for path in SPECS])
+def test_every_address_is_proved(spec: str, target: str) -> None:
+    for name, text in texts(spec, target).items():
+        assert not judge(name, text), name
+
+
+# -- a cast less is a finding ------------------------------------------------------------------------------
+
+#: Spec, attention and file, and the strides whose products it has.
+CASES = (
+    ("local_sink", "local_sink/w128_d64.py", "qb qh kb kh vb vh ob oh lseb lseh lsem sink_0"),
+    ("local_sink", "local_sink/w128_d64.py", "dob doh dqb dqh dkb dkh dvb dvh dlseb dlseh dlsem"),
+    ("bias", "bias/d64.py", "pair_0 pair_1 pair_2 key_bias_0 key_bias_1"),
+    ("paged_decode", "paged_decode/d128.py", "block_table_0 kv_len_0 qb qm kh vh om"),
+    ("varlen", "varlen/d128.py", "qm kn vn om lsem dqm dkn dvn dom"),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "file", "stride"), [(s, f, stride) for s, f, strides in CASES for stride in strides.split()]
+)
+def test_a_stride_without_its_cast_is_found(spec: str, file: str, stride: str) -> None:
+    """Each product with the stride, one by one, in 32 bits."""
+    text = texts(spec, "triton")[file]
+    product = re.compile(rf"\.to\(tl\.int64\)((?:\[[^]]*\])? \* stride_{stride}\b)")
+    places = list(product.finditer(text))
+    assert places
+    for place in places:
+        line = text.count("\n", 0, place.start()) + 1
+        found = findings(text[: place.start()] + place[1] + text[place.end() :])
+        assert any(abs(one.line - line) <= 4 for one in found), f"line {line}: {place[0]}"
+
+
+#: Products without a stride's name: rows of delta and lse, pages, searches, shares, tiles by pointers.
+WITHOUT_STRIDES = (
+    ("padding", "padding/d64.py", ".to(tl.int64) * M_padded"),
+    ("padding", "padding/d64.py", "tl.load(x + row.to(tl.int64)[:, None] * stride"),  # q, k, v, o, do
+    ("padding", "padding/d64.py", "tl.store(x + row.to(tl.int64)[:, None] * stride"),  # o, dq, dk, dv
+    ("paged_decode", "paged_decode/d128.py", "page.to(tl.int64) * stride_page"),
+    ("paged_decode", "paged_decode/d128.py", "entry.to(tl.int64) * stride"),
+    ("paged_decode", "paged_decode/d128.py", "(row // PAGE).to(tl.int64) * stride"),
+    ("paged_decode", "paged_decode/d128.py", "tl.cast(start // PAGE, tl.int64) * stride"),
+    ("paged_decode", "paged_decode/d128.py", ".to(tl.int64) * SPLITS"),
+    ("document", "document/d128.py", "last.to(tl.int64) * stride"),
+    ("varlen", "varlen/d128.py", "next.to(tl.int64) * stride"),
+    ("bias", "bias/d64.py", "q_idx.to(tl.int64)[:, None] * N"),  # dpair
+    ("bias", "bias/d64.py", "(b * H + h).to(tl.int64) * N"),  # dkey_bias
+)
+
+
+@pytest.mark.parametrize(("spec", "file", "product"), WITHOUT_STRIDES)
+def test_another_product_without_its_cast_is_found(spec: str, file: str, product: str) -> None:
+    text = texts(spec, "triton")[file]
+    assert product in text
+    cut = product.replace(".to(tl.int64)", "").replace("tl.cast(start // PAGE, tl.int64)", "start // PAGE")
+    assert findings(text.replace(product, cut, 1))
+
+
+def planted(text: str) -> Iterator[str]:
+    """A `.cu` file with one number of 64 bits less: a cast, the type of a stride, that of a row's place."""
+    for match in re.finditer(r"\(long long\)(?!DV|M \* DV)", text):  # those two are small
+        yield text[: match.start()] + text[match.end() :]
+    for match in re.finditer(r"\blong long (?=[^;(){}=]*stride)|(?<=const )long long (?=\w+ =)", text):
+        yield f"{text[: match.start()]}int {text[match.end() :]}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "attention"),
+    [
+        ("local_sink", "local_sink"),
+        ("paged_decode", "paged_decode"),
+        ("varlen", "varlen"),
+        ("bias", "bias"),
+        ("fa1", "fa1"),
+    ],
+)
+def test_a_cast_or_type_less_is_found_on_cuda(spec: str, attention: str) -> None:
+    files = {
+        name: text for name, text in texts(spec, "cuda.sm_80").items() if name.startswith(f"{attention}/")
+    }
+    assert files
+    for name, text in files.items():
+        for wrong in planted(text):
+            assert cuda_findings(wrong), name
+
+
+def test_a_finding_names_its_line() -> None:
+    text = "@triton.jit\ndef f(x, stride, N):\n    at = N - 1\n    return tl.load(x + at * stride)\n"
+    assert [str(one) for one in findings(text)] == ["line 4: at * stride has 32 bits"]
+    text = "struct Args { long long stride_qm; };\nfloat f(int i) {\n    return q_ptr[i * stride];\n}\n"
+    assert [str(one) for one in cuda_findings(text)] == ["line 3: i * stride has 32 bits"]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.booleans().flatmap(lambda on_cuda: specs(on_cuda=on_cuda)))
+def test_addresses_of_random_specs_are_proved(text: str) -> None:
+    for module in modules_of(text):
+        for name, kernel in render_files(module, path="a.attn", sha256="0" * 64).items():
+            if name.endswith(".cu") or module.target == "triton":
+                assert not judge(name, kernel), kernel
