@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
@@ -52,9 +51,9 @@ def hunt(bug: Bug, *, seed: int = 0) -> Catch:
     """Plants the bug and draws cases until it is caught; how many depends on nothing but the seed."""
     subject, examples = planted(bug), EXAMPLES[bug.target]
     if isinstance(subject, ProjectionSubject):
-        report = fuzz_projection(subject, examples=examples, seconds=inf, seed=seed, shrink=False)
+        report = fuzz_projection(subject, examples=examples, seed=seed, shrink=False)
     else:
-        report = fuzz(subject, examples=examples, seconds=inf, seed=seed, shrink=False, rules=violations)
+        report = fuzz(subject, examples=examples, seed=seed, shrink=False, rules=violations)
     case, message = None, ""
     if report.failures:
         case, message = report.failures[0].case, report.failures[0].verdict.message
