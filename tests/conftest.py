@@ -3,7 +3,7 @@
 Profiles (choose with `--hypothesis-profile NAME` or `HYPOTHESIS_PROFILE=NAME`):
 
 pr       the default: the same examples on every run, so that a red run is red for everybody
-nightly  many fresh examples; failures are kept in `.hypothesis/`
+nightly  many fresh examples, and the tests marked `nightly`; failures are kept in `.hypothesis/`
 repro    replays the failures kept there, printing every example
 """
 
@@ -44,6 +44,10 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pr"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves slow tests to the end, keeping the order within each half."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests of the night by day, and moves slow ones to the end, keeping the order of each."""
+    if settings.get_current_profile_name() != "nightly":
+        nightly = [item for item in items if item.get_closest_marker("nightly") is not None]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in nightly]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)

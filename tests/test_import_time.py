@@ -1,12 +1,11 @@
-"""`import attnc` is cheap: no heavy package comes with it, so a tool can import it at start-up."""
+"""`import attnc` is cheap: little is loaded with it, so a tool can import it at start-up."""
 
 import subprocess
 import sys
-import time
 
 HEAVY = ("cupy", "hypothesis", "jinja2", "lark", "numpy", "rich", "torch", "triton", "typer")
-BUDGET_S = 0.100
-RUNS = 7
+#: Of attnc's own; what they load of the standard library comes on top.
+MODULES = 8
 
 
 def run(program: str) -> str:
@@ -14,19 +13,13 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def best_of(program: str) -> float:
-    """Seconds that the fastest of `RUNS` fresh interpreters took: the minimum, as load only ever adds."""
-    times = []
-    for _ in range(RUNS):
-        start = time.perf_counter()
-        run(program)
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def test_import_takes_under_100_ms() -> None:
-    bare, imported = best_of("pass"), best_of("import attnc")
-    assert imported - bare < BUDGET_S
+def test_import_loads_a_handful_of_modules() -> None:
+    """Counted, not timed: a number that is the same on every machine."""
+    before = "import sys; names = set(sys.modules); import attnc"
+    loaded = run(f"{before}; print(*(set(sys.modules) - names))").split()
+    own = [name for name in loaded if name.partition(".")[0] == "attnc"]
+    assert 0 < len(own) <= MODULES
+    assert len(loaded) < 100
 
 
 def test_import_loads_no_heavy_package() -> None:

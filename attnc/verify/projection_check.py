@@ -216,7 +216,7 @@ def fuzz_projection(
     subject: ProjectionSubject,
     *,
     examples: int = 100,
-    seconds: float = 60.0,
+    seconds: float = float("inf"),
     seed: int = 0,
     shrink: bool = True,
 ) -> Report:

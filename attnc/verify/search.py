@@ -66,7 +66,7 @@ class _Tally:
 
     subject: Subject
     progress: Progress | None
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
     examples: int = 0
     held: int = 0
     worst: tuple[float, str, Case | None] = (0.0, "", None)
@@ -162,7 +162,7 @@ def fuzz(
     subject: Subject,
     *,
     examples: int = 100,
-    seconds: float = 60.0,
+    seconds: float = float("inf"),
     seed: int = 0,
     shrink: bool = True,
     progress: Progress | None = None,

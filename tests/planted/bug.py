@@ -35,15 +35,12 @@ class Place:
 class Bug(Place):
     """name; attention: of the specs, or the projection, in whose module it is planted; story: how kernels
     came by such a bug; also: further places that belong to it.
-
-    probe: for what no run of a kernel on a CPU can show, the check of `probes` that does.
     """
 
     name: str
     attention: str
     story: str
     also: tuple[Place, ...] = ()
-    probe: str = ""
     target: Target
 
     @property

@@ -240,7 +240,6 @@ BUGS: tuple[Bug, ...] = (
         story="a maximum of -inf is below every bound, and the count of fallbacks told of them",
         anchor='((highest < LOW) & (highest > -float("inf")))',
         patch="(highest < LOW)",
-        probe="fallbacks are counted",
     ),
     TritonBug(
         name="fallbacks counted row by row",
@@ -248,7 +247,6 @@ BUGS: tuple[Bug, ...] = (
         story="a counter for tuning was added where rows are looked at",
         anchor="tl.atomic_add(fallbacks_ptr, 1)",
         patch="tl.atomic_add(fallbacks_ptr, tl.sum((lost & exists).to(tl.int32), 0))",
-        probe="fallbacks are counted",
     ),
     CudaBug(
         name="fallbacks counted by every thread",
@@ -256,7 +254,6 @@ BUGS: tuple[Bug, ...] = (
         story="a counter for tuning was added without thinking of threads",
         anchor="if (threadIdx.x == 0 && args.fallbacks_ptr)",
         patch="if (args.fallbacks_ptr)",
-        probe="fallbacks are counted",
     ),
     # Division of negatives
     TritonBug(

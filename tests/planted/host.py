@@ -12,7 +12,6 @@ BUGS: tuple[Bug, ...] = (
         story="the quick launch was written where there was one stream",
         anchor="self.start(torch._C._cuda_getCurrentRawStream(self.index), arguments)",
         patch="self.start(0, arguments)",
-        probe="the caller's stream",
     ),
     CudaBug(
         name="the default stream",
@@ -21,7 +20,6 @@ BUGS: tuple[Bug, ...] = (
         story="CuPy has a current stream of its own, which is not torch's",
         anchor="stream = torch._C._cuda_getCurrentRawStream(gpu.index)",
         patch="stream = 0",
-        probe="the caller's stream",
     ),
     CudaBug(
         name="the stream of the first call",
@@ -37,7 +35,6 @@ BUGS: tuple[Bug, ...] = (
                 file="host",
             ),
         ),
-        probe="the caller's stream",
     ),
     TritonBug(
         name="the stream of the first call",
@@ -52,7 +49,6 @@ BUGS: tuple[Bug, ...] = (
                 patch="self.stream, (*addresses",
             ),
         ),
-        probe="the caller's stream",
     ),
     # What is given to write to
     TritonBug(

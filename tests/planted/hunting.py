@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import inf
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from attnc.build import digest
 from attnc.runtime.loader import load_text
 from attnc.target.files import render_files
+from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
-from attnc.verify.check import check
+from attnc.verify.check import check, keeps
 from attnc.verify.projection_check import (
     ProjectionSubject,
     check_projection,
@@ -32,6 +32,7 @@ from tests.planted.bug import Bug, plant
 from tests.planted.registry import module_of, projection_of
 
 AnySubject: TypeAlias = Subject | ProjectionSubject
+By: TypeAlias = Literal["bound", "rules", "calls"]
 #: Cases that a search may draw, by target: threads on a CPU are slow, and most bugs show in the first ten.
 EXAMPLES: Mapping[str, int] = {"triton": 300, "cuda.sm_80": 60, "projection": 120}
 
@@ -52,9 +53,9 @@ def hunt(bug: Bug, *, seed: int = 0) -> Catch:
     """Plants the bug and draws cases until it is caught; how many depends on nothing but the seed."""
     subject, examples = planted(bug), EXAMPLES[bug.target]
     if isinstance(subject, ProjectionSubject):
-        report = fuzz_projection(subject, examples=examples, seconds=inf, seed=seed, shrink=False)
+        report = fuzz_projection(subject, examples=examples, seed=seed, shrink=False)
     else:
-        report = fuzz(subject, examples=examples, seconds=inf, seed=seed, shrink=False, rules=violations)
+        report = fuzz(subject, examples=examples, seed=seed, shrink=False, rules=violations)
     case, message = None, ""
     if report.failures:
         case, message = report.failures[0].case, report.failures[0].verdict.message
@@ -87,11 +88,16 @@ class _Caught(Exception):
         self.catch = catch
 
 
-def judge(bug: Bug, case: Case, *, is_planted: bool) -> Verdict:
-    """The verdict on one case of the module with the bug, or without it. Of a bug in the forward, gradients
-    are left out.
+def judge(bug: Bug, case: Case, by: By, *, is_planted: bool) -> Verdict:
+    """The verdict on one case of the module with the bug, or without it: by the error bound, by the rules
+    besides, or of the module's calls. By the bound, gradients are left out for a bug in the forward.
     """
     subject = planted(bug) if is_planted else _clean(bug)
+    if by == "calls" and isinstance(subject, Subject):
+        message = next(iter(call_violations(subject)), "")
+        return Verdict(ok=not message, message=message)
+    if by == "rules" and isinstance(subject, Subject):
+        return keeps(subject, case, violations, Verdict(ok=True, message=""))
     if isinstance(subject, ProjectionSubject):
         return check_projection(subject, case)
     if bug.phase == "forward" and bug.file in ("", "host"):

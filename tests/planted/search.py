@@ -2,9 +2,9 @@
 
     python -m tests.planted.search [PART ...] [--only-new]
 
-found.json: for each bug what shows it (the cases of `attnc verify`, else a search by Hypothesis, or a probe),
-after how many cases, and how; null where nothing does. cases.json: the smallest case found, for the suite to
-replay. Takes minutes for a part; `tests/planted/test_planted.py` holds both files to the registry.
+found.json: for each bug whether the cases of `attnc verify` show it or a search by Hypothesis, after how many
+cases, and how; null where neither does. cases.json: the smallest case found and what judges it, for the suite
+to replay. Takes minutes for a part; `tests/planted/test_planted.py` holds both files to the registry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from tests.planted.bug import Bug
-from tests.planted.hunting import Catch, hunt, judge, verify
+from tests.planted.hunting import By, Catch, hunt, judge, verify
 from tests.planted.registry import BUGS, PARTS
 
 #: By the bug's name in the registry, one line each.
@@ -62,8 +62,9 @@ def main() -> None:
         found[name] = (
             None if catch.case is None else {"by": by, "cases": catch.examples, "sign": _sign(catch)}
         )
-        if catch.case is not None and _shows(bug, catch.case):
-            kept[name] = asdict(_smallest(bug, catch.case))
+        if catch.case is not None:
+            way: By = "bound" if _shows(bug, catch.case, "bound") else _way(catch)
+            kept[name] = {"by": way, "case": asdict(_smallest(bug, catch.case, way))}
         print(f"{name}: {found[name]}", flush=True)
         write(FOUND, found)
         write(CASES, kept)
@@ -73,21 +74,27 @@ def _sign(catch: Catch) -> str:
     return catch.message.splitlines()[0][:100]
 
 
-def _smallest(bug: Bug, case: Case) -> Case:
+def _way(catch: Catch) -> By:
+    return "calls" if catch.message.startswith("calls: ") else "rules"
+
+
+def _smallest(bug: Bug, case: Case, by: By) -> Case:
     """A smaller case that shows the bug too, and is right without it."""
+    if by == "calls":  # of sizes of its own
+        return Case(dims={})
     found, tried = case, 0
     changes = _changed(found)
     while tried < _ATTEMPTS and (other := next(changes, None)) is not None:
         if _size(other) < _size(found):
             tried += 1
-            if _shows(bug, other):
+            if _shows(bug, other, by):
                 found = other
                 changes = _changed(found)
-    return found if judge(bug, found, is_planted=False).ok else case
+    return found if judge(bug, found, by, is_planted=False).ok else case
 
 
-def _shows(bug: Bug, case: Case) -> bool:
-    return not judge(bug, case, is_planted=True).ok
+def _shows(bug: Bug, case: Case, by: By) -> bool:
+    return not judge(bug, case, by, is_planted=True).ok
 
 
 def _size(case: Case) -> tuple[int, ...]:

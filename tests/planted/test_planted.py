@@ -1,39 +1,61 @@
-"""Every planted bug is caught: by the case kept for it, and, every night, by a search from scratch."""
+"""Every planted bug is caught: by the case that is kept for it, and every night by searches from scratch."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from attnc.verify.case import Case
 from attnc.verify.simt import available
-from tests.planted.bug import Bug, plant
-from tests.planted.hunting import files_with, hunt, table
+from tests.planted.bug import plant
+from tests.planted.hunting import files_with, hunt, judge, verify
 from tests.planted.registry import BUGS, PARTS
+from tests.planted.search import CASES, FOUND, read
 
 NEEDS_GXX = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
-PER_PART = [
-    pytest.param(bugs, id=part, marks=[NEEDS_GXX] if part.startswith("cuda") else [])
-    for part, bugs in PARTS.items()
-]
+KEPT, FOUND_BY = read(CASES), read(FOUND)
 
 
-@pytest.mark.parametrize("bugs", PER_PART)
-def test_every_bug_has_its_place(bugs: tuple[Bug, ...]) -> None:
+def each(names: list[str]) -> list[object]:
+    """A parameter for each bug."""
+    return [
+        pytest.param(name, id=name, marks=NEEDS_GXX if BUGS[name].target == "cuda.sm_80" else ())
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_bug_has_its_place(part: str) -> None:
     """Says in seconds what the searches would in minutes."""
-    assert all(files_with(bug) for bug in bugs)
+    assert all(files_with(bug) for bug in PARTS[part])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bugs", PER_PART)
-def test_every_bug_is_caught(bugs: tuple[Bug, ...]) -> None:
-    catches = [hunt(bug) for bug in bugs]
-    print(f"\n{table(catches)}")
-    assert not [catch.bug.name for catch in catches if catch.case is None]
+@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT]))
+def test_the_case_that_is_kept_shows_the_bug(name: str) -> None:
+    by, case = KEPT[name]["by"], Case.from_json(json.dumps(KEPT[name]["case"]))
+    assert not judge(BUGS[name], case, by, is_planted=True).ok
+    verdict = judge(BUGS[name], case, by, is_planted=False)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", each([name for name, line in FOUND_BY.items() if line is not None]))
+def test_a_search_from_scratch_finds_the_bug(name: str) -> None:
+    """By the means that the record names."""
+    found = verify(BUGS[name]) if FOUND_BY[name]["by"] == "verify" else hunt(BUGS[name])
+    assert found.case is not None
 
 
 def test_names_are_unique() -> None:
-    assert len(BUGS) == sum(len(bugs) for bugs in PARTS.values()) > 150
+    assert len(BUGS) == sum(len(bugs) for bugs in PARTS.values()) > 300
+
+
+def test_the_record_speaks_of_every_bug() -> None:
+    assert FOUND_BY.keys() == BUGS.keys(), "run: python -m tests.planted.search --only-new"
+    assert KEPT.keys() == {name for name, line in FOUND_BY.items() if line is not None}
 
 
 def test_anchors_must_match_once() -> None:

@@ -79,9 +79,7 @@ def test_kernels_are_right(name: str) -> None:
     text = SPEC.format(schedule=schedule, d=d, dv=dv, **{**plain, **rest})
     program = resolve(parse(Source("under_test.attn", text)), prelude())
     (variant,) = variants(program, program.attentions[0])
-    report = verify(
-        cuda_subject(plan(variant, program.schedules[0]), {}), count=6, fills=("nan",), seconds=200
-    )
+    report = verify(cuda_subject(plan(variant, program.schedules[0]), {}), count=6, fills=("nan",))
     assert report.ok, "\n".join(f"{f.repro}\n  {f.verdict.message}" for f in report.failures)
     assert 0.01 < report.worst <= 1
 

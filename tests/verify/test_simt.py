@@ -48,13 +48,13 @@ def test_specs_are_right(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(0, 8, 2))
 def test_the_four_orders_are_right(number: int) -> None:
-    report = fuzz(subject("warp_split", number), examples=12, seconds=20)
+    report = fuzz(subject("warp_split", number), examples=12)
     assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
 
 
 @pytest.mark.slow
 def test_drawn_cases_pass() -> None:
-    report = fuzz(subject("prefix_document"), examples=20, seconds=20)
+    report = fuzz(subject("prefix_document"), examples=20)
     assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
 
 
