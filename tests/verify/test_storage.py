@@ -13,9 +13,9 @@ from attnc.runtime.trial import problem_for, trial
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import far, locates_rows, transposed
+from attnc.verify.strategies import far, locates_rows
 from attnc.verify.subject import Subject
-from tests.verify.judging import right, subject_of_text
+from tests.verify.judging import right, subject_of_text, transposed
 
 SPECS = Path(__file__).parents[2] / "specs"
 SCHEDULE = "schedule a for triton { tile.q = 16, tile.kv = 32, warps = 4, stages = 2 }"
