@@ -171,7 +171,8 @@ class _Weights:
         w = self.exponents + self.p * (self.sums + u_p + u_v)
         w = _finite(np.where(kept, w / (1 - drop), 0.0))
         v_size = np.abs(np.where(np.isfinite(v), v, 0.0))
-        delta_p = max(p_dtype.smallest_subnormal / 2, FLUSHED) / (1 - drop)
+        # where all is dropped, nothing is rounded
+        delta_p = 0.0 if drop == 1 else max(p_dtype.smallest_subnormal / 2, FLUSHED) / (1 - drop)
         lost = delta_p / bound.least_probability * _finite(self.p_max) * (self.seen @ v_size)
         b = w @ v_size + lost + o_dtype.unit_roundoff * np.abs(o)
         return Expected(
