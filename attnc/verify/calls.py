@@ -78,7 +78,10 @@ class _Calls:
         yield from ((ordinary, other) for other in (ordinary, *self._forwards(base, out)))
         if self.subject.gradients is not None:
             plain = Variation(name="gradients", call=partial(self._backward, base, {}))
-            yield from ((plain, other) for other in self._backwards(base))
+            for other in self._backwards(base):
+                yield plain, other
+                if other.name == "no dlse":
+                    yield other, plain
 
     def _forwards(self, base: Mapping[str, Any], out: Mapping[str, Any]) -> Iterator[Variation]:
         yield Variation(name="results of its own", call=partial(self._forward, base, None))
@@ -91,8 +94,10 @@ class _Calls:
                     call = partial(self._forward, {**base, name: changed}, out)
                     yield Variation(name=f"{what} of {name}", call=call, refused=refused)
         for name, x in out.items():
-            another_shape = ("shape", x.new_empty((1, *x.shape)), True)
-            for what, changed, refused in (*_changes(x, by_rows=name == "o"), *_wrong(x), another_shape):
+            shared = ("memory", x[:1].expand_as(x) if len(x) > 1 else x.unsqueeze(0), True)
+            longer = ("shape", x.new_empty((*x.shape[:-1], x.shape[-1] + 1)), True)
+            others = (*_changes(x, by_rows=name == "o"), *_wrong(x), shared, longer)
+            for what, changed, refused in others:
                 call = partial(self._forward, base, {**out, name: changed})
                 yield Variation(name=f"{what} of {name}", call=call, refused=refused)
 
@@ -340,6 +345,7 @@ def _changes(x: torch.Tensor, *, by_rows: bool) -> Iterator[tuple[str, torch.Ten
 
 def _wrong(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Tensors that are not as declared."""
+    yield "number of axes", x.unsqueeze(0), True
     other = torch.float64 if x.is_floating_point() else torch.int16
     yield "type", x.to(other), True
     if x.device.type == "cpu":

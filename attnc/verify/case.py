@@ -18,13 +18,14 @@ class Layout:
 
     order: its axes, slowest first (the last axis of q, k, v and o stays fastest); gaps: elements left out
     after each axis, as when the tensor is a slice of a larger one; expanded: axes of stride 0; offset:
-    elements before its first one.
+    elements before its first one; step: stride of the fastest axis.
     """
 
     order: tuple[int, ...]
     gaps: tuple[int, ...]
     expanded: tuple[int, ...] = ()
     offset: int = 0
+    step: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +140,13 @@ def _are_sizes(value: object) -> bool:
 
 def _layout(name: str, value: object) -> Layout:
     lists = ("order", "gaps", "expanded")
-    if not isinstance(value, dict) or value.keys() != {*lists, "offset"} or type(value["offset"]) is not int:
+    if not isinstance(value, dict) or value.keys() - {"step"} != {*lists, "offset"}:
+        raise ValueError(f"the layout of '{name}' is none")
+    numbers = {"offset": value["offset"], "step": value.get("step", 1)}
+    if any(type(number) is not int for number in numbers.values()):
         raise ValueError(f"the layout of '{name}' is none")
     for part in lists:
         if not isinstance(value[part], list) or any(type(n) is not int or n < 0 for n in value[part]):
             raise ValueError(f"the '{part}' of the layout of '{name}' is {value[part]!r}")
-    return Layout(**{part: tuple(value[part]) for part in lists}, offset=value["offset"])
+    order, gaps, expanded = (tuple(value[part]) for part in lists)
+    return Layout(order=order, gaps=gaps, expanded=expanded, **numbers)

@@ -25,7 +25,7 @@ from attnc.verify.data import LOGITS, SPECIALS, VALUES
 from attnc.verify.extras import styles_for
 from attnc.verify.problem import draw_extras
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
-from attnc.verify.strategies import all_dims, free_dims, locates_rows, size
+from attnc.verify.strategies import CALLS, all_dims, free_dims, locates_rows, size
 
 Level: TypeAlias = tuple[str, str]
 Pair: TypeAlias = tuple[Level, Level]
@@ -94,7 +94,7 @@ class Space:
             found["G"] = ("1", "even", "odd")
         found["lengths"] = lengths_for(self.attention)
         found["extras"] = styles_for(self.attention)
-        found["call"] = ("out", "new")
+        found["call"] = CALLS
         found |= {"logits": tuple(LOGITS), "values": tuple(VALUES), "special": tuple(SPECIALS)}
         for tensor in self.tensors:
             found[f"layout of {tensor.name}"] = self.layouts_for(tensor)
@@ -117,6 +117,8 @@ class Space:
         """The levels of its layout."""
         rank = len(tensor.shape)
         found = ["plain", "shifted"]
+        if not self._has_contiguous_rows(tensor):
+            found.append("spread")
         if rank > 1:
             found += ["gapped", "transposed"]
             if not self._has_contiguous_rows(tensor):
@@ -141,6 +143,8 @@ class Space:
             case "transposed":
                 own = tuple(number + 1 if axis == last else 0 for axis in axes)
                 return Layout(order=(*axes[:-1][::-1], last), gaps=own, offset=2 * number + 1)
+            case "spread":
+                return Layout(order=axes, gaps=none, offset=number % 3, step=2)
             case "rows":
                 return Layout(order=axes[::-1], gaps=none)
             case _:
@@ -155,6 +159,8 @@ class Space:
             return "far"
         if layout.expanded:
             return "expanded"
+        if layout.step > 1:
+            return "spread"
         if layout.order == axes:
             return "gapped" if any(layout.gaps) else "shifted"
         return "transposed" if layout.order[-1] == axes[-1] else "rows"

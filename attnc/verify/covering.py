@@ -194,6 +194,11 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
+    many = [n for n in space.usable if getattr(space.configs[n], "splits", 0) > 16]
+    for number in many:  # every share has a tile, and the last one key
+        tiles = space.configs[number].splits - 1
+        dims = {name: {"N": tiles * space.configs[number].BLOCK_N + 1}.get(name, 1) for name in names}
+        yield Case(dims=dims, seed=5, config=number, lengths=_full(space))
     for boundary in space.boundaries:
         if boundary.reach != "thin":
             continue
@@ -207,5 +212,9 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 longest, change = "B", {"B": size, "M": 1, "N": 2}
         dims = {name: change.get(name, 1) for name in names}
         if longest in names and limits.cost(dims, config) <= _THIN:
-            lengths = "full" if longest == "N" and "full" in space.factors.get("lengths", ()) else "drawn"
+            lengths = _full(space) if longest == "N" else "drawn"
             yield Case(dims=dims, seed=3, config=config, extras=extras, lengths=lengths)
+
+
+def _full(space: Space) -> str:
+    return "full" if "full" in space.factors.get("lengths", ()) else "drawn"

@@ -95,6 +95,11 @@ def _huge(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     return _aligned(rng, at, np.linspace(6.4e4, 6.5e4, at.N))
 
 
+def _low(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """Far below 0, where sums of exponentials are small but no zero: a fixed maximum is a bad guess."""
+    return _aligned(rng, at, np.linspace(-86, -55, at.N))
+
+
 def _zero_q(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     q, k = _random(rng, at)
     return np.copysign(0.0, q), k
@@ -120,6 +125,7 @@ LOGITS: Mapping[str, Callable[[Rng, Sizes], tuple[Floats, Floats]]] = {
     "falling": _falling,
     "very_negative": _very_negative,
     "huge": _huge,
+    "low": _low,
     "zero_q": _zero_q,
     "duplicates": _duplicates,
     "denormal": _denormal,

@@ -113,7 +113,7 @@ def place_tensor(
 ) -> Guarded:
     """The data in a buffer with guards, strided as the layout says."""
     layout = layout or Layout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
-    strides, reach = [0] * data.dim(), 1
+    strides, reach = [0] * data.dim(), layout.step
     for axis in reversed(layout.order):
         if axis not in layout.expanded:
             strides[axis] = reach

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from attnc.model.projection import ProjectionVariant
 from attnc.runtime.dtypes import TORCH
+from attnc.verify.boundaries import Boundary, Facts
 from attnc.verify.case import Case, Fit, Layout
 
 #: Numbers that have broken products: see `draw`.
@@ -72,6 +74,32 @@ def fixed_cases(variant: ProjectionVariant, reach: Reach, count: int) -> Iterato
             dims |= {name: least for name, least in (("M", 1), ("N", 17)) if name not in fixed}
         layouts = _layouts(seed)
         yield Case(dims=dims, seed=seed, values=style, special=special, layouts=layouts, config=config)
+
+
+def boundary_cases(
+    variant: ProjectionVariant, reach: Reach, boundaries: Iterable[Boundary], configs: Sequence[Any]
+) -> Iterator[Case]:
+    """A case for every point of the boundaries that is affordable under a config that puts it in force."""
+    fixed, names = fixed_sizes(variant), {"rows": "M", "features": "N", "depth": "K"}
+    seen = set()
+    for boundary in boundaries:
+        fitting = [n for n in reach.tiles if boundary.is_in_force({"forward": configs[n]})]
+        shared = [n for n in fitting if boundary.reach == "thin" and configs[n].SPLIT_K > 1]
+        for point in boundary.points:
+            size = {"M": 2, "N": 17, "K": 70, names[boundary.quantity]: point, **fixed}
+            config = next((n for n in shared or fitting if reach.affordable(size, n)), None)
+            if config is not None and (config, *size.values()) not in seen:
+                seen.add((config, *size.values()))
+                yield Case(dims=size, seed=len(seen), config=config)
+
+
+def facts(case: Case, configs: Sequence[Any]) -> Facts:
+    """What a case is, as far as boundaries ask."""
+    sizes = {"rows": case.dims["M"], "features": case.dims["N"], "depth": case.dims["K"]}
+    return Facts(
+        sizes={name: frozenset({size}) for name, size in sizes.items()},
+        configs={"forward": configs[case.config]},
+    )
 
 
 def _layouts(seed: int) -> dict[str, Layout]:

@@ -24,12 +24,14 @@ from attnc.model.tensors import DType
 from attnc.plan.ir_projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.target.projection import render_projection
+from attnc.verify.boundaries import Boundary, boundaries_of_projection
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
+from attnc.verify.cover import Met, Summary
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import FILLS, Guarded, place_tensor
-from attnc.verify.projection_cases import Reach, cases, draw, fixed_cases, repro
+from attnc.verify.projection_cases import Reach, boundary_cases, cases, draw, facts, fixed_cases, repro
 from attnc.verify.search import Failure, Report, TimeIsUp, searching
 from attnc.verify.tolerance import SLACK
 from attnc.verify.verdict import Verdict
@@ -184,16 +186,29 @@ def verify_projection(
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
 ) -> Report:
-    """The fixed cases: the same on every run. Stops after `seconds`, or at the third failure."""
+    """The fixed cases, and those at boundaries: the same on every run. Stops after `seconds`, or at the third
+    failure.
+    """
     started, report = time.monotonic(), Report(examples=0, seconds=0.0)
-    for case in fixed_cases(subject.planned.variant, subject.reach(), count):
+    variant, reach, configs = subject.planned.variant, subject.reach(), subject.module.CONFIGS
+    boundaries, met = boundaries_of_projection(subject.planned), set[tuple[Boundary, int]]()
+    at_boundaries = boundary_cases(variant, reach, boundaries, configs)
+    for case in (*fixed_cases(variant, reach, count), *at_boundaries):
         verdict = check_projection(subject, case, fills=fills)
+        met |= set(facts(case, configs).points(boundaries))
         report = _with(report, subject, case, verdict, time.monotonic() - started)
         if progress is not None:
             progress(report.examples, case, verdict)
         if report.seconds > seconds or len(report.failures) == 3:
             break
-    return report
+    points = [(boundary, point) for boundary in boundaries for point in boundary.points]
+    listed = (
+        Met(boundary=boundary, met=tuple(p for p in boundary.points if (boundary, p) in met))
+        for boundary in boundaries
+    )
+    return replace(
+        report, coverage=Summary(points=(len(met), len(points)), pairs=(0, 0), boundaries=tuple(listed))
+    )
 
 
 def _with(report: Report, subject: ProjectionSubject, case: Case, verdict: Verdict, seconds: float) -> Report:

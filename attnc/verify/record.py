@@ -20,8 +20,8 @@ class Record:
     """One verified module: where it ran, how many cases, the largest error / bound and its place.
 
     met: of the boundaries' points and of the pairs, how many of how many (`cover.Summary`), and the large
-    sizes met; empty in records from before that was counted. large: the same of sizes that only a GPU reaches,
-    how many cases and the largest error / bound; empty where they were not run.
+    sizes met; empty in records from before that was counted. large: of sizes that only a GPU reaches, how
+    many cases and the largest error / bound; empty where they were not run.
     """
 
     sha256: str
@@ -56,8 +56,8 @@ class Records:
     unsanitized: Mapping[str, str] = field(default_factory=dict)
 
     def with_verified(self, new: Mapping[str, Record]) -> Records:
-        """The same with these records added or replaced, but for what is known of the same text's large cases;
-        a module that has one is no longer unverified.
+        """The same with these records added or replaced, but for what is known of large cases of the same
+        text; a module that has one is no longer unverified.
         """
         left = {path: why for path, why in self.unverified.items() if path not in new}
         kept = {

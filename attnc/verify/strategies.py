@@ -1,13 +1,12 @@
-"""Which cases are run: the fixed ones, and those that Hypothesis draws.
+"""The cases that Hypothesis draws, beyond those of `covering`.
 
 It sees the structure only, not the tensors, so that shrinking stays fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import cycle
 from math import prod
 
 from hypothesis import strategies as st
@@ -19,6 +18,8 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.verify.case import Case, Fit, Layout
 from attnc.verify.data import LOGITS, SPECIALS, VALUES
+from attnc.verify.extras import EXTRAS, styles_for
+from attnc.verify.storage import LENGTHS, lengths_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Limits:
         return (steps + rows // 4) * dims.get("B", 1) * heads
 
 
+#: How a module is called: into given results, or for new ones.
+CALLS = ("out", "new")
 _PRIMES = (3, 13, 37, 61, 97, 131, 257, 521)
 _GROUPS = (1, 2, 3, 5, 7, 8)
 
@@ -76,11 +79,17 @@ def fit_of(attention: Attention, configs: int) -> Fit:
     """What a case of the attention may say, given how many configs there are."""
     return Fit(
         dims=free_dims(attention),
-        ranks={tensor.name: len(tensor.shape) for tensor in (*attention.inputs, *attention.outputs)},
+        ranks={
+            **{tensor.name: len(tensor.shape) for tensor in (*attention.inputs, *attention.outputs)},
+            **{f"d{tensor.name}": len(tensor.shape) for tensor in attention.outputs},
+        },
         configs=configs,
         logits=LOGITS,
         values=VALUES,
         specials=SPECIALS,
+        lengths=LENGTHS,
+        extras=EXTRAS,
+        calls=CALLS,
     )
 
 
@@ -129,6 +138,9 @@ def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
     for tensor in (*attention.inputs, *attention.outputs):
         if tensor.shape and draw(st.integers(0, 2)) == 2:
             layouts[tensor.name] = draw(_layouts(attention, tensor))
+    for tensor in attention.outputs if attention.grads else ():
+        if draw(st.integers(0, 2)) == 2:
+            layouts[f"d{tensor.name}"] = draw(_handed_over(tensor))
     apart = tuple(t for t in (attention.q, attention.k, attention.v) if isinstance(t.storage, Dense | Paged))
     spread = draw(st.sampled_from((None,) * 2 * len(apart) + apart)) if apart else None
     if spread is not None and (layout := far(attention, spread, dims)) is not None:
@@ -141,6 +153,9 @@ def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
         special=draw(st.sampled_from(("none", "none", *SPECIALS))),
         layouts=layouts,
         config=config,
+        lengths=draw(st.sampled_from(("drawn", *lengths_for(attention)))),
+        extras=draw(st.sampled_from(("drawn", *styles_for(attention)))),
+        call=draw(st.sampled_from(CALLS)),
     )
 
 
@@ -165,6 +180,18 @@ def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> Layout:
     return Layout(order=order, gaps=gaps, expanded=expanded, offset=draw(st.sampled_from((0, 8, 1, 3))))
 
 
+@st.composite
+def _handed_over(draw: st.DrawFn, tensor: Tensor) -> Layout:
+    """Of the gradient of an output, as autograd hands it over: any order of axes, or one number for all."""
+    axes = tuple(range(len(tensor.shape)))
+    return Layout(
+        order=tuple(draw(st.permutations(axes))),
+        gaps=tuple(draw(st.sampled_from((0, 0, 1, 8))) for _ in axes),
+        expanded=draw(st.sampled_from(((), (), axes, axes[:1]))),
+        offset=draw(st.sampled_from((0, 8, 1))),
+    )
+
+
 def locates_rows(attention: Attention, tensor: Tensor) -> bool:
     """Whether a stride of 0 would put rows of different sequences, or different rows, into one place, or give
     a sequence another length than its pages have.
@@ -178,48 +205,6 @@ def locates_rows(attention: Attention, tensor: Tensor) -> bool:
                 if any(load.tensor == tensor.name for load in read):
                     return True
     return False
-
-
-def fixed_cases(variant: Variant, limits: Limits, count: int) -> Iterator[Case]:
-    """The same cases every time: all styles, configs and special values in turn, over lengths around the
-    tiles.
-    """
-    attention, names = variant.attention, free_dims(variant.attention)
-    logits, values, specials = cycle(LOGITS), cycle(VALUES), cycle(["none", "none", *SPECIALS])
-    groups, batches, heads = cycle(_GROUPS), cycle((1, 2, 1)), cycle((2, 1))
-    layouts, configs = cycle((False, True, True)), tuple(limits.tiles)
-    for number in range(count):
-        config = configs[number % len(configs)]
-        marks = [n for n in lengths(attention, limits, config) if n > 1]
-        m, n = marks[(7 * number + 1) % len(marks)], marks[(3 * number + 5) % len(marks)]
-        wanted = {
-            "M": m,
-            "N": n,
-            "B": next(batches),
-            "Hkv": next(heads),
-            "H": next(groups),
-            "G": next(groups),
-        }
-        dims = {name: wanted.get(name, limits.tiles[config][1] + 1) for name in names}
-        for name in ("G", "H", "B", "Hkv", "M", "N"):
-            while name in dims and dims[name] > 1 and limits.cost(dims, config) > limits.work:
-                dims[name] = dims[name] // 2
-        yield Case(
-            dims=dims,
-            seed=number,
-            logits=next(logits),
-            values=next(values),
-            special=next(specials),
-            layouts=transposed(attention) if next(layouts) else {},
-            config=config,
-        )
-    few = {name: {"M": 5, "N": 7}.get(name, 1) for name in names}
-    for tensor in (attention.q, attention.k, attention.v):
-        layout = far(attention, tensor, few)
-        if layout is not None:
-            yield Case(dims=few, layouts={tensor.name: layout})
-    for change in ({"M": 0}, {"N": 0}, {"B": 0}):
-        yield Case(dims=few | {name: size for name, size in change.items() if name in names})
 
 
 def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout | None:
@@ -245,15 +230,3 @@ def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout
     gaps[others[0]] = -(-(2**31) // ((shape[rows] - 1) * inner))
     # The odd offset keeps the copy engine away, which computes its addresses itself.
     return Layout(order=(rows, *others, len(shape) - 1), gaps=tuple(gaps), offset=1)
-
-
-def transposed(attention: Attention) -> dict[str, Layout]:
-    """Every tensor with another order of axes, gaps of its own and an odd offset."""
-    found = {}
-    for number, tensor in enumerate((*attention.inputs, *attention.outputs)):
-        axes = tuple(range(len(tensor.shape)))
-        if len(axes) > 1:
-            order = (*reversed(axes[:-1]), axes[-1])
-            gaps = tuple(0 if axis else number + 1 for axis in reversed(axes))
-            found[tensor.name] = Layout(order=order, gaps=gaps, offset=2 * number + 1)
-    return found

@@ -64,7 +64,7 @@ class Subject:
             return tuple(self.module.CONFIGS)
         pairs = ((config, _shared(config)) for config in self.module.CONFIGS)
         first, found = self.module.CONFIGS[0], [config for pair in pairs for config in pair if config]
-        found += [first._replace(splits=count) for count in (2, 16, 17)]
+        found += [first._replace(splits=count) for count in (2, 16, 17, 33)]
         fixed = next((config for config in self.module.CONFIGS if getattr(config, "share", 0)), None)
         if fixed is not None:
             found.append(fixed._replace(share=2 * fixed.BLOCK_N))

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from attnc.build import plan_program
+from attnc.model.attention import Attention
 from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
-from attnc.verify.case import Case
+from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
 from attnc.verify.simt import available
 from attnc.verify.subject import Subject
@@ -42,6 +43,18 @@ def subject_of_text(text: str) -> Subject:
 def right(made: Subject, case: Case, fills: Iterable[str] = ("nan",)) -> None:
     verdict = check(made, case, fills=fills)
     assert verdict.ok, verdict.message
+
+
+def transposed(attention: Attention) -> dict[str, Layout]:
+    """Every tensor with another order of axes, gaps of its own and an odd offset."""
+    found = {}
+    for number, tensor in enumerate((*attention.inputs, *attention.outputs)):
+        axes = tuple(range(len(tensor.shape)))
+        if len(axes) > 1:
+            order = (*reversed(axes[:-1]), axes[-1])
+            gaps = tuple(0 if axis else number + 1 for axis in reversed(axes))
+            found[tensor.name] = Layout(order=order, gaps=gaps, offset=2 * number + 1)
+    return found
 
 
 def for_every_target(module: str) -> Callable[..., None]:

@@ -9,7 +9,6 @@ import torch
 
 from attnc.verify.case import Case
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import transposed
 from attnc.verify.subject import Subject
 from tests.verify import judging
 from tests.verify import test_storage as storage
@@ -40,7 +39,7 @@ def test_every_page_size(page: int) -> None:
 @pytest.mark.parametrize("layout", ["[B, Hkv, N, 16]", "[N, B, Hkv, 16]"])
 def test_pages_of_any_layout(layout: str) -> None:
     made = paged(16, layout)
-    for layouts in ({}, transposed(made.variant.attention)):
+    for layouts in ({}, judging.transposed(made.variant.attention)):
         right(made, Case(dims=DIMS, seed=5, layouts=layouts))
 
 

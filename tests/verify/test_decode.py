@@ -9,9 +9,8 @@ import torch
 
 from attnc.verify.case import Case
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import transposed
 from attnc.verify.subject import Subject
-from tests.verify.judging import for_every_target, right
+from tests.verify.judging import for_every_target, right, transposed
 from tests.verify.test_storage import paged, subject
 
 MASKS = ("true", "causal", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx", "kv_idx % 3 != 1 and causal")

@@ -19,10 +19,10 @@ from attnc.target.dispatch import render_dispatch
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import far, locates_rows, transposed
+from attnc.verify.strategies import far, locates_rows
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
-from tests.verify.judging import modules_of, right, subject_of_text
+from tests.verify.judging import modules_of, right, subject_of_text, transposed
 
 SPECS = Path(__file__).parents[2] / "specs"
 SCHEDULE = "schedule a for triton { tile.q = 16, tile.kv = 32, warps = 4, stages = 2 }"
