@@ -186,7 +186,7 @@ def test_what_it_says_of_itself() -> None:
 
 
 def test_verify_judges_the_kernels() -> None:
-    verification = attnc.compile(SPEC).verify("f16", count=1)
+    verification = attnc.compile(SPEC).verify("f16", count=1, seconds=1)
     assert verification
     assert repr(verification).startswith("ok    tiny f16: ")
 

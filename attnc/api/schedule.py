@@ -95,8 +95,7 @@ def _triton_backward(width: int, wide: bool) -> list[str]:
 
 def _cuda(shape: Shape) -> list[str]:
     first = {"tile.q": 128 if shape.width <= 128 else 64, "tile.kv": 64, "warps": 4, "stages": 1}
-    lines = ["loops = [q, kv], warp_split = q, order = longest_first", *_choices(first, shape.wanted)]
-    return lines
+    return ["loops = [q, kv], warp_split = q, order = longest_first", *_choices(first, shape.wanted)]
 
 
 def _choices(first: dict[str, int], wanted: dict[str, int] | None = None) -> list[str]:

@@ -54,24 +54,22 @@ def import_flex(
             raise Mistake(f"'{text}' is a second {kind}", "name a score_mod and a mask_mod at most")
         chosen[kind] = mod
     with loading():
-        import torch
-
-        from attnc.flex.text import to_spec
+        from attnc.flex.text import SPELLED, to_spec
         from attnc.output import write_text
-    dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-    if dtype not in dtypes:
-        raise Mistake(f"there is no dtype '{dtype}'", f"dtypes are {', '.join(dtypes)}")
+    if dtype not in SPELLED:
+        raise Mistake(f"there is no dtype '{dtype}'", f"dtypes are {', '.join(SPELLED)}")
     spec = to_spec(
         chosen.get("score_mod"),
         chosen.get("mask_mod"),
-        dtype=dtypes[dtype],
+        dtype=SPELLED[dtype],
         head_dim=head_dim,
         enable_gqa=is_grouped,
         target=target,
         name=name,
     )
     if out is None:
-        say(spec.rstrip())
+        for line in spec.splitlines():
+            say(line)
     else:
         write_text(out, spec)
         note(f"wrote {out}; 'attnc compile {out}' makes its kernels")

@@ -1,7 +1,8 @@
 """Every code that a diagnostic may carry. A golden test in tests/golden/diagnostics shows each one.
 
 E01xx syntax · E02xx names · E03xx types, shapes, roles · E04xx schedules · E05xx limits · E06xx resources,
-targets · E09xx mods of FlexAttention · W07xx masks · W08xx schedules. A code is never reused for another meaning.
+targets · E09xx mods of FlexAttention · W07xx masks · W08xx schedules. A code is never reused for another
+meaning.
 """
 
 from __future__ import annotations

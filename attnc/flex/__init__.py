@@ -3,9 +3,10 @@
     from attnc.flex import flex_attention            # instead of torch.nn.attention.flex_attention
     o = flex_attention(q, k, v, score_mod=alibi, mask_mod=causal)
 
-`flex_attention` calls a kernel of the mods, `to_spec` prints the spec that they mean. `trace` calls the mods with
-symbols (`symbols`, `operations`) and notes what they do (`tape`); `expressions` and `spec` say the same in the
-language; `facts` looks at captured integers, `block_mask` and `options` read what torch's function takes.
+`flex_attention` calls a kernel of the mods, `to_spec` prints the spec that they mean. `trace` calls the mods
+with symbols (`symbols`, `operations`) and notes what they do (`tape`); `expressions` and `spec` say the same
+in the language; `facts` looks at captured integers, `block_mask` and `options` read what torch's function
+takes.
 """
 
 from attnc.flex.attention import flex_attention

@@ -20,15 +20,15 @@ class FlexError(SpecError):
     """A mod uses what no spec can say. Its text names the operation and quotes its line."""
 
 
-def refused(code: str, message: str, label: str, hint: str = "") -> FlexError:
-    """The error for the operation of the user's that is under way."""
+def refused(code: str, message: str, label: str, hint: str = "", frame: FrameType | None = None) -> FlexError:
+    """The error for the operation of the user's that is under way, or that this frame ends in."""
     hints = (hint,) if hint else ()
-    return FlexError([error(code, message, _place(), label, hints=hints)])
+    return FlexError([error(code, message, _place(frame or sys._getframe()), label, hints=hints)])
 
 
-def _place() -> Span:
+def _place(innermost: FrameType) -> Span:
     """The expression that runs in the innermost frame that is neither attnc.flex nor torch."""
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = innermost
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     if frame is None:

@@ -131,8 +131,8 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
                 return first, _both(condition, first_kept)
             if first_kept == second_kept == TRUE:
                 return Call("where", (condition, first, second)), TRUE
-            kept = Or((_both(condition, first_kept), _both(Not(condition), second_kept)))
-            return Call("where", (condition, first, second)), kept
+            either = Or((_both(condition, first_kept), _both(Not(condition), second_kept)))
+            return Call("where", (condition, first, second)), either
         case Binary(op="+", left=left, right=right) | Call(function="min", args=(left, right)):
             first, first_kept = _split(left)
             second, second_kept = _split(right)
@@ -153,7 +153,7 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
     raise refused(
         "E0901",
         "an infinite value that is computed with",
-        "specs have no infinities",
+        "only a score can be minus infinity",
         "use -inf as the score of a key that is to be left out: torch.where(condition, score, -inf)",
     )
 

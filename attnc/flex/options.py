@@ -10,9 +10,9 @@ _KEYS = {"BLOCK_M": "tile.q", "BLOCK_N": "tile.kv", "num_warps": "warps", "num_s
 #: which of its kernels runs, and tiles of its backward.
 _WITHOUT_EFFECT = frozenset((
     "PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ", "OUTPUT_LOGSUMEXP",
-    "FORCE_USE_FLEX_ATTENTION", "FORCE_FLEX_ATTENTION", "USE_TMA", "BACKEND", "IS_DIVISIBLE", "SAFE_M_BOUNDARY",
-    "SAFE_N_BOUNDARY", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "kpack", "matrix_instr_nonkdim",
-    "waves_per_eu", "SM_SCALE", "GQA_SHARED_HEADS",
+    "FORCE_USE_FLEX_ATTENTION", "FORCE_FLEX_ATTENTION", "USE_TMA", "BACKEND", "IS_DIVISIBLE",
+    "SAFE_M_BOUNDARY", "SAFE_N_BOUNDARY", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2",
+    "kpack", "matrix_instr_nonkdim", "waves_per_eu", "SM_SCALE", "GQA_SHARED_HEADS",
 ))  # fmt: skip
 
 

@@ -38,7 +38,7 @@ _LONG = 20
 class Layout:
     """What the spec depends on besides the mods.
 
-    dtype: of q, k, v and o, as specs spell it; head_dim, value_dim: their last axes, None for the params D, Dv
+    dtype: of q, k, v and o, as specs spell it; head_dim, value_dim: their last axes, None for a param D
     grouped: whether K/V heads are shared; rows_first: whether o is laid out as [B, M, H, D]
     scaled: whether the caller gives a scale, the first number of the tape
     lse: whether it is a result; differentiable: whether gradients are wanted; grad: of which of q, k, v
@@ -91,7 +91,7 @@ def write_spec(
         [size or names.new(f"{input_}_{axis}", "size") for axis, size in enumerate(capture.axes)]
         for input_, capture in zip(inputs, tape.captures, strict=True)
     ]
-    scalars = {slot: names.new("", "number") for slot in sorted(numbers)}
+    scalars = {slot: names.new("", "constant") for slot in sorted(numbers)}
     expressions = Expressions(tape, _product(layout, scalars, tape.numbers), inputs, axes, scalars)
     score, kept = split(expressions.of(traced.score))
     mask = conjunction(expressions.of(traced.mask), kept)
@@ -102,6 +102,7 @@ def write_spec(
     learned = [inputs[at] for at in used if tape.captures[at].tensor.requires_grad and inputs[at] in in_score]
     grads = (*layout.grad, *learned) if layout.differentiable else ()
     heads, kv_heads = ("Hkv * G", "Hkv") if layout.grouped else ("H", "H")
+    rows = f"M, {heads}" if layout.rows_first else f"{heads}, M"
     width, value_width = layout.rows
     lets, (score, mask) = _shared((score, mask), names)
     title = name or _title(mods)
@@ -114,7 +115,7 @@ def write_spec(
         f"score = {show(score)}",
         *([] if mask == TRUE else [f"mask = {show(mask)}"]),
         "normalize = softmax",
-        f"output o: {layout.dtype}[B, {f'M, {heads}' if layout.rows_first else f'{heads}, M'}, {value_width}]",
+        f"output o: {layout.dtype}[B, {rows}, {value_width}]",
         *([f"output lse: f32[B, {heads}, M]"] if layout.lse else []),
         *([f"grad {', '.join(grads)}"] if grads else []),
     ]
@@ -246,9 +247,8 @@ def _visible(mod: Any) -> Iterator[tuple[str, Any]]:
         yield from vars(holder).items() if hasattr(holder, "__dict__") else ()
         if isinstance(holder, torch.nn.Module):
             yield from (*holder.named_parameters(), *holder.named_buffers())
-        call = getattr(type(holder), "__call__", None)
-        if owner is None and hasattr(call, "__code__"):
-            yield "", call
+        if owner is None and callable(holder):
+            yield "", type(holder).__call__
 
 
 def _shared(exprs: Sequence[Expr], names: _Names) -> tuple[list[tuple[str, Expr]], list[Expr]]:
@@ -266,7 +266,7 @@ def _shared(exprs: Sequence[Expr], names: _Names) -> tuple[list[tuple[str, Expr]
             for other in repeated
         )
         if not within:
-            name = names.new("", "part")
+            name = names.new("", "term")
             lets.append((name, _named(node, chosen)))
             chosen[node] = name
     return lets, [_named(expr, chosen) for expr in exprs]

@@ -168,7 +168,7 @@ class Indexed(Operand):
                 "E0903",
                 f"a value of shape {list(self.shape)} in a mod",
                 "expected a single number",
-                f"index every axis of the tensor; rows of up to {MOST_ELEMENTS} elements can be computed with",
+                f"index every axis of the tensor; rows have {MOST_ELEMENTS} elements at most",
             )
         return Vector(self.tape, (self[i] for i in range(self.shape[0])))
 
@@ -288,8 +288,7 @@ def load(tape: Tape, tensor: torch.Tensor, indices: tuple[Scalar, ...]) -> Scala
     for axis, index in enumerate(indices):
         at = index.at
         if index.low < 0 and not _is_natural(tape, at):
-            size = tape.add("int", "size", capture, axis)
-            wrapped = tape.add("int", "+", at, size)
+            wrapped = tape.add("int", "+", at, tape.add("int", "size", capture, axis))
             zero = tape.add("int", "integer", 0)
             at = tape.add("int", "call", "where", tape.add("bool", "<", at, zero), wrapped, at)
         positions.append(at)

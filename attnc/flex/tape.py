@@ -23,7 +23,7 @@ Sizes: TypeAlias = dict[str, int]
 
 @dataclass(slots=True)
 class Capture:
-    """A tensor that a mod reads. axes: for each the size B, H, M or N that it is, or "" for one of its own."""
+    """A tensor that a mod reads. axes: for each the size B, H, M or N that it is, or "" for its own."""
 
     tensor: torch.Tensor
     axes: tuple[str, ...]

@@ -9,6 +9,8 @@ from attnc.flex.attention import DTYPES
 from attnc.flex.spec import Layout, write_spec
 from attnc.flex.trace import MaskMod, ScoreMod, trace
 
+#: Element types of q, k and v by the names that specs have for them.
+SPELLED = {name: dtype for dtype, name in DTYPES.items()}
 _SIZES = ("B", "H", "M", "N")
 
 

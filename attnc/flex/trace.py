@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import torch
 
-from attnc.flex import operations
+from attnc.flex import arithmetic, functions, logic, operations, rows
 from attnc.flex.errors import FlexError, refused
 from attnc.flex.symbols import Recording, Scalar, scalar
 from attnc.flex.tape import Sizes, Tape
@@ -17,6 +20,8 @@ from attnc.flex.tape import Sizes, Tape
 ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 MaskMod: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
+#: Where the operations are, which a mod looks up by name.
+VOCABULARY = (arithmetic, functions, logic, operations, rows)
 _POSITIONS = {"b": "B", "h": "H", "q_idx": "M", "kv_idx": "N"}
 
 
@@ -51,7 +56,7 @@ def trace(
     ]
     score = Scalar(tape, tape.add("float", "score"))
     mask = scalar(tape, True)
-    with Recording(tape):
+    with Recording(tape), _no_functions_of_autograd():
         if score_mod is not None:
             score = operations.real(tape, _single(score_mod, score_mod(score, *positions), "score_mod"))
         if mask_mod is not None:
@@ -64,6 +69,27 @@ def trace(
     return Trace(tape, score.at, mask.at)
 
 
+@contextmanager
+def _no_functions_of_autograd() -> Iterator[None]:
+    """A derivative of the user's own is no part of a spec: the error says so instead of what torch says."""
+    try:
+        yield
+    except FlexError:
+        raise
+    except Exception as failure:
+        frames = [frame for frame, _ in walk_tb(failure.__traceback__)]
+        if not any(frame.f_code.co_filename.endswith(_FUNCTION) for frame in frames):
+            raise
+        raise refused(
+            "E0901",
+            "a torch.autograd.Function cannot be written in a spec",
+            "its derivative is its own",
+            "write what it computes: the derivative follows from that",
+            frame=frames[-1],
+        ) from failure
+
+
+_FUNCTION = str(Path("torch", "autograd", "function.py"))
 _A = {"int": "an integer", "float": "a float"}
 
 

@@ -1,7 +1,5 @@
 """These tests run Triton's interpreter, which has to be chosen before triton is first imported."""
 
-from collections.abc import Iterator
-
 import pytest
 from torch.nn.attention import flex_attention
 
@@ -11,8 +9,6 @@ ensure_interpreter()
 
 
 @pytest.fixture
-def gradients_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def gradients_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch refuses gradients of FlexAttention on a CPU, which its eager form computes all the same."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    yield

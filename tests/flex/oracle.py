@@ -5,10 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.nn.attention import flex_attention as torch_module
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
+
+_EAGER = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 
 def torch_flex(
@@ -17,14 +21,18 @@ def torch_flex(
     value: torch.Tensor,
     score_mod: Callable[..., Any] | None,
     mask_mod: Callable[..., Any] | None,
+    *,
+    learned: bool = False,
     **options: Any,
 ) -> Any:
-    """The same call of torch's function, on float64."""
+    """The same call of torch's function, on float64. learned: whether captured tensors get gradients, which
+    needs its slow way.
+    """
     block_mask = None
     if mask_mod is not None:
         B, H, M, _ = query.shape
         block_mask = create_block_mask(mask_mod, B, H, M, key.shape[2], device=str(query.device))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), patch.object(torch_module, _EAGER, not learned):
         warnings.simplefilter("ignore")  # that it is not compiled
         return torch_flex_attention(
             query.double(), key.double(), value.double(), score_mod, block_mask, **options

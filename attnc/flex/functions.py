@@ -1,0 +1,139 @@
+"""Functions of one number, and those of neural networks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from attnc.expr.nodes import REAL
+from attnc.flex.arithmetic import absolute, add, div, maximum, minimum, mul, neg, sub
+from attnc.flex.errors import refused
+from attnc.flex.logic import compare, where
+from attnc.flex.operations import integer, number, operation, real
+from attnc.flex.symbols import OPERATIONS, Scalar
+from attnc.flex.tape import Tape
+
+
+def function(tape: Tape, name: str, x: Any) -> Scalar:
+    """An intrinsic of the language."""
+    return Scalar(tape, tape.add("float", "call", name, number(tape, x).at))
+
+
+for _name, _intrinsic in {
+    **{name: name for name in REAL}, "special_exp2": "exp2", "special_expit": "sigmoid", "special_erf": "erf",
+}.items():  # fmt: skip
+    OPERATIONS[_name] = lambda tape, x, _name=_intrinsic: function(tape, _name, x)
+
+
+@operation("log10")
+def log10(tape: Tape, x: Any) -> Scalar:
+    return mul(tape, function(tape, "log", x), 1 / math.log(10))
+
+
+@operation("log1p", "special_log1p")
+def log1p(tape: Tape, x: Any) -> Scalar:
+    return function(tape, "log", add(tape, x, 1.0))
+
+
+@operation("expm1", "special_expm1")
+def expm1(tape: Tape, x: Any) -> Scalar:
+    return sub(tape, function(tape, "exp", x), 1.0)
+
+
+@operation("rsqrt")
+def rsqrt(tape: Tape, x: Any) -> Scalar:
+    return div(tape, 1.0, function(tape, "sqrt", x))
+
+
+@operation("reciprocal")
+def reciprocal(tape: Tape, x: Any) -> Scalar:
+    return div(tape, 1.0, x)
+
+
+@operation("erfc", "special_erfc")
+def erfc(tape: Tape, x: Any) -> Scalar:
+    return sub(tape, 1.0, function(tape, "erf", x))
+
+
+@operation("logsigmoid")
+def logsigmoid(tape: Tape, x: Any) -> Scalar:
+    return neg(tape, softplus(tape, neg(tape, x)))
+
+
+@operation("softplus")
+def softplus(tape: Tape, x: Any, beta: Any = 1, threshold: Any = 20) -> Scalar:
+    scaled = x if beta == 1 else mul(tape, beta, x)
+    inner = function(tape, "exp", neg(tape, absolute(tape, scaled)))
+    found = add(tape, maximum(tape, scaled, 0.0), log1p(tape, inner))
+    return found if beta == 1 else div(tape, found, beta)
+
+
+@operation("silu")
+def silu(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
+    return mul(tape, x, function(tape, "sigmoid", x))
+
+
+@operation("relu")
+def relu(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
+    return maximum(tape, x, 0)
+
+
+@operation("leaky_relu")
+def leaky_relu(tape: Tape, x: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Scalar:
+    return where(tape, compare(tape, ">", x, 0), x, mul(tape, x, negative_slope))
+
+
+@operation("elu")
+def elu(tape: Tape, x: Any, alpha: Any = 1.0, inplace: bool = False) -> Scalar:
+    below = mul(tape, alpha, expm1(tape, minimum(tape, x, 0.0)))
+    return where(tape, compare(tape, ">", x, 0), x, below)
+
+
+@operation("gelu")
+def gelu(tape: Tape, x: Any, *, approximate: str = "none") -> Scalar:
+    if approximate == "none":
+        exact = function(tape, "erf", mul(tape, math.sqrt(0.5), x))
+        return mul(tape, mul(tape, 0.5, x), add(tape, 1.0, exact))
+    cubic = mul(tape, 0.044715, _power(tape, x, 3))
+    inner = mul(tape, math.sqrt(2 / math.pi), add(tape, x, cubic))
+    return mul(tape, mul(tape, 0.5, x), add(tape, 1.0, function(tape, "tanh", inner)))
+
+
+@operation("cosh")
+def cosh(tape: Tape, x: Any) -> Scalar:
+    return mul(tape, 0.5, add(tape, function(tape, "exp", x), function(tape, "exp", neg(tape, x))))
+
+
+@operation("sinh")
+def sinh(tape: Tape, x: Any) -> Scalar:
+    return mul(tape, 0.5, sub(tape, function(tape, "exp", x), function(tape, "exp", neg(tape, x))))
+
+
+@operation("sign", "sgn")
+def sign(tape: Tape, x: Any) -> Scalar:
+    positive = where(tape, compare(tape, ">", x, 0), integer(tape, 1), integer(tape, 0))
+    return where(tape, compare(tape, "<", x, 0), integer(tape, -1), positive)
+
+
+@operation("pow", "float_power")
+def power(tape: Tape, x: Any, exponent: Any) -> Scalar:
+    """Whole and half powers; the exponent is part of the structure. Powers of a positive number, by exp."""
+    if isinstance(exponent, int | float) and abs(exponent) <= 8 and (2 * exponent) % 1 == 0:
+        return _power(tape, x, exponent)
+    if isinstance(x, int | float) and x > 0:
+        return function(tape, "exp", mul(tape, exponent, math.log(x)))
+    raise refused(
+        "E0901", "'pow' with this exponent", "specs multiply: exponents are -8 to 8 in steps of 1/2"
+    )
+
+
+def _power(tape: Tape, x: Any, exponent: float) -> Scalar:
+    if exponent < 0:
+        return div(tape, 1, _power(tape, x, -exponent))
+    base, result = number(tape, x), None
+    for _ in range(int(exponent)):
+        result = base if result is None else mul(tape, result, base)
+    if exponent != int(exponent):
+        root = function(tape, "sqrt", base)
+        result = root if result is None else mul(tape, result, root)
+    return real(tape, 1) if result is None else result

@@ -1,0 +1,103 @@
+"""What is said of mods that no spec can say: the operation, its line in the user's file, a way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.diagnostics import CODES
+from attnc.flex import FlexError, to_spec
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "flex"
+
+FLOAT, TABLE = torch.ones(4), torch.ones(4, 8)
+
+
+def sine(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return torch.sin(score) + 1
+
+
+def bits(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return torch.where((q_idx & 3) == 0, score, 0.0)
+
+
+def infinite_product(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score * torch.where(q_idx < kv_idx, 1.0, -torch.inf)
+
+
+def slice_of_a_row(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + TABLE[h, :].sum()
+
+
+def branch(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    if q_idx > kv_idx:
+        return score
+    return score * 2
+
+
+def chained(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return 0 <= q_idx - kv_idx < 4
+
+
+def python_number(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + [1.0, 2.0][h]
+
+
+def whole_tensor(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + FLOAT
+
+
+def row_of_a_tensor(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + TABLE[h]
+
+
+def float_as_index(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + FLOAT[h / 2]
+
+
+def text(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + "1"
+
+
+def number_for_a_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx - kv_idx
+
+
+MODS = {
+    "E0901": (sine, bits, infinite_product, slice_of_a_row),
+    "E0902": (branch, chained, python_number),
+    "E0903": (whole_tensor, row_of_a_tensor, float_as_index, text, number_for_a_mask),
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "mod"),
+    [(code, mod) for code, mods in MODS.items() for mod in mods],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_golden(code: str, mod: Callable[..., Any], golden: Callable[[Path, str], None]) -> None:
+    mods = (None, mod) if mod in (chained, number_for_a_mask) else (mod, None)
+    with pytest.raises(FlexError) as caught:
+        to_spec(*mods)
+    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == [code]
+    said = re.sub(r"--> \S*test_errors.py:\d+", "--> mods.py:1", str(caught.value).strip())
+    golden(
+        GOLDEN / f"{code}_{mod.__name__}.txt", re.sub(r"^ *\d* \|", "   |", said, flags=re.MULTILINE) + "\n"
+    )
+
+
+def test_every_code_has_a_mod() -> None:
+    assert {code for code in CODES if code.startswith("E09")} == set(MODS)
+
+
+def test_what_a_mod_raises_itself_is_left_alone() -> None:
+    def broken(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        to_spec(broken)

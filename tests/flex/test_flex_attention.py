@@ -1,0 +1,224 @@
+"""`flex_attention` as a stand-in for torch's: layouts, arguments, block masks, and what is compiled again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, noop_mask
+
+from attnc.api.compile import compile_family
+from attnc.flex import attention, facts, flex_attention, to_spec
+from tests.flex.mods import Setting, causal
+from tests.flex.oracle import gradients, torch_flex
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The specs that the test compiles, with none known before."""
+    specs: list[str] = []
+    original = compile_family
+    monkeypatch.setattr(attention, "_PROGRAMS", {})
+
+    def noting(text: str, **options: Any) -> Any:
+        specs.append(text)
+        return original(text, **options)
+
+    monkeypatch.setattr(attention, "compile_family", noting)
+    return specs
+
+
+def made(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_that_differ_are_aligned_at_the_top_left() -> None:
+    q, k, v = made(1, 2, 9, 16), made(1, 2, 21, 16, seed=1), made(1, 2, 21, 8, seed=2)
+    close(flex_attention(q, k, v, mask_mod=causal), torch_flex(q, k, v, None, causal))
+
+
+def test_groups_of_heads_and_a_shared_batch() -> None:
+    q, k, v = made(3, 4, 9, 16), made(1, 2, 21, 16, seed=1), made(1, 2, 21, 16, seed=2)
+
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score + h - b
+
+    close(
+        flex_attention(q, k, v, mod, mask_mod=causal, enable_gqa=True, scale=0.3),
+        torch_flex(q, k, v, mod, causal, enable_gqa=True, scale=0.3),
+    )
+
+
+def test_the_result_is_laid_out_as_the_query() -> None:
+    rows_first = made(2, 9, 3, 16)
+    q = rows_first.transpose(1, 2)
+    o = flex_attention(q, q, q, mask_mod=causal)
+    assert o.shape == q.shape
+    assert o.transpose(1, 2).is_contiguous()
+    close(o, torch_flex(q, q, q, None, causal))
+    assert flex_attention(q.contiguous(), q, q, mask_mod=causal).is_contiguous()
+
+
+def test_no_argument_is_copied_but_one_with_a_strided_last_axis() -> None:
+    q = made(1, 2, 16, 9).mT
+    close(flex_attention(q, q, q), torch_flex(q, q, q, None, None))
+
+
+@pytest.mark.usefixtures("gradients_on_cpu")
+def test_lse_has_gradients_and_auxiliary_outputs() -> None:
+    q, k, v = (made(1, 2, 9, 16, seed=seed).requires_grad_() for seed in range(3))
+    o, aux = flex_attention(q, k, v, return_aux=AuxRequest(lse=True))
+    expected, lse = torch_flex(q, k, v, None, None, return_lse=True)
+    close(o, expected)
+    close(aux.lse, lse)
+    for found, right in zip(gradients(aux.lse, (q, k)), gradients(lse, (q, k)), strict=True):
+        assert found is not None
+        assert right is not None
+        close(found, right)
+
+
+def test_a_block_mask_gives_its_mask_mod() -> None:
+    q = made(1, 2, 40, 16)
+    block_mask = create_block_mask(causal, None, None, 40, 40, device="cpu")
+    assert torch.equal(
+        flex_attention(q, q, q, block_mask=block_mask), flex_attention(q, q, q, mask_mod=causal)
+    )
+    noop = create_block_mask(noop_mask, None, None, 40, 40, device="cpu")
+    close(flex_attention(q, q, q, block_mask=noop), torch_flex(q, q, q, None, None))
+
+
+def test_a_block_mask_of_blocks_alone_is_looked_up() -> None:
+    q = made(1, 1, 32, 16)
+    counts, columns = torch.tensor([[[1, 1]]]).int(), torch.tensor([[[[1, 0], [0, 1]]]]).int()
+    block_mask = BlockMask.from_kv_blocks(counts, columns, BLOCK_SIZE=16)
+
+    def other_half(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return q // 16 != kv // 16
+
+    close(flex_attention(q, q, q, block_mask=block_mask), torch_flex(q, q, q, None, other_half))
+
+
+def test_other_lengths_and_data_compile_nothing(compiled: list[str]) -> None:
+    for length in (20, 33, 48):
+        setting = Setting(S=length, seed=length)
+        document = setting.documents()
+        q = made(1, 2, length, 16)
+
+        def mask(b: Any, h: Any, q: Any, kv: Any, document: torch.Tensor = document) -> Any:
+            return document[q] == document[kv]
+
+        close(flex_attention(q, q, q, mask_mod=mask), torch_flex(q, q, q, None, mask))
+    assert len(compiled) == 1
+    assert compiled[0].count("is sorted") == 2
+
+
+def test_numbers_that_go_on_changing_become_arguments(compiled: list[str]) -> None:
+    q = made(1, 1, 20, 16)
+    for step in range(8):
+        cap, width = 5.0 + step, 3 + step
+
+        def mod(score: Any, b: Any, h: Any, q: Any, kv: Any, cap: float = cap) -> Any:
+            return cap * torch.tanh(score / cap)
+
+        def window(b: Any, h: Any, q: Any, kv: Any, width: int = width) -> Any:
+            return (q - kv <= width) & (q >= kv)
+
+        close(flex_attention(q, q, q, mod, mask_mod=window), torch_flex(q, q, q, mod, window))
+    assert len(compiled) == 5
+    assert "input constant: f32[]" in compiled[-1]
+    assert "input constant_0: f32[]" in compiled[-1]
+    assert "i32[]" in compiled[-1]
+
+
+def test_what_is_read_of_a_tensor_is_remembered_with_its_version() -> None:
+    document = torch.tensor([0, 0, 1, 2], dtype=torch.int32)
+    assert facts.facts_of(document) == (True, True)
+    document[1] = 3
+    assert facts.facts_of(document) == (False, True)
+    document[2] = -1
+    assert facts.facts_of(document[1:]) == (False, False)
+
+
+def test_order_that_is_lost_is_noticed() -> None:
+    q, document = made(1, 1, 24, 16), torch.arange(24, dtype=torch.int32) // 9
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return document[q] == document[kv]
+
+    for _ in range(2):
+        close(flex_attention(q, q, q, mask_mod=mask), torch_flex(q, q, q, None, mask))
+        document[:5] = 7
+
+
+def test_options_choose_tiles() -> None:
+    q = made(1, 1, 20, 16)
+    options = {"BLOCK_M": 32, "fwd_BLOCK_N": 32, "num_stages": 1, "PRESCALE_QK": True}
+    close(flex_attention(q, q, q, kernel_options=options), torch_flex(q, q, q, None, None))
+
+
+def test_the_cuda_target() -> None:
+    q = made(1, 2, 20, 16, dtype=torch.float16)
+    found = flex_attention(q, q, q, mask_mod=causal, target="cuda.sm_80")
+    torch.testing.assert_close(found.double(), torch_flex(q, q, q, None, causal), rtol=0, atol=2e-3)
+
+
+Q = made(1, 2, 4, 16)
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"query": 1.0}, TypeError, "query: expected a tensor, got float"),
+    ({"key": Q[0]}, ValueError, r"key: expected a tensor \[B, H, length, D\], got shape \[2, 4, 16\]"),
+    ({"value": Q.half()}, ValueError, "value: expected dtype torch.float32, like query, got torch.float16"),
+    ({"query": Q.double()}, TypeError, "query: expected dtype .*, got torch.float64"),
+    ({"key": Q.to("meta")}, ValueError, "key: expected device cpu, like query, got meta"),
+    ({"key": Q[..., :8]}, ValueError, "key: expected rows of 16, like query, got 8"),
+    (
+        {"value": Q[:, :, :2]},
+        ValueError,
+        r"value: expected heads and length \[2, 4\], like key, got \[2, 2\]",
+    ),
+    (
+        {"query": Q.repeat(1, 2, 1, 1)},
+        ValueError,
+        "enable_gqa: expected True where query has 4 heads and key 2",
+    ),
+    ({"query": Q[:, :1], "enable_gqa": True}, ValueError, "query: expected a multiple of the 2 heads of key"),
+    ({"key": Q.repeat(2, 1, 1, 1)}, ValueError, "key, value: expected a batch of 1, like query, or 1, got 2"),
+    ({"block_mask": causal}, TypeError, "block_mask: expected a BlockMask of torch's, got function"),
+    ({"kernel_options": {"BLOCK": 1}}, ValueError, "kernel_options: BLOCK: expected one of BLOCK_M"),
+    (
+        {"kernel_options": {"BLOCK_M": "1"}},
+        ValueError,
+        "kernel_options: BLOCK_M: expected an integer, got '1'",
+    ),
+    ({"return_aux": AuxRequest(max_scores=True)}, ValueError, "return_aux: max_scores: expected False"),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), WRONG)
+def test_wrong_arguments(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        flex_attention(**({"query": Q, "key": Q, "value": Q} | changed))
+
+
+def test_a_spec_for_no_example() -> None:
+    slope = torch.ones(4, requires_grad=True)
+
+    def biased(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score + slope[h] * (kv - q)
+
+    assert to_spec(biased, causal, return_lse=False).partition("schedule")[0] == (
+        "attention flex_biased_causal {\n"
+        "  input q: bf16[B, H, M, D]\n"
+        "  input k, v: bf16[B, H, N, D]\n"
+        "  input slope: f32[H]\n"
+        "  score = dot(q, k) / sqrt(D) + slope[h] * (kv_idx - q_idx)\n"
+        "  mask = q_idx >= kv_idx\n"
+        "  normalize = softmax\n"
+        "  output o: bf16[B, H, M, D]\n"
+        "  grad q, k, v, slope\n"
+        "}\n\n"
+    )
