@@ -8,7 +8,7 @@ PYTEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check-generated fmt generated bench clean
+.PHONY: help install docs demo test lint check-generated fmt generated bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 18
@@ -36,6 +36,10 @@ lint: $(INSTALLED)  ## ruff and mypy --strict
 
 check-generated: $(INSTALLED)
 	$(BIN)/python -m attnc compile --check
+
+docs: $(INSTALLED)  ## build the documentation as a site, docs/_site; a link that leads nowhere fails
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_site/.doctrees docs docs/_site
 
 fmt: $(INSTALLED)  ## format the Python code and fix what ruff can
 	$(BIN)/ruff check --fix .

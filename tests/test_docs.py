@@ -45,7 +45,7 @@ from attnc.plan.names import (
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse
-from tests import documented, documented_commands, documented_figures
+from tests import documented, documented_commands, documented_figures, documented_gallery
 from tests.documentation import (
     PAGES,
     ROOT,
@@ -95,6 +95,10 @@ def test_computed_parts_are_up_to_date(page: str, name: str, golden: Callable[[P
 
 def test_the_page_of_diagnostics_is_up_to_date(golden: Callable[[Path, str], None]) -> None:
     golden(ROOT / "docs" / "diagnostics.md", documented.diagnostics_page())
+
+
+def test_the_gallery_is_up_to_date(golden: Callable[[Path, str], None]) -> None:
+    golden(ROOT / documented_gallery.PAGE, documented_gallery.gallery())
 
 
 def test_every_key_is_probed_and_explained() -> None:

@@ -16,6 +16,7 @@ from attnc.cli.console import say
 from attnc.cli.demo import demo
 from attnc.cli.doctor import doctor
 from attnc.cli.explain import explain
+from attnc.cli.export import export
 from attnc.cli.fmt import fmt
 from attnc.cli.fuzz import fuzz
 from attnc.cli.import_flex import import_flex
@@ -55,6 +56,7 @@ app.command("fuzz", rich_help_panel=_JUDGE, help=_flowing(fuzz))(fuzz)
 app.command("bench", rich_help_panel=_SPEED, help=_flowing(bench))(bench)
 app.command("calibrate", rich_help_panel=_SPEED, help=_flowing(calibrate))(calibrate)
 app.command("tune", rich_help_panel=_SPEED, help=_flowing(tune))(tune)
+app.command("export", rich_help_panel=_COMPILER, help=_flowing(export))(export)
 app.command("lsp", rich_help_panel=_COMPILER, help=_flowing(lsp))(lsp)
 app.command("doctor", rich_help_panel="Machine", help=_flowing(doctor))(doctor)
 

@@ -152,14 +152,14 @@ def prepared(facts: Facts) -> tuple[str, ...]:
     """
     found = _PREPARED.get(facts)
     if found is None:
-        from attnc.api.compile import compile_family
+        from attnc.compat.compiled import compiled
 
         form = Form(**dict(facts))
-        family = compile_family(form.text, target="triton", warn=False)
         name = f"form_{len(_PREPARED)}"
-        setattr(FUNCTIONS, name, family.function)
+        module = compiled(form)
+        setattr(FUNCTIONS, name, module.flash_attention)
         if form.grads:
-            setattr(FUNCTIONS, f"{name}_gradients", family.module.default._gradients)
+            setattr(FUNCTIONS, f"{name}_gradients", module._gradients)
         found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
     return found
 

@@ -1,0 +1,64 @@
+"""`attnc export`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnc.cli.console import Mistake, counted, note, progress, say
+from attnc.diagnostics import did_you_mean
+
+
+def export(
+    hf_kernel: Annotated[
+        Path,
+        typer.Option("--hf-kernel", metavar="DIR", help="The folder to write, for Hugging Face's kernels."),
+    ],
+    name: Annotated[str, typer.Option(help="What the kernel is called there.")] = "attnc",
+    sizes: Annotated[str, typer.Option(help="Head dimensions, comma separated.")] = "64,128",
+    dtypes: Annotated[str, typer.Option(help="Types, comma separated: bf16, f16.")] = "bf16,f16",
+) -> None:
+    """Write a folder of kernels that programs load without attnc.
+
+    With flash-attention's functions, for what models of transformers call: causal or not, windows, and one of
+    a scale of their own, softcap and sinks; dense and packed, forward and gradients, and one token against
+    pages. Load it with kernels.get_local_kernel(DIR).
+
+    Example: attnc export --hf-kernel attnc-kernels --sizes 64
+    """
+    from attnc.compat.export import DTYPES, forms, kernel_file, metadata, python_files
+    from attnc.output import write_text
+
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise Mistake(f"{name!r} is no name of a package", "small letters, digits and underscores")
+    for dtype in (wanted := _listed(dtypes)):
+        if dtype not in DTYPES:
+            hint = "".join(did_you_mean(dtype, DTYPES)) or f"known are {', '.join(DTYPES)}"
+            raise Mistake(f"there is no type '{dtype}' to export", hint)
+    heads = _listed(sizes)
+    if not heads or not wanted or not all(size.isdigit() and 1 <= int(size) <= 1024 for size in heads):
+        raise Mistake(
+            "--sizes and --dtypes are lists, such as 64,128 and bf16", "head dimensions are 1 to 1024"
+        )
+    if hf_kernel.exists() and (not hf_kernel.is_dir() or any(hf_kernel.iterdir())):
+        raise Mistake(f"'{hf_kernel}' is there already", "choose another folder, or remove it first")
+    texts = python_files()
+    chosen = list(forms(wanted, map(int, heads)))
+    with progress("export", len(chosen)) as bar:
+        for form in chosen:
+            bar.advance(f"d{form.size}")
+            file, text = kernel_file(form)
+            texts[file] = text
+    folder = hf_kernel / "build" / "torch-universal"
+    for file, text in texts.items():
+        write_text(folder / name / file, text)
+    write_text(folder / "metadata.json", metadata(name, texts.values()))
+    say(f"wrote {counted(len(chosen), 'kernel')} to {folder / name}")
+    note(f"   = help: kernels.get_local_kernel(Path({str(hf_kernel)!r}))")
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

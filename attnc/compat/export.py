@@ -1,0 +1,91 @@
+"""A folder of kernels that programs load without attnc: `attnc export --hf-kernel`.
+
+The layout is that of the package `kernels` of Hugging Face. Python files are those of `attnc.compat`, with
+imports among themselves; the place of the compiler is taken by modules made beforehand, one for each form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import attnc
+from attnc.compat.exported import module_name
+from attnc.compat.form import Form
+
+DTYPES = {"f16": "float16", "bf16": "bfloat16"}
+_COPIED = ("arguments", "cache", "call", "flash_attn", "form")
+_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
+
+
+def forms(dtypes: Iterable[str], sizes: Iterable[int]) -> Iterator[Form]:
+    """What models of transformers call: causal or not, windows, and one of scale, softcap and sinks; dense
+    and packed, forward and gradients, and one token against pages of 256.
+
+    dtypes: "f16", "bf16"; sizes: head dimensions
+    """
+    extras = ((), ("scaled",), ("softcap",), ("sink",))
+    for dtype, size, extra, causal, window in product(dtypes, sizes, extras, (True, False), (False, True)):
+        trained = ("q", "k", "v", *(["s_aux"] if "sink" in extra else []))
+        form = Form(
+            dtype=DTYPES[dtype],
+            size=size,
+            size_v=size,
+            causal=causal,
+            left=window,
+            right=window and not causal,
+            **dict.fromkeys(extra, True),  # type: ignore[arg-type]  # fields that are flags
+        )
+        yield form
+        yield replace(form, splits=0)
+        yield replace(form, grads=trained)
+        packed = replace(form, q="ragged", kv="ragged")
+        yield packed
+        yield replace(packed, grads=trained)
+        yield replace(form, kv="paged", page=256, lengths="cache_seqlens", splits=0)
+
+
+def python_files() -> dict[str, str]:
+    """The files beside the kernels, by name."""
+    folder = Path(__file__).parent
+    texts = {f"{name}.py": (folder / f"{name}.py").read_text(encoding="utf-8") for name in _COPIED}
+    texts["compiled.py"] = (folder / "exported.py").read_text(encoding="utf-8")
+    own = {
+        name: re.sub(r"\bfrom attnc\.compat\.(\w+) import", r"from .\1 import", text)
+        for name, text in texts.items()
+    }
+    names = ", ".join(_FUNCTIONS)
+    listed = ", ".join(f'"{name}"' for name in _FUNCTIONS)
+    own["__init__.py"] = (
+        f'"""flash-attention\'s functions on kernels that attnc {attnc.__version__} made."""\n\n'
+        f"from .flash_attn import {names}\n\n__all__ = [{listed}]\n"
+    )
+    own["kernels/__init__.py"] = '"""A module for each form of a call, written by attnc."""\n'
+    return own
+
+
+def kernel_file(form: Form) -> tuple[str, str]:
+    """(name, text) of the module of a form."""
+    from attnc.api.compile import compile_family
+
+    family = compile_family(form.text, target="triton", warn=False)
+    return f"kernels/{module_name(form)}.py", family.files["default.py"]
+
+
+def metadata(name: str, texts: Iterable[str]) -> str:
+    """What the package `kernels` wants to know of a folder."""
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+    facts = {
+        "id": f"_{name}_{digest}",
+        "name": name,
+        "version": 1,
+        "license": "Apache-2.0",
+        "python-depends": [],
+        "backend": {"type": "cuda"},
+    }
+    return json.dumps(facts, indent=2) + "\n"

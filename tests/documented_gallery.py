@@ -1,0 +1,102 @@
+"""The page docs/gallery.md: masks, the tiles that their kernels visit, their loops, and their speed."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from attnc.build import front, plan_program
+from attnc.plan import ir
+from attnc.plan.explain import tiles_of
+from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
+from attnc.source import Source
+from attnc.syntax import ast
+from attnc.syntax.parser import load, parse
+from attnc.target.files import render_files
+from tests.documentation import ROOT
+
+#: spec, attention, title, and the cells of docs/figures/forward_h200.json that time it
+SHOWN = (
+    ("causal_gqa", "causal_gqa", "Causal", ("d128 h16 n4096 causal", "d128 h16 n16384 causal")),
+    ("window", "window", "A sliding window", ("d128 h16 n16384 window512",)),
+    ("prefix_lm", "prefix_lm", "A prefix, then causal", ("d128 h16 n16384 prefix",)),
+    ("document", "document", "Packed documents", ("d128 h16 n16384 documents",)),
+    ("chunked", "chunked", "Chunks", ()),
+    ("neighborhood", "neighborhood", "A neighbourhood in an image", ()),
+    ("head_mask", "head_mask", "A rule for each head", ()),
+    ("padding", "padding", "Padding", ()),
+    ("softcap", "softcap", "Causal, scores capped", ("d128 h16 n16384 softcap30",)),
+    ("alibi", "alibi", "Causal, a slope for each head", ("d128 h16 n16384 alibi",)),
+)
+_BLOCKS = str.maketrans({SKIP: "·", PARTIAL: "▒", FULL: "█"})
+_HEAD = """\
+# Gallery
+
+What masks become. In the pictures rows are tiles of queries and columns tiles of keys: `·` is never visited,
+`▒` carries mask code, `█` runs without. They are evaluated from the bounds of the kernel's own loop, which
+stands below each; nothing else decides what is visited. Times are milliseconds of a forward pass on one H200,
+bf16, from [performance.md](performance.md).
+
+This page is written by `pytest tests/test_docs.py --update-golden`.
+"""
+
+
+def gallery() -> str:
+    """All of docs/gallery.md."""
+    return _HEAD + "".join(
+        part for spec, attention, title, cells in SHOWN for part in _entry(spec, attention, title, cells)
+    )
+
+
+def _entry(spec: str, attention: str, title: str, cells: tuple[str, ...]) -> Iterator[str]:
+    path = ROOT / "specs" / f"{spec}.attn"
+    module = next(
+        module
+        for module in plan_program(front(path)).modules
+        if module.variant.attention.name == attention and module.target == "triton"
+    )
+    yield f"\n## {title}\n\n[`specs/{spec}.attn`](../specs/{spec}.attn)\n"
+    yield f"\n```attn\n{_declared(load(path), attention)}```\n"
+    kernel = module.kernels[0]
+    tile_q, tile_kv = tiles_of(kernel.configs[0])
+    length = 16 * max(tile_q, tile_kv) * (2 if spec == "window" else 1)  # a window is 1023 keys
+    drawn = picture(kernel, length, length, tile_q, tile_kv)
+    note = f" ({drawn.note})" if drawn.note else ""
+    yield (
+        f"\n{drawn.count(SKIP)} of {drawn.tiles} tiles of {drawn.tile_q} x {drawn.tile_kv} are skipped,"
+        f" {drawn.count(PARTIAL)} partial, {drawn.count(FULL)} full at M = N = {length}{note}:\n"
+    )
+    rows = "\n".join(row.translate(_BLOCKS) for row in drawn.rows)
+    yield f"\n```text\n{rows}\n```\n\n```text\n{_loops(module)}```\n"
+    if cells:
+        yield "\n| | attnc | FlexAttention | |\n| --- | --- | --- | --- |\n"
+        yield from map(_timed, cells)
+
+
+def _declared(source: Source, name: str) -> str:
+    """The attention as the file has it, without what the gallery is not about."""
+    item = next(i for i in parse(source).items if isinstance(i, ast.Attention) and i.name.id == name)
+    return source.text[item.span.start : item.span.end].rstrip() + "\n"
+
+
+def _loops(module: ir.Module) -> str:
+    """The loops of the forward kernel with their bounds, as generated."""
+    files = render_files(module, path="", sha256="")
+    (text,) = (text for name, text in files.items() if name.endswith(".py"))
+    body = text[text.index("_forward(\n") :]
+    found = re.search(r"( {4}# [^\n]*: which kv tiles .*?)\n\n(?! {4}for )", body, re.DOTALL)
+    assert found is not None, "the kernel has no such comment any more"
+    return textwrap.dedent(found[1]) + "\n"
+
+
+def _timed(cell: str) -> str:
+    record = json.loads((ROOT / "docs" / "figures" / "forward_h200.json").read_text(encoding="utf-8"))
+    results = next(entry["results"] for entry in record["cells"] if entry["name"] == cell)
+    ours, theirs = (results[name]["ms"] for name in ("attnc", "flex"))
+    return f"| {cell} | {ours:.3f} | {theirs:.3f} | {theirs / ours:.2f}x |\n"
+
+
+PAGE = Path("docs") / "gallery.md"
