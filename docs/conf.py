@@ -1,4 +1,4 @@
-"""The documentation as a site, by Sphinx: `make docs`. The pages are the Markdown files of this folder, as they are.
+"""The documentation as a site, by Sphinx: `make docs`. The pages are the Markdown files of this folder.
 
 Sphinx and MyST are kept up, need no network, and turn a link that leads nowhere into a failure.
 """

@@ -8,7 +8,6 @@ what could steer a terminal is shown as its number (`visible`), and there are no
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
