@@ -12,14 +12,17 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
+from attnc.effort import limited, spend
 from attnc.model.attention import Program
+from attnc.model.expansion import charged
 from attnc.model.projection import projection_variants
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
-from attnc.model.variants import labelled, variants
+from attnc.model.variants import MAX_VARIANTS, labelled, variants
 from attnc.output import Output
 from attnc.plan import ir
 from attnc.plan.cuda import PORTABLE
@@ -39,6 +42,9 @@ from attnc.target.projection import render_projection
 
 #: What there are templates for.
 TARGETS = frozenset({"triton", *(f"cuda.{arch}" for arch in PORTABLE)})
+#: What a module costs whatever its expressions are, and a character of its text.
+_STEPS_PER_MODULE = 1500
+_STEPS_PER_CHARACTER = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,7 @@ def front(path: Path) -> Program:
     return resolve(parse(load(path)), prelude())
 
 
+@limited()
 def plan_program(program: Program) -> Planned:
     """Every schedule of the program at every variant. Raises DiagnosticError with all reasons why one cannot
     be.
@@ -72,28 +79,32 @@ def plan_program(program: Program) -> Planned:
     warnings = list(program.warnings)
     if not program.attentions and not program.projections:
         warnings.append(_declares_nothing(program.source))
+    _charge_modules(program)
     for schedule in program.schedules:
         if schedule.target not in TARGETS and schedule.span is not None:
             warnings.append(_not_compiled(schedule, schedule.span))
             continue
-        for plain in variants(program, program.attention(schedule.attention)):
-            variant = labelled(plain, schedule.label)
-            try:
-                modules.append(plan(variant, schedule))
-            except DiagnosticError as failure:
-                problems += failure.diagnostics
-            warnings += [*check_differentiable(variant, schedule), *check_mask(variant)]
+        with charged(f"this schedule of '{schedule.attention}'", schedule.span or program.source.span(0, 0)):
+            for plain in variants(program, program.attention(schedule.attention)):
+                variant = labelled(plain, schedule.label)
+                try:
+                    modules.append(plan(variant, schedule))
+                except DiagnosticError as failure:
+                    problems += failure.diagnostics
+                warnings += [*check_differentiable(variant, schedule), *check_mask(variant)]
     scheduled = {schedule.attention for schedule in program.schedules if schedule.target in TARGETS}
     for attention in program.attentions:
         if attention.name not in scheduled:
-            variants(program, attention)  # mistakes that only numbers show are some without a schedule, too
+            with charged(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
+                variants(program, attention)  # mistakes that only numbers show are some without a schedule
     projections: list[ProjectionModule] = []
     for dataflow in program.dataflows:
-        for layer in projection_variants(program, program.projection(dataflow.projection)):
-            try:
-                projections.append(plan_projection(layer, dataflow))
-            except DiagnosticError as failure:
-                problems += failure.diagnostics
+        with charged(f"this schedule of '{dataflow.projection}'", dataflow.span or program.source.span(0, 0)):
+            for layer in projection_variants(program, program.projection(dataflow.projection)):
+                try:
+                    projections.append(plan_projection(layer, dataflow))
+                except DiagnosticError as failure:
+                    problems += failure.diagnostics
     if problems:
         raise DiagnosticError(dict.fromkeys([*problems, *warnings]))
     return Planned(
@@ -101,6 +112,18 @@ def plan_program(program: Program) -> Planned:
     )
 
 
+def _charge_modules(program: Program) -> None:
+    """Counts what modules cost whatever their expressions are, before any is made."""
+    for schedule in program.schedules:
+        if schedule.target in TARGETS:
+            choices = (len(param.choices) for param in program.attention(schedule.attention).params)
+            with charged(
+                f"this schedule of '{schedule.attention}'", schedule.span or program.source.span(0, 0)
+            ):
+                spend(_STEPS_PER_MODULE * min(prod(choices), MAX_VARIANTS))
+
+
+@limited()
 def compile_program(
     program: Program, name: str, tuned: Source | None = None, dispatch: Source | None = None
 ) -> Compiled:
@@ -118,7 +141,10 @@ def compile_program(
     for module in planned.modules:
         folder = folder_of(module)
         families.setdefault(folder, []).append(module)
-        files = render_files(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
+        attention = module.variant.attention
+        with charged(f"the text of '{attention.name}'", attention.span or program.source.span(0, 0)):
+            files = render_files(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
+            spend(sum(map(len, files.values())) * _STEPS_PER_CHARACTER)
         outputs += (Output(path=f"{folder}/{file}", text=text) for file, text in files.items())
     for folder, family in families.items():
         attention = program.attention(family[0].variant.attention.name)
@@ -137,7 +163,10 @@ def _projection_outputs(
     for module in modules:
         families.setdefault(projection_folder(module), []).append(module)
         rows = projection_rows(module, tables)
-        texts = render_projection(module, path=name, sha256=digest(program.source), tuned=rows)
+        projection = module.variant.projection
+        with charged(f"the text of '{module.name}'", projection.span or program.source.span(0, 0)):
+            texts = render_projection(module, path=name, sha256=digest(program.source), tuned=rows)
+            spend(sum(map(len, texts.values())) * _STEPS_PER_CHARACTER)
         outputs += (
             Output(path=f"{projection_folder(module)}/{file}", text=text) for file, text in texts.items()
         )
@@ -148,6 +177,7 @@ def _projection_outputs(
     return outputs
 
 
+@limited()
 def compile_spec(path: Path, root: Path | None = None) -> Compiled:
     """Reads, compiles and renders a spec file. Raises OSError and DiagnosticError.
 
@@ -157,12 +187,18 @@ def compile_spec(path: Path, root: Path | None = None) -> Compiled:
     return compile_program(front(path), display_name(path, root), tuned_source(path), dispatch_source(path))
 
 
+@limited()
 def diagnose(path: Path) -> tuple[Diagnostic, ...]:
-    """Everything to say about a spec, errors and warnings. Raises OSError."""
+    """Everything to say about a spec, errors and warnings: what is planned can be printed. Raises OSError."""
     try:
-        return compile_spec(path).warnings
+        planned = plan_program(front(path))
+        if tuned := tuned_source(path):
+            load_tuned(tuned)
+        if dispatch := dispatch_source(path):
+            load_tables(dispatch)
     except DiagnosticError as failure:
         return failure.diagnostics
+    return planned.warnings
 
 
 def digest(source: Source) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Set
 
 from attnc.build import plan_program
 from attnc.diagnostics import CODES, DiagnosticError
+from attnc.effort import MAX_STEPS
 from attnc.model.attention import Program
 from attnc.model.configs import MAX_CONFIGS
 from attnc.model.expansion import MAX_CALLS, MAX_NODES
@@ -32,7 +33,7 @@ from attnc.plan.names import (
     MODULE,
 )
 from attnc.source import Source
-from attnc.syntax.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME
+from attnc.syntax.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, MAX_TOKENS
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from tests.documentation import ROOT, cells, region, table
@@ -205,6 +206,7 @@ def limits() -> str:
             ("limit", ""),
             ("---", "---"),
             ("characters of a file", f"{MAX_CHARACTERS:,}"),
+            ("lines of a file; its words, numbers and signs", f"{MAX_TOKENS:,}; {MAX_TOKENS:,}"),
             ("levels of nesting of an expression or block", f"{MAX_DEPTH}"),
             ("characters of a name; digits of a number", f"{MAX_NAME}; {MAX_DIGITS}"),
             ("an expression, lets and defs expanded", f"{MAX_NODES:,} operations, {MAX_LEVELS} levels"),
@@ -212,6 +214,7 @@ def limits() -> str:
             ("integers", "64 bits; constants 62"),
             ("variants of an attention", f"{MAX_VARIANTS}"),
             ("configs of a phase, before `where`", f"{MAX_CONFIGS:,}"),
+            ("steps that a file costs, all of these together (E0510)", f"{MAX_STEPS:,}"),
             ("head dimension", f"1 to {MAX_HEAD_DIM:,}"),
             ("rows of a page", f"1 to {MAX_PAGE:,}"),
         ]

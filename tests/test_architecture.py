@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
-    "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
+    "effort", "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
     "reference", "reference_gradients", "output", "plan", "target", "build", "editor",
     "paging", "runtime", "verify", "api", "flex", "tune", "tune_projection", "tune_schedules", "calibrate",
     "bench", "adapters", "compat", "cli", "__main__", "__init__",

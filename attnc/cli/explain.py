@@ -46,6 +46,8 @@ def explain(
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
     from attnc.build import front, plan_program
+    from attnc.effort import limited
+    from attnc.model.expansion import charged
     from attnc.plan.device import DEVICES
     from attnc.plan.explain import as_dict
     from attnc.plan.explain import explain as explain_plan
@@ -56,30 +58,38 @@ def explain(
         raise Mistake(
             f"there is no architecture '{arch}'", "".join(did_you_mean(arch, DEVICES)) or ", ".join(DEVICES)
         )
-    program = front(one_spec(spec))
-    modules = plan_program(program).modules
-    if not modules and program.projections:
-        hint = "read the module that attnc compile writes: implementations, configs and table are at its top"
-        raise Mistake(f"'{spec}' has projections alone, and only attentions are explained", hint)
-    if not modules:
-        raise without_kernels(f"'{spec}'", len(program.schedules))
-    left = only(modules, "target", target, lambda module: module.target)
-    left = only(left, "attention", attention, lambda module: module.variant.attention.name)
-    module = only(left, "variant", variant, lambda module: module.variant.name)[0]
-    count = len(module.kernels[0].configs)
-    if config >= count:
-        raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
-    device = DEVICES[arch]
-    usage, backward_usages = None, {}
-    if is_compiled:
-        with progress(f"compiling for {arch}", None):
-            usage, backward_usages = _compiled(module, config, device), _backward_usages(module, device)
-    explanation = explain_plan(module, _schedule(program, module), device, config, usage=usage)
-    backward = explain_backward(module, device, backward_usages)
-    if as_json:
-        say_lines(json.dumps({**as_dict(explanation), "backward": backward_dict(backward)}, indent=2))
-    else:
-        say_lines(f"{as_text(explanation)}\n{backward_text(backward)}".rstrip())
+    with limited():
+        program = front(one_spec(spec))
+        with charged("what explains it", program.source.span(0, 0)):
+            modules = plan_program(program).modules
+            if not modules and program.projections:
+                raise Mistake(
+                    f"'{spec}' has projections alone, and only attentions are explained",
+                    "read the module that attnc compile writes: configs and table are at its top",
+                )
+            if not modules:
+                raise without_kernels(f"'{spec}'", len(program.schedules))
+            left = only(modules, "target", target, lambda module: module.target)
+            left = only(left, "attention", attention, lambda module: module.variant.attention.name)
+            module = only(left, "variant", variant, lambda module: module.variant.name)[0]
+            count = len(module.kernels[0].configs)
+            if config >= count:
+                raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
+            device = DEVICES[arch]
+            usage, backward_usages = None, {}
+            if is_compiled:
+                with progress(f"compiling for {arch}", None):
+                    usage, backward_usages = (
+                        _compiled(module, config, device),
+                        _backward_usages(module, device),
+                    )
+            explanation = explain_plan(module, _schedule(program, module), device, config, usage=usage)
+            backward = explain_backward(module, device, backward_usages)
+            if as_json:
+                text = json.dumps({**as_dict(explanation), "backward": backward_dict(backward)}, indent=2)
+            else:
+                text = f"{as_text(explanation)}\n{backward_text(backward)}".rstrip()
+    say_lines(text)
 
 
 def _schedule(program: Program, module: ir.Module) -> Schedule:

@@ -54,7 +54,10 @@ _SYNTAX = {
 }
 
 _LIMITS = {
-    "E0501": CodeInfo("file that is too large", "A spec file has at most 256 KiB."),
+    "E0501": CodeInfo(
+        "file that is too large",
+        "A spec file has at most 256 KiB, 16384 lines, and as many words, numbers and signs.",
+    ),
     "E0502": CodeInfo(
         "expression or block that is nested too deeply",
         "At most 64 levels. Each bracket, sign, 'not' and arithmetic operator of a chain counts as one; name "

@@ -257,6 +257,12 @@ EXPANSION = {
         "too many configs",
         "The choices of all keys of a phase multiply to at most 4096 configs.",
     ),
+    "E0510": CodeInfo(
+        "file that is too much work",
+        "Each limit may be kept and all of them together still be too much: what a file costs is counted in "
+        "steps, each about one operation of an expression that is looked at, over all attentions, variants, "
+        "schedules and configs.",
+    ),
 }
 
 SEMANTIC = NAMES | TYPES | SCHEDULES | EXPANSION

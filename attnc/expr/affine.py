@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from attnc.effort import spend
 from attnc.expr.arithmetic import add, floordiv, mod, mul, sub
 from attnc.expr.nodes import Binary, Call, Const, Dim, Expr, Index, Load, Neg, children
 from attnc.expr.show import show
@@ -43,14 +44,16 @@ class Affine:
     @property
     def expr(self) -> Expr:
         """As an expression that reads well: `q_hi + N - M + 1`."""
-        atoms = {atom for atom, _ in self.terms}
-        aligned = {Dim("N"), Dim("M")} <= atoms and any(isinstance(atom, Index) for atom in atoms)
-        terms = sorted(self.terms, key=partial(_reading_order, aligned=aligned))
+        terms = self.terms
+        if len(terms) > 1:
+            atoms = {atom for atom, _ in terms}
+            aligned = {Dim("N"), Dim("M")} <= atoms and any(isinstance(atom, Index) for atom in atoms)
+            terms = tuple(sorted(terms, key=partial(_reading_order, aligned=aligned)))
         first = next((i for i, (_, c) in enumerate(terms) if c > 0), None)
         if first is None:  # 7 - kv_idx
             start, rest, end = self.const, terms, 0
         else:
-            start, rest, end = 0, [terms[first], *terms[:first], *terms[first + 1 :]], self.const
+            start, rest, end = 0, (terms[first], *terms[:first], *terms[first + 1 :]), self.const
         total: Expr = Const(start)
         for atom, c in rest:
             total = add(total, mul(atom, Const(c))) if c > 0 else sub(total, mul(atom, Const(-c)))
@@ -59,6 +62,7 @@ class Affine:
 
 def affine(expr: Expr) -> Affine:
     """The normal form of an int expression; q_pos becomes q_idx + N - M."""
+    spend(2)
     match expr:
         case Const(value=value):
             return Affine((), int(value))
@@ -127,9 +131,12 @@ def _atom(expr: Expr) -> Affine:
 def _collect(terms: Iterable[tuple[Expr, int]], const: int) -> Affine:
     total: dict[Expr, int] = {}
     for atom, c in terms:
+        spend(2)
         total[atom] = total.get(atom, 0) + c
-    kept = ((atom, c) for atom, c in total.items() if c)
-    return Affine(tuple(sorted(kept, key=lambda term: show(term[0]))), const)
+    kept = [(atom, c) for atom, c in total.items() if c]
+    if len(kept) > 1:
+        kept.sort(key=lambda term: show(term[0]))
+    return Affine(tuple(kept), const)
 
 
 def _reading_order(term: tuple[Expr, int], *, aligned: bool) -> tuple[int, bool, bool, str]:

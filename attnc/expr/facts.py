@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attnc.effort import memo
 from attnc.expr.affine import Affine, affine
 from attnc.expr.arithmetic import ZERO, maximum, minimum, number
 from attnc.expr.logic import MIRRORED, NEGATED, compare
@@ -37,6 +38,7 @@ TILE: Mapping[str, tuple[Expr, Expr, Expr]] = {"q_idx": (Q_LO, Q_HI, M), "kv_idx
 _ORDER = (Q_HI, KV_HI, Q_LO, KV_LO)
 
 
+@memo
 def at_least(left: Expr, right: Expr, given: Expr = TRUE) -> bool:
     """Whether left >= right is proved for every tile for which `given` holds."""
     if given != TRUE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from attnc.effort import spend
 from attnc.expr.arithmetic import keeps_type, number
 from attnc.expr.nodes import FALSE, TRUE, And, Call, Compare, CompareOp, Const, Expr, Not, Or
 
@@ -72,6 +73,7 @@ def _flatten(operands: tuple[Expr, ...], kind: type[And] | type[Or]) -> tuple[Ex
     flat: dict[Expr, None] = {}
     for operand in operands:
         nested = operand.operands if isinstance(operand, kind) else (operand,)
+        spend(len(nested))
         flat.update(dict.fromkeys(nested))
     return tuple(flat)
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from attnc.effort import spend
 from attnc.source import Span
 
 Type: TypeAlias = Literal["bool", "int", "float"]
@@ -234,6 +235,7 @@ FALSE = Const(False)
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """The direct operands of a node, in source order."""
+    spend()
     match expr:
         case Load(indices=indices):
             return indices
@@ -251,9 +253,11 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """Every node of the tree, parents first."""
-    yield expr
-    for child in children(expr):
-        yield from walk(child)
+    left = [expr]
+    while left:
+        node = left.pop()
+        yield node
+        left += reversed(children(node))
 
 
 def rebuild(expr: Expr, operands: tuple[Expr, ...]) -> Expr:

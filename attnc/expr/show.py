@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnc.effort import spend
 from attnc.expr.nodes import (
     And,
     Binary,
@@ -35,6 +36,7 @@ def show(expr: Expr) -> str:
 
 
 def _show(expr: Expr) -> tuple[str, int]:
+    spend()
     match expr:
         case Const(value=bool() as value):
             return str(value).lower(), _ATOM

@@ -93,8 +93,7 @@ def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
 
     Extents of loads are rewritten too. Replacements are not searched again.
     """
-    found = mapping.get(expr)
-    if found is not None:
+    if mapping and (found := mapping.get(expr)) is not None:
         return found
     made = make(expr, tuple(substitute(child, mapping) for child in children(expr)))
     if mapping and isinstance(made, Load | Search):

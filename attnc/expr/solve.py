@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
+from attnc.effort import memo
 from attnc.expr.affine import Affine, affine
 from attnc.expr.arithmetic import ZERO, floordiv, number
 from attnc.expr.facts import TILE, at_least
@@ -64,6 +65,7 @@ class Ranges:
     right_partial: bool
 
 
+@memo
 def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
     """The ranges of `var` that a mask leaves to a tile of the other index.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from attnc.diagnostics import did_you_mean
+from attnc.effort import spend
 from attnc.model.knobs import Kind
 from attnc.model.report import Report
 from attnc.model.schedule import Choice, Value
@@ -99,6 +100,7 @@ def holds(tree: ast.Expr, values: Mapping[str, Value]) -> bool:
 
 
 def _evaluate(tree: ast.Expr, values: Mapping[str, Value]) -> Operand:
+    spend(0.5)
     match tree:
         case ast.Number(value=value) | ast.Bool(value=value):
             return value

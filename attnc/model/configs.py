@@ -6,6 +6,7 @@ from itertools import product
 from math import prod
 
 from attnc.diagnostics import DiagnosticError, error
+from attnc.effort import spend
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
 from attnc.model.conditions import holds
@@ -35,6 +36,7 @@ def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config,
     if (count := prod(len(values) for values in choices.values())) > MAX_CONFIGS:
         message = f"the {phase} phase has {count} configs before 'where'; the limit is {MAX_CONFIGS}"
         raise DiagnosticError([error("E0509", message, place, "too many to choose from")])
+    spend(count)
     points = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     conditions = [condition for part in phases for condition in schedule.where.get(part, ())]
     params: dict[str, Value] = dict(variant.params)

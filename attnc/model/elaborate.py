@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from attnc.diagnostics import Label, did_you_mean
+from attnc.effort import spend
 from attnc.expr.nodes import (
     MAX_INTEGER,
     And,
@@ -64,6 +65,7 @@ class Elaborator:
         return None
 
     def _expr(self, tree: ast.Expr, at: Context) -> Expr | None:
+        spend(3)
         self._expansion.level += 1
         made = self._made(tree, at) if self._expansion.level <= MAX_DEPTH else None
         if self._expansion.level > MAX_DEPTH or (made is not None and not self._expansion.fits(made)):

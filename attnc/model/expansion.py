@@ -1,11 +1,18 @@
-"""Limits on what lets and defs expand to: a short hostile spec must not make a long or deep expression."""
+"""Limits on what lets and defs expand to, and on all that a file costs: a short hostile spec must not make a
+long or deep expression, nor much work.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from attnc.diagnostics import DiagnosticError, error
+from attnc.effort import MAX_STEPS, Exhausted
 from attnc.expr.nodes import Expr, children
 from attnc.model.scope import Context
+from attnc.source import Span
 from attnc.syntax import ast
 
 MAX_NODES = 4096
@@ -46,3 +53,29 @@ def report_expansion(tree: ast.Expr, at: Context) -> None:
         "lets and defs are expanded where they are used",
         notes=(f"the limits are {MAX_NODES} operations, {MAX_DEPTH} levels and {MAX_CALLS} calls of defs",),
     )
+
+
+_NOTE = (
+    f"a file may cost {MAX_STEPS:,} steps, each about one operation of an expression that is looked at; "
+    "variants, schedules and configs are looked at one by one"
+)
+
+
+@contextmanager
+def charged(what: str, span: Span) -> Iterator[None]:
+    """Makes a diagnostic of it when the steps that a file may cost are spent in the block."""
+    try:
+        yield
+    except Exhausted:
+        raise DiagnosticError(
+            [
+                error(
+                    "E0510",
+                    "the file is too much work",
+                    span,
+                    f"the limit was reached in {what}",
+                    notes=(_NOTE,),
+                    hints=("divide the file, or have fewer params, choices or terms",),
+                )
+            ]
+        ) from None

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from attnc.diagnostics import Label, did_you_mean
+from attnc.effort import limited
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Program, Softmax
 from attnc.model.dataflow import Dataflow, resolve_dataflow
 from attnc.model.declarations import Declarations
 from attnc.model.definitions import Definition, collect
 from attnc.model.elaborate import Elaborator
+from attnc.model.expansion import charged
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.params import raw_dims, resolve_param
@@ -37,10 +39,16 @@ from attnc.syntax import ast
 _Item = TypeVar("_Item", bound=ast.AttentionItem)
 
 
+@limited()
 def resolve(file: ast.File, prelude: ast.File) -> Program:
     """What the file means. Raises DiagnosticError with every semantic error, in source order; warnings are in
     the Program.
     """
+    with charged("the file", file.span.source.span(0, 0)):
+        return _resolved(file, prelude)
+
+
+def _resolved(file: ast.File, prelude: ast.File) -> Program:
     report = Report()
     defs = collect(prelude, file, report)
     taken = Taken(report)
@@ -49,7 +57,8 @@ def resolve(file: ast.File, prelude: ast.File) -> Program:
     for item in file.items:
         if isinstance(item, ast.Attention):
             fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
-            attention = _Resolver(item, defs, report).attention()
+            with charged(f"'{item.name.id}'", item.name.span):
+                attention = _Resolver(item, defs, report).attention()
             if fresh:
                 trees[item.name.id] = item
             if fresh and attention is not None:
@@ -64,8 +73,9 @@ def resolve(file: ast.File, prelude: ast.File) -> Program:
         and (schedule := resolve_schedule(item, trees, attentions, report)) is not None
     ]
     for name, attention in attentions.items():
-        for attention_rule in ATTENTION_RULES:
-            attention_rule(trees[name], attention, report)
+        with charged(f"'{name}'", trees[name].name.span):
+            for attention_rule in ATTENTION_RULES:
+                attention_rule(trees[name], attention, report)
     for schedule_rule in SCHEDULE_RULES:
         schedule_rule(schedules, attentions, report)
     report.raise_errors()

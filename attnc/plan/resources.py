@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from attnc.effort import spend
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType
@@ -18,6 +19,8 @@ from attnc.plan.device import DEVICES, Device
 from attnc.plan.ir_backward import Which
 
 _THREADS_PER_WARP = 32
+#: What an estimate costs.
+_STEPS = 100
 #: Addresses, loop counters, row statistics: what every kernel needs besides its tiles.
 _BASE_REGISTERS = 40
 
@@ -60,6 +63,7 @@ class Rejection:
 
 def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Estimate:
     """The needs of the forward kernel of this variant on the device, or of one of the backward."""
+    spend(_STEPS)
     attention = variant.attention
     tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
     memory = SharedMemory(config=config, attention=attention, device=device, kernel=kernel)

@@ -12,26 +12,36 @@ import re
 from collections.abc import Iterator
 
 from attnc.diagnostics import Diagnostic, error
+from attnc.effort import spend
 from attnc.source import Source, Span
 
 MAX_CHARACTERS = 256 * 1024
+#: Of lines, and of words, numbers and signs outside comments.
+MAX_TOKENS = 16 * 1024
 MAX_DEPTH = 64
 MAX_DIGITS = 32
 MAX_NAME = 64
+_STEPS_PER_TOKEN = 15
 
 _TOKEN = re.compile(
-    r"\#[^\n]* | (?P<open>[(\[{]) | (?P<close>[)\]}]) | (?P<sign>- | not\b)"
+    r"(?P<comment>\#[^\n]*) | (?P<open>[(\[{]) | (?P<close>[)\]}]) | (?P<sign>- | not\b)"
     r" | (?P<name>[A-Za-z_][A-Za-z0-9_]*) | (?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?) | [^\s]",
     re.VERBOSE,
 )
 
 
 def check_size(source: Source) -> Diagnostic | None:
-    """E0501, or None."""
-    if len(source.text) <= MAX_CHARACTERS:
-        return None
-    message = f"the file has {len(source.text)} characters; the limit is {MAX_CHARACTERS}"
-    return error("E0501", message, source.span(0, 0), "too large to be a spec")
+    """E0501, or None. Counts what reading the file costs."""
+    if len(source.text) > MAX_CHARACTERS:
+        message = f"the file has {len(source.text)} characters; the limit is {MAX_CHARACTERS}"
+        return error("E0501", message, source.span(0, 0), "too large to be a spec")
+    tokens = sum(match.lastgroup != "comment" for match in _TOKEN.finditer(source.text))
+    for count, what in ((source.text.count("\n"), "lines"), (tokens, "words, numbers and signs")):
+        if count > MAX_TOKENS:
+            message = f"the file has {count} {what}; the limit is {MAX_TOKENS}"
+            return error("E0501", message, source.span(0, 0), "too large to be a spec")
+    spend(_STEPS_PER_TOKEN * tokens)
+    return None
 
 
 def check_limits(source: Source, start: int, end: int) -> Diagnostic | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from attnc.effort import spend
 from attnc.expr.nodes import (
     REAL,
     And,
@@ -83,6 +84,7 @@ class Printer:
         return self._print(expr)[0]
 
     def _print(self, expr: Expr) -> tuple[str, int]:
+        spend()
         match expr:
             case Const(value=value):
                 return self._constant(value)

@@ -1,0 +1,72 @@
+"""What one file may cost the compiler, counted in steps and not in seconds: a file that is refused is refused
+on every machine, and one that is not takes no longer than a known number of steps.
+
+Limits of size alone (characters, operations, variants, configs) multiply, and some analyses of masks take
+more than linear time. So the primitives that all passes are made of count their work here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from math import inf
+from typing import Any, ParamSpec, TypeVar, cast
+
+#: For one file and one command: one to two seconds of a core.
+MAX_STEPS = 800_000
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Exhausted(Exception):
+    """The steps that a file may cost are spent. `diagnostics.charged` makes it a diagnostic."""
+
+
+class _Meter(threading.local):
+    """left: steps; known: what `memo` has seen, None outside of `limited`."""
+
+    left: float = inf
+    known: dict[Hashable, Any] | None = None
+
+
+_METER = _Meter()
+
+
+def spend(steps: float = 1) -> None:
+    """Counts work: a step is about a visit of one node of an expression. Raises Exhausted."""
+    _METER.left -= steps
+    if _METER.left < 0:
+        raise Exhausted
+
+
+@contextmanager
+def limited(steps: float = MAX_STEPS) -> Iterator[None]:
+    """Limits the work of the block. Inside another such block only that one's limit holds."""
+    if _METER.known is not None:
+        yield
+        return
+    _METER.left, _METER.known = steps, {}
+    try:
+        yield
+    finally:
+        _METER.left, _METER.known = inf, None
+
+
+def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Remembers what a pure function gave within a `limited` block, and no longer: what a file costs does not
+    depend on those before it.
+    """
+
+    @wraps(function)
+    def remembered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if _METER.known is None:
+            return function(*args, **kwargs)
+        key = (function, args, tuple(kwargs.items()))
+        if key not in _METER.known:
+            _METER.known[key] = function(*args, **kwargs)
+        return cast("_R", _METER.known[key])
+
+    return remembered

@@ -1,0 +1,158 @@
+"""Hostile files: no traceback, nothing raw on the terminal, no word of a spec in code, and no more work than
+is allowed. `python -m tests.hostile.run` does the same with as many as one likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from attnc.build import compile_program
+from attnc.cli import main
+from attnc.diagnostics import DiagnosticError
+from attnc.effort import MAX_STEPS, Exhausted, limited, memo, spend
+from attnc.model.resolve import resolve
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+from tests.hostile.files import HEAD, TAIL, HostileFile, hostile_file
+from tests.hostile.run import check_file
+
+#: Small ones that compile or nearly do.
+SEEDS = (15, 25, 36, 71)
+SMALL = """\
+attention a {
+  input q: f16[B, M, H, 64]
+  input k, v: f16[B, N, H, 64]
+  score = dot(q, k)  # DANGER
+  mask = (  # DANGER */
+    causal
+  )
+  normalize = softmax
+  output o: f16[B, M, H, 64]
+}
+schedule a for triton { tile.q = 64 }
+"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_hostile_files(seed: int, tmp_path: Path) -> None:
+    assert check_file(hostile_file(seed), tmp_path).findings == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        'DANGER"""\nimport DANGER\n"""\\.attn',
+        "[DANGER]\x1b[2J\u202e\udcff$(DANGER) `DANGER` ' {{ DANGER }}.attn",
+        f"{'x' * 250}.attn",
+        "--help",
+    ],
+)
+def test_hostile_names(name: str, tmp_path: Path) -> None:
+    outcome = check_file(HostileFile("named", name, SMALL.encode()), tmp_path)
+    assert outcome.findings == []
+    assert outcome.codes == {"check": 0, "fmt --diff": 1, "explain": 0, "compile": 0, "fmt": 0}
+
+
+def test_cases_that_nobody_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.attn").write_text(SMALL)
+    for case in (
+        "[" * 100_000,
+        '{"dims": {"\x1b[2J": 1e999}}',
+        '{"dims": {}, "\u202e\n": 1}',
+        "\0",
+        "{}",
+        "9" * 5000,
+    ):
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err):
+            assert main(["verify", "spec.attn", "--target", "triton", "--case", case]) == 2
+        assert all(char.isprintable() or char == "\n" for char in err.getvalue())
+
+
+# --- work ---------------------------------------------------------------------------------------------------
+
+
+def masked(mask: str, before: str = "", score: str = "dot(q, k)", grad: str = "") -> str:
+    inputs = "  input z: i32[B, N] is sorted\n  input u: f32[N]\n"
+    return (
+        f"{before}attention a {{\n{HEAD}{inputs}  score = {score}\n  mask = {mask}\n{grad}{TAIL}}}\n"
+        "schedule a for triton { tile.q = 64 }\nschedule a for cuda.sm_80 { tile.q = 64 }\n"
+    )
+
+
+def balanced(depth: int, form: str, leaf: str) -> str:
+    return leaf if depth == 0 else form.replace("@", balanced(depth - 1, form, leaf))
+
+
+NESTED = "".join(f"def e{n}(x) = e{n - 1}(x + {n}) and not e{n - 1}(x)\n" for n in range(1, 9))
+SUMS = (f"({' + '.join(f'z[b, kv_idx - {n * m}]' for n in range(20))})" for m in range(10))
+DEEP_SCORE = f"dot(q, k) + {balanced(6, 'max(@, tanh(@) * u[kv_idx])', 'dot(q, k)')}"
+EXPENSIVE = {
+    "unequal": masked(" and ".join(f"kv_idx != q_pos - {n}" for n in range(100))),
+    "ranges": masked(" or ".join(f"{n} <= kv_idx < q_pos - {n}" for n in range(100))),
+    "minima": masked(f"{balanced(7, 'min(@, max(q_idx, @))', 'kv_idx')} < q_pos"),
+    "choices": masked(f"{balanced(5, 'where(@ < 3, @, h)', 'kv_idx')} < q_pos"),
+    "quotients": masked(f"{balanced(7, '(@ // 3 + @ % 5)', 'kv_idx')} < q_pos"),
+    "sorted": masked(" or ".join(f"z[b, kv_idx] == z[b, q_pos - {n}]" for n in range(60))),
+    "terms": masked(f"{' + '.join(SUMS)} > q_pos"),
+    "score": masked("causal", score=DEEP_SCORE, grad="  grad q, k, v, u\n"),
+    "defs": masked("e8(kv_idx)", f"def e0(x) = x < q_pos\n{NESTED}"),
+    "attentions": "".join(masked("causal").replace(" a ", f" a{n} ") for n in range(20)),
+}
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_no_work_is_done_uncounted(name: str) -> None:
+    """Calls of Python functions for each step: whatever a step is, time is in proportion to steps."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    steps = 10_000
+    file, shipped = parse(Source("spec.attn", EXPENSIVE[name])), prelude()
+    sys.setprofile(count)
+    try:
+        with pytest.raises(DiagnosticError) as refused, limited(steps):
+            compile_program(resolve(file, shipped), "spec.attn")
+    finally:
+        sys.setprofile(None)
+    assert {diagnostic.code for diagnostic in refused.value.diagnostics} == {"E0510"}
+    assert calls < 25 * steps
+
+
+def test_steps_are_counted_within_one_block() -> None:
+    spend(10 * MAX_STEPS)  # outside of any
+    with limited(10):
+        with limited(100):
+            spend(8)
+        with pytest.raises(Exhausted):
+            spend(3)
+    with limited(10):
+        spend(10)
+
+
+def test_what_is_remembered_is_forgotten_with_the_block() -> None:
+    calls = []
+
+    @memo
+    def double(x: int) -> int:
+        calls.append(x)
+        return 2 * x
+
+    with limited():
+        assert (double(1), double(1), double(2)) == (2, 2, 4)
+    with limited():
+        assert double(1) == 2
+    assert (double(1), double(1)) == (2, 2)
+    assert calls == [1, 2, 1, 1, 1]
