@@ -11,6 +11,7 @@ from collections.abc import Mapping, Set
 from attnc.build import plan_program
 from attnc.diagnostics import CODES, DiagnosticError
 from attnc.effort import MAX_STEPS
+from attnc.expr.ranges import SIZE
 from attnc.model.attention import Program
 from attnc.model.configs import MAX_CONFIGS
 from attnc.model.expansion import MAX_CALLS, MAX_NODES
@@ -212,6 +213,7 @@ def limits() -> str:
             ("an expression, lets and defs expanded", f"{MAX_NODES:,} operations, {MAX_LEVELS} levels"),
             ("calls of defs that an attention expands to", f"{MAX_CALLS:,}"),
             ("integers", "64 bits; constants 62"),
+            ("rows, keys, any other size", f"{SIZE:,}"),
             ("variants of an attention", f"{MAX_VARIANTS}"),
             ("configs of a phase, before `where`", f"{MAX_CONFIGS:,}"),
             ("steps that a file costs, all of these together (E0510)", f"{MAX_STEPS:,}"),

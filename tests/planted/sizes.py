@@ -156,7 +156,7 @@ BUGS: tuple[Bug, ...] = (
         name="shares that are no whole tiles",
         attention="paged_decode",
         story="keys were divided evenly, and tiles of neighbours overlap",
-        anchor="((hi + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N",
+        anchor="((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N",
         patch="(hi + args.SPLITS - 1) / args.SPLITS",
     ),
     TritonBug(

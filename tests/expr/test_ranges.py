@@ -1,0 +1,89 @@
+"""What integers can be, by brute force over random expressions of extreme inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.expr.evaluate import evaluate
+from attnc.expr.nodes import Compare, Expr, Load, walk
+from attnc.expr.ranges import I32, I64, POSITION, SIZE, range_of
+from attnc.plan.width import is_wide, saturated
+from tests.expr.masks import Case, cases, ints, masks
+from tests.expr.spell import spell
+
+_FAR = np.array([-(2**31), -(2**31) + 1, -(2**30), -7, 0, 5, 2**30 - 1, 2**31 - 1])
+
+
+def extreme(case: Case, seed: int) -> Case:
+    """The case with loaded integers from the ends of i32."""
+    rng = np.random.default_rng(seed)
+    tensors = dict(case.env.tensors)
+    for name in ("kv_len", "prefix", "width", "tag"):
+        tensors[name] = rng.choice(_FAR, tensors[name].shape)
+    tensors["doc"] = np.sort(rng.choice(_FAR, tensors["doc"].shape), axis=-1)
+    return replace(case, env=replace(case.env, tensors=tensors))
+
+
+def is_defined(expr: Expr) -> bool:
+    """Whether nothing in it may leave 64 bits."""
+    return all(range_of(node).is_within(I64) for node in walk(expr) if node.type == "int")
+
+
+@settings(max_examples=150)
+@given(ints(3), cases(), st.integers(0, 2**16))
+def test_values_are_in_their_ranges(expr: Expr, case: Case, seed: int) -> None:
+    case = extreme(case, seed)
+    for node in walk(expr):
+        if node.type == "int" and is_defined(node):
+            values, found = evaluate(node, case.env), range_of(node)
+            assert found.lo <= values.min(), node
+            assert values.max() <= found.hi, node
+
+
+@settings(max_examples=150)
+@given(masks(2), cases(), st.integers(0, 2**16))
+def test_what_is_brought_near_compares_as_before(mask: Expr, case: Case, seed: int) -> None:
+    if is_defined(mask):
+        case = extreme(case, seed)
+        assert np.array_equal(case.kept(mask), case.kept(saturated(mask)))
+
+
+@pytest.mark.parametrize(
+    ("mask", "most"),
+    [
+        ("kv_idx <= q_pos + width[h]", POSITION),
+        ("q_pos - width[h] <= kv_idx", POSITION),
+        ("kv_idx <= kv_len[b]", POSITION),
+        ("kv_idx < q_pos + 2 * width[h]", POSITION // 2 + 1),
+        ("kv_idx < kv_len[b]", None),  # nothing is added to it
+        ("kv_idx + kv_len[b] < q_pos + prefix[b]", None),  # two of them: in 64 bits
+        ("3 * kv_idx < q_pos + width[h]", None),
+    ],
+)
+def test_which_loads_are_brought_near(mask: str, most: int | None) -> None:
+    made = saturated(spell(mask))
+    limits = {node.within for node in walk(made) if isinstance(node, Load)}
+    assert limits == {None if most is None else (-most, most)}
+    wide = any(is_wide(node) for node in walk(made))
+    assert wide == (most is None and "<= " not in mask and mask != "kv_idx < kv_len[b]")
+
+
+def test_one_load_has_one_name_in_a_mask() -> None:
+    made = saturated(spell("q_pos < prefix[b] and kv_idx < prefix[b] and kv_idx <= prefix[b] + q_pos"))
+    assert len({node for node in walk(made) if isinstance(node, Load)}) == 1
+
+
+@pytest.mark.parametrize("text", ["q_pos - kv_idx", "q_idx + N - M", "2 * kv_idx", "abs(q_pos - kv_idx) + 1"])
+def test_sums_of_positions_fit_32_bits(text: str) -> None:
+    (comparison,) = (node for node in walk(spell(f"{text} < 5")) if isinstance(node, Compare))
+    assert range_of(comparison.left).is_within(I32)
+    assert not is_wide(comparison.left)
+
+
+def test_sizes_leave_room_for_a_tile() -> None:
+    assert SIZE + 1024 == POSITION + 1 == 2**30
