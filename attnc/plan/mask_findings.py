@@ -14,6 +14,7 @@ from attnc.expr.affine import Affine, affine
 from attnc.expr.facts import KV_LO, Q_LO, at_least
 from attnc.expr.logic import negate
 from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, Or
+from attnc.expr.show import show
 from attnc.expr.simplify import nnf, simplify, substitute
 from attnc.expr.solve import Ranges, solve
 from attnc.model.attention import Variant
@@ -67,7 +68,12 @@ def _contradicts(mask: Expr) -> bool:
             if any(negate(operand) in conditions or _contradicts(operand) for operand in operands):
                 return True
             sums = [total for operand in operands[:_COMPARED] for total in _sums(operand)]
-            return any(_is_negative(a + b) for a, b in combinations(sums, 2))
+            opaque = [frozenset(_opaque(total)) for total in sums]
+            negated = [frozenset((atom, -c) for atom, c in terms) for terms in opaque]
+            return any(
+                opaque[i] == negated[j] and _is_negative(sums[i] + sums[j])
+                for i, j in combinations(range(len(sums)), 2)
+            )
         case _:
             return False
 
@@ -84,6 +90,11 @@ def _sums(condition: Expr) -> Iterator[Affine]:
                     yield -difference - (op == "<")
                 case "==":
                     yield from (difference, -difference)
+
+
+def _opaque(total: Affine) -> Iterator[tuple[str, int]]:
+    """Terms of which nothing is known: two sums say something together where these cancel."""
+    return ((show(atom), c) for atom, c in total.terms if not isinstance(atom, Index | Dim))
 
 
 def _is_negative(total: Affine) -> bool:

@@ -117,7 +117,9 @@ class RunningError:
                 turned = _turned(self._float(left), self._float(right))
                 return Approx(value, np.where(turned, 1.0, 0.0))
             case Binary() if expr.type == "float":
-                return _binary(expr.op, self._float(expr.left), self._float(expr.right), value)
+                # Kernels multiply by the reciprocal of a constant; other quotients are within 2 ulps.
+                quotient = 2 * U if isinstance(expr.right, Const) else 5 * U
+                return _binary(expr.op, self._float(expr.left), self._float(expr.right), value, quotient)
             case Call(function="where", args=(condition, left, right)) if expr.type == "float":
                 takes = self.head.value(condition, self.dot.value)
                 turned = self._analyse(condition).error > 0
@@ -161,7 +163,8 @@ class RunningError:
                 raise ValueError(f"no error analysis of '{function}'")
 
 
-def _binary(op: str, a: Approx, b: Approx, value: Array) -> Approx:
+def _binary(op: str, a: Approx, b: Approx, value: Array, quotient: float) -> Approx:
+    """quotient: the relative error of a division."""
     size = np.abs(value)
     match op:
         case "+" | "-":
@@ -182,20 +185,20 @@ def _binary(op: str, a: Approx, b: Approx, value: Array) -> Approx:
             return Approx(value, np.where(vanishes, np.inf, error), a.overflows | b.overflows)
         case "/":
             divisor = (b.size - b.error).clip(0)
-            error = (a.error + size * b.error) / divisor + 5 * U * size + FLUSHED * a.size + _least(size)
+            error = (a.error + size * b.error) / divisor + quotient * size + FLUSHED * a.size + _least(size)
             error = np.where(b.overflows, np.maximum(error, size), error)  # a / inf is 0
             error = np.where(np.isinf(b.value), b.error, np.where(np.isinf(a.value), 0.0, error))
             undefined = (divisor < FLUSHED) | (a.may_be_infinite & b.may_be_infinite)
             return Approx(value, np.where(undefined, np.inf, error), a.overflows)
         case _:
             # Floor division jumps: near a multiple of the divisor it may land one step away.
-            quotient = a.size / b.size
-            doubt = (a.error + quotient * b.error) / b.size + U * quotient
+            steps = a.size / b.size
+            doubt = (a.error + steps * b.error) / b.size + U * steps
             jump = np.abs(a.value / b.value - np.round(a.value / b.value)) <= doubt
             if op == "//":
                 error = np.where(jump, 1.0, 2 * U * size)
             else:
-                error = np.where(jump, b.size, a.error + quotient * b.error + 2 * U * (a.size + size))
+                error = np.where(jump, b.size, a.error + steps * b.error + 2 * U * (a.size + size))
             return Approx(value, np.where(a.overflows | b.overflows, np.inf, error))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attnc.expr.nodes import INDICES, Dim, walk
-from attnc.model.names import DIMS, INPUTS, OUTPUTS
+from attnc.model.names import DIMS, INPUTS, OUTPUTS, SOFT
 from attnc.plan import ir
 from attnc.plan.names import (
     CPP,
@@ -185,7 +185,7 @@ def test_every_name_of_a_cuda_module_is_known(name: str) -> None:
 
 
 def test_words_of_cpp_can_name_inputs() -> None:
-    words = ("int", "threadIdx", "scores", "multiply_qk", "warp")
+    words = ("int", "threadIdx", "scores", "multiply_qk", "warp", "sigmoid_", *sorted(SOFT))
     module = planned(
         score=f"dot(q, k) + {' + '.join(f'{word}[h]' for word in words)} + unsigned[b, kv_idx]",
         mask="kv_idx < new[b]",
