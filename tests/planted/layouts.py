@@ -229,7 +229,7 @@ BUGS: tuple[Bug, ...] = (
         name="a table in the layout of the last",
         attention="chunked_prefill",
         story="tables are made row by row, and a transposed view is a table too",
-        anchor="tl.load(table + row // PAGE * stride, mask=row < stop, other=0)",
+        anchor="tl.load(table + (row // PAGE).to(tl.int64) * stride, mask=row < stop, other=0)",
         patch="tl.load(table + row // PAGE, mask=row < stop, other=0)",
     ),
 )

@@ -24,8 +24,8 @@ BUGS: tuple[TritonBug, ...] = (
         name="table read past the end of a sequence",
         attention="chunked_prefill",
         story="entries past the last page are whatever the table held before",
-        anchor="page = tl.load(table + row // PAGE * stride, mask=row < stop, other=0)",
-        patch="page = tl.load(table + row // PAGE * stride)",
+        anchor="page = tl.load(table + (row // PAGE).to(tl.int64) * stride, mask=row < stop, other=0)",
+        patch="page = tl.load(table + (row // PAGE).to(tl.int64) * stride)",
     ),
     TritonBug(
         name="entries of a partial tile asked for as a whole",
