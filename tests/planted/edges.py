@@ -20,14 +20,6 @@ BUGS: tuple[Bug, ...] = (
         anchor="N = where<int>(q_lo < M, N, 0);",
         patch="N = where<int>(q_lo < M, N, 0);\n    if (N == 0 && q_lo < M)\n        return;",
     ),
-    CudaBug(
-        name="dk of sequences without queries unwritten",
-        attention="varlen",
-        file="backward_dkdv",
-        story="without queries there is nothing to sum, but zeros have to be written",
-        anchor="M = where<int>(kv_lo < N, M, 0);",
-        patch="M = where<int>(kv_lo < N, M, 0);\n    if (M == 0)\n        return;",
-    ),
     TritonBug(
         name="dk of sequences without queries unwritten",
         attention="varlen",
@@ -163,14 +155,6 @@ BUGS: tuple[Bug, ...] = (
         anchor="(p_value < 1.0f ? 1.0f / (1.0f - p_value) : 0.0f)",
         patch="(1.0f / (1.0f - p_value))",
     ),
-    CudaBug(
-        name="gradients of what is dropped",
-        attention="dropout",
-        file="backward_dq",
-        story="dP was scaled before it was dropped, and infinity times zero is NaN",
-        anchor="const float keep_scale = p_value < 1.0f ? 1.0f / (1.0f - p_value) : 0.0f;",
-        patch="const float keep_scale = 1.0f / (1.0f - p_value);",
-    ),
     # Signs
     TritonBug(
         name="the largest product under a negative scale",
@@ -297,8 +281,8 @@ BUGS: tuple[Bug, ...] = (
     CudaBug(
         name="the kink of a maximum",
         attention="rectified",
-        file="backward_dkdv",
-        story="which side a tie belongs to was decided anew in the kernel of dk and dv",
+        file="backward_dq",
+        story="which side a tie belongs to was decided anew in the kernel of dq",
         anchor="where<float>(s * 0.125f >= 0, 1.0f, 0.0f)",
         patch="where<float>(s * 0.125f > 0, 1.0f, 0.0f)",
     ),

@@ -206,7 +206,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     TritonBug(
         name="lengths taken for contiguous",
-        attention="paged_decode",
+        attention="decode",
         story="lengths were a tensor of their own until they were a column of one",
         anchor="b.to(tl.int64) * stride_kv_len_0",
         patch="b.to(tl.int64)",

@@ -83,7 +83,7 @@ BUGS: tuple[Bug, ...] = (
         file="backward_dq",
         story="the second pass was saved by atomic additions, and no two runs were alike",
         anchor="args.dslope_ptr[(long long)(b * H + h) * q_tiles + q_lo / BLOCK_M] = dslope_total;",
-        patch="atomicAdd(&args.dslope_ptr[(long long)(b * H + h) * q_tiles], dslope_total);",
+        patch="atomic_add(&args.dslope_ptr[(long long)(b * H + h) * q_tiles], dslope_total);",
         also=(
             Place(
                 anchor="dslope = _empty(call.made[5], torch.float32, q)",

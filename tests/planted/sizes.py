@@ -25,13 +25,13 @@ BUGS: tuple[Bug, ...] = (
         patch="<= value) & inside\n        lo = tl.minimum(lo + tl.sum(before.to(tl.int32), 0) * run, 16384)",
     ),
     CudaBug(
-        name="a search of 14 rounds",
+        name="ends of documents searched in the first 16384 elements",
         attention="document",
-        story="halving 14 times was enough for 16384 elements, and nobody had more",
+        story="the length of the row was kept in 14 bits of a packed number",
         anchor="int lo = 0, hi = length; while (lo < hi) { const int middle = (lo + hi) / 2; "
-        "if (row[middle * stride] < value)",
-        patch="int lo = 0, hi = length;\n    for (int round = 0; round < 14 && lo < hi; ++round) {\n"
-        "        const int middle = (lo + hi) / 2;\n        if (row[middle * stride] < value)",
+        "if (row[middle * stride] <= value)",
+        patch="int lo = 0, hi = min(length, 16384);\n    while (lo < hi) {\n"
+        "        const int middle = (lo + hi) / 2;\n        if (row[middle * stride] <= value)",
     ),
     TritonBug(
         name="sequences found among 127",
@@ -126,7 +126,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     TritonBug(
         name="the maximum of the first 16 shares",
-        attention="decode",
+        attention="paged_decode",
         story="shares are joined 16 at a time, and so the maximum was taken of 16",
         anchor="mask=shares < SPLITS",
         patch="mask=shares < tl.minimum(SPLITS, 16)",
@@ -204,14 +204,6 @@ BUGS: tuple[Bug, ...] = (
         story="a fast path for short sequences tested the number of tiles, one off",
         anchor="for (int stage = 0; kv_lo < hi;",
         patch="for (int stage = 0; kv_lo < (hi == 2 * BLOCK_N ? BLOCK_N : hi);",
-    ),
-    TritonBug(
-        name="padding for the tiles of dq alone",
-        attention="cross",
-        story="both kernels had the same tiles once",
-        anchor="M_padded = _whole_tiles(M, dq_config, dkdv_config)",
-        patch="M_padded = _whole_tiles(M, dq_config)",
-        phase="backward",
     ),
     # Projections
     ProjectionBug(
