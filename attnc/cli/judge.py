@@ -154,11 +154,18 @@ class AttentionJudge(Judge):
 
     def verify(self, text: str | None, count: int, seconds: float) -> Judged:
         with loading():
+            from attnc.verify.corpus import corpus
             from attnc.verify.properties import violations
             from attnc.verify.search import verify
+            from attnc.verify.strategies import fit_of
             from attnc.verify.subjects import place, subject_of
 
             subject, title = subject_of(self.module, text), self.title
+        fit = fit_of(self.module.variant.attention, len(subject.configs))
+        try:
+            replay = corpus(self.module.variant, fit, FAILURES)
+        except ValueError as failure:
+            raise Mistake(str(failure), "mend it, or remove it") from None
         with progress(title, count) as bar:
             report = verify(
                 subject,
@@ -166,6 +173,7 @@ class AttentionJudge(Judge):
                 seconds=seconds,
                 progress=lambda *_: bar.advance(title),
                 rules=violations,
+                replay=replay,
             )
         return Judged(judge=self, device=subject.device, place=place(subject), report=report)
 

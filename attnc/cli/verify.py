@@ -40,9 +40,12 @@ def verify(
     """Run kernels on chosen inputs and judge every element against the float64 reference.
 
     The tolerance is no constant but the error bound that the plan proves. The cases are the same on every
-    run: edge lengths, strides, hostile values, guarded memory. On the GPU where there is one, else
-    interpreted. Every eighth case is also held to what must be true between runs: determinism, invariance,
-    identities of the gradients.
+    run: an array that meets the boundaries of the plan (tiles, shares, searches, sections: one less, as many,
+    one more) and pairs of layouts, lengths, styles of inputs, configs and ways to call; --coverage lists
+    which. Failures once found are replayed. Memory around tensors is guarded. On the GPU where there is one,
+    else interpreted. Every eighth case is also held to what must be true between runs: determinism,
+    invariance, identities of the gradients, and that a call launches the same whatever was called before.
+    Sizes that only a GPU reaches (thousands of rows, sequences and shares, 65536 heads) are run by --large.
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """

@@ -8,18 +8,16 @@ none before it has met, for what it costs (the method of AETG: Cohen, Dalal, Fre
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from attnc.verify.case import Case, Layout
 from attnc.verify.cover import GROUPS, Coverage, Space
-from attnc.verify.data import Rng
 from attnc.verify.strategies import Limits, far, free_dims
 
 #: Candidates among which each case is chosen.
-_CANDIDATES = 48
+_CANDIDATES = 40
 #: Steps of a tile that a case costs beside those that it computes.
 _OVERHEAD = 6.0
 #: Numbers that hide errors, for the bound is wide or the result nothing: once each is enough.
@@ -34,7 +32,7 @@ def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
     """So many cases that cover what there is, then those with nothing to compute, far or thin tensors."""
     coverage = Coverage(space)
     for number in range(count):
-        rng = np.random.default_rng(number)
+        rng = random.Random(number)
         drawn = [_candidate(coverage, limits, rng, number) for _ in range(_CANDIDATES)]
         best = max(drawn, key=lambda case: _worth(coverage, limits, case))
         coverage.note(best)
@@ -51,7 +49,7 @@ def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
     return coverage.gain(space.levels(case), points) / math.sqrt(_OVERHEAD + cost)
 
 
-def _candidate(coverage: Coverage, limits: Limits, rng: Rng, number: int) -> Case:
+def _candidate(coverage: Coverage, limits: Limits, rng: random.Random, number: int) -> Case:
     """Levels that nobody had where there are any, sizes at boundaries that nobody met."""
     space = coverage.space
     levels = {name: _pick(coverage, name, rng) for name in space.factors}
@@ -59,7 +57,7 @@ def _candidate(coverage: Coverage, limits: Limits, rng: Rng, number: int) -> Cas
     special = levels.get("special", "none") if rng.random() < 0.3 else "none"
     case = Case(
         dims={},
-        seed=number + len(space.configs) * int(rng.integers(4)),
+        seed=number + len(space.configs) * rng.randrange(4),
         logits=levels.get("logits", "random"),
         values=levels.get("values", "random"),
         special=special,
@@ -72,15 +70,15 @@ def _candidate(coverage: Coverage, limits: Limits, rng: Rng, number: int) -> Cas
     return replace(case, dims=_dims(coverage, case, levels, limits, rng))
 
 
-def _pick(coverage: Coverage, name: str, rng: Rng) -> str:
+def _pick(coverage: Coverage, name: str, rng: random.Random) -> str:
     choices = coverage.space.factors[name]
     unmet = [level for level in choices if (name, level) not in coverage.levels]
     if unmet and rng.random() < 0.6:
-        return str(rng.choice(unmet))
+        return rng.choice(unmet)
     ordinary = [level for level in choices if level in _ORDINARY]
     if ordinary and rng.random() < 0.25:
         return ordinary[0]
-    return str(rng.choice([level for level in choices if level not in _FORGIVING]))
+    return rng.choice([level for level in choices if level not in _FORGIVING])
 
 
 def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, Layout]:
@@ -95,7 +93,7 @@ def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, Layout]:
 
 
 def _dims(
-    coverage: Coverage, case: Case, levels: Mapping[str, str], limits: Limits, rng: Rng
+    coverage: Coverage, case: Case, levels: Mapping[str, str], limits: Limits, rng: random.Random
 ) -> dict[str, int]:
     """Sizes of these levels, or at boundaries that nobody met, as far as they are affordable."""
     space = coverage.space
@@ -106,13 +104,13 @@ def _dims(
     for name in names:
         if name in wanted:
             more = levels.get(name) == "more"
-            dims[name] = int(rng.choice(wanted[name][1:])) if more else 1
+            dims[name] = rng.choice(wanted[name][1:]) if more else 1
         elif name == "G":
             level = levels.get("G")
             fitting = [n for n in GROUPS if level == ("1" if n == 1 else "odd" if n % 2 else "even")]
-            dims[name] = int(rng.choice(fitting or GROUPS))
+            dims[name] = rng.choice(fitting or GROUPS)
         elif name not in ("M", "N"):
-            dims[name] = int(rng.integers(1, 2 * config.BLOCK_N))
+            dims[name] = rng.randrange(1, 2 * config.BLOCK_N)
     for name, tile, quantity in (("M", config.BLOCK_M, "rows"), ("N", config.BLOCK_N, "keys")):
         if name not in names:
             continue
@@ -121,7 +119,7 @@ def _dims(
             group = dims["G"]
             points += [p // group for p in _unmet(coverage, case, "packed", limits) if p % group == 0]
         if points and rng.random() < 0.75:
-            dims[name] = int(rng.choice(points))
+            dims[name] = rng.choice(points)
         else:
             dims[name] = min(_length(levels.get(name, "tile + 1"), tile, rng), limits.longest)
     if {"M", "N"} <= dims.keys():
@@ -134,7 +132,7 @@ def _dims(
                 dims["M"], dims["N"] = dims["N"], dims["M"]
     heads = _unmet(coverage, case, "heads", limits)
     if heads and rng.random() < 0.3:
-        dims |= _heads(dims, int(rng.choice(heads)))
+        dims |= _heads(dims, rng.choice(heads))
     for name in ("G", "H", "B", "Hkv", "M", "N"):
         while name in dims and dims[name] > 1 and limits.cost(dims, case.config) > limits.work:
             dims[name] = dims[name] // 2
@@ -162,14 +160,14 @@ def _unmet(coverage: Coverage, case: Case, quantity: str, limits: Limits) -> lis
     ]
 
 
-def _length(level: str, tile: int, rng: Rng) -> int:
+def _length(level: str, tile: int, rng: random.Random) -> int:
     match level:
         case "1":
             return 1
         case "short":
-            return int(rng.integers(2, max(tile - 1, 3)))
+            return rng.randrange(2, max(tile - 1, 3))
         case "long":
-            return int(rng.integers(tile + 2, 3 * tile))
+            return rng.randrange(tile + 2, 3 * tile)
         case _:
             near = {"tile - 1": tile - 1, "tile": tile, "tile + 1": tile + 1, "2 tiles": 2 * tile}
             return near[level]

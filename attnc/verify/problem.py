@@ -211,7 +211,7 @@ def draw_extras(
         shape = tuple(size(expr, dims) for expr in tensor.shape)
         rng = generator(case.seed, stream)
         if _is_length(attention, tensor) and case.lengths != "drawn":
-            array = LENGTHS[case.lengths](rng, prod(shape), at.N).reshape(shape)
+            array = LENGTHS[case.lengths](rng, prod(shape), case.dims.get("N", at.N)).reshape(shape)
         else:
             drawn = np.asarray(_draw_extra(attention, tensor, shape, at, rng))
             array = restyled(attention, tensor, drawn, case.extras, rng)

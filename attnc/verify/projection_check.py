@@ -193,8 +193,10 @@ def verify_projection(
     variant, reach, configs = subject.planned.variant, subject.reach(), subject.module.CONFIGS
     boundaries, met = boundaries_of_projection(subject.planned), set[tuple[Boundary, int]]()
     at_boundaries = boundary_cases(variant, reach, boundaries, configs)
-    for case in (*fixed_cases(variant, reach, count), *at_boundaries):
-        verdict = check_projection(subject, case, fills=fills)
+    first, *others = fills
+    for number, case in enumerate((*at_boundaries, *fixed_cases(variant, reach, count))):
+        second = others[number % len(others) :][:1] if others else ()
+        verdict = check_projection(subject, case, fills=(first, *second))
         met |= set(facts(case, configs).points(boundaries))
         report = _with(report, subject, case, verdict, time.monotonic() - started)
         if progress is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
@@ -123,15 +124,18 @@ def verify(
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
     rules: Rules | None = None,
+    replay: Iterable[Case] = (),
 ) -> Report:
-    """The covering cases: the same on every run. Stops after `seconds`, or at the third failure.
+    """The cases of `replay`, then the covering ones: the same on every run. Stops after `seconds`, or at the
+    third failure.
 
     fills: what surrounds tensors, the first and one of the others in turn; rules: what every eighth case must
     keep besides the error bound.
     """
     tally, coverage = _Tally(subject, progress), Coverage(subject.space)
     first, *others = fills
-    for number, case in enumerate(covering_cases(subject.space, subject.limits(), count)):
+    array = chain(replay, covering_cases(subject.space, subject.limits(), count))
+    for number, case in enumerate(array):
         second = others[number % len(others) :][:1] if others else ()
         verdict = check(subject, case, fills=(first, *second))
         if verdict.ok and rules is not None and tally.is_due(case):

@@ -34,6 +34,22 @@ def test_verify_as_json_and_one_case(spawn: Run) -> None:
     assert (done.code, done.out.split(";")[0]) == (0, "within the bound")
 
 
+def test_verify_says_what_its_cases_have_met(spawn: Run) -> None:
+    done = spawn("verify", *VARIANT, "--count", "3", "--coverage")
+    assert done.code == 0, done.err
+    assert "\n      no rows " in done.out
+    assert " points (those in brackets were not met), " in done.out
+    assert "no case had: " in done.out
+    done = spawn("verify", *VARIANT, "--count", "1", "--json")
+    (report,) = json.loads(done.out)
+    assert {met["quantity"] for met in report["coverage"]["boundaries"]} >= {"rows", "keys"}
+
+
+def test_large_sizes_need_a_gpu(spawn: Run) -> None:
+    done = spawn("verify", *VARIANT, "--large")
+    assert (done.code, "large sizes need a GPU" in done.err) == (2, True)
+
+
 def test_a_case_that_is_none(spawn: Run) -> None:
     for text in ("{", "[]", '{"seed": 1}', '{"dims": {}, "colour": 1}'):
         done = spawn("verify", *VARIANT, "--case", text)

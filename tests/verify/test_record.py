@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,28 @@ def test_records_survive_the_file(tmp_path: Path) -> None:
     )
     (tmp_path / "verified.json").write_text(dump(records), encoding="utf-8")
     assert read(tmp_path) == records
+
+
+def test_what_was_met_is_noted_and_older_records_have_none(tmp_path: Path) -> None:
+    old = Record(sha256="0", device="d", toolchain="t", cases=3, worst=0.25, where="o[b=0]")
+    (tmp_path / "verified.json").write_text(dump(Records(verified={"a.py": old})), encoding="utf-8")
+    assert "met" not in (tmp_path / "verified.json").read_text(encoding="utf-8")
+    new = replace(old, met={"points": [3, 4], "pairs": [5, 9]}, large={"cases": 7, "worst": 0.5})
+    records = read(tmp_path).with_verified({"b.py": new})
+    (tmp_path / "verified.json").write_text(dump(records), encoding="utf-8")
+    assert read(tmp_path) == records
+
+
+def test_large_cases_are_noted_in_the_record_of_the_same_text() -> None:
+    record = Record(sha256="0", device="d", toolchain="t", cases=3, worst=0.25, where="")
+    large = replace(record, cases=9, worst=0.75)
+    records = Records().with_large({"a.py": large})
+    assert not records.verified
+    records = Records().with_verified({"a.py": record}).with_large({"a.py": large})
+    assert records.verified["a.py"].large == {"cases": 9, "worst": 0.75}
+    again = records.with_verified({"a.py": replace(record, cases=5)})
+    assert again.verified["a.py"].large == {"cases": 9, "worst": 0.75}
+    assert not records.with_verified({"a.py": replace(record, sha256="1")}).verified["a.py"].large
 
 
 KERNELS = sorted(GENERATED.glob("*/cuda_*/[!_]*.py"))

@@ -1,0 +1,191 @@
+"""The cases that `attnc verify` runs: what they meet, and that they are cases."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.plan import ir
+from attnc.reference_arrays import Floats
+from attnc.verify.boundaries import Boundary, boundaries_of
+from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.cover import Coverage, Space, by_tiles
+from attnc.verify.covering import covering_cases, thin_cases
+from attnc.verify.extras import EXTRAS
+from attnc.verify.problem import build
+from attnc.verify.storage import LENGTHS
+from attnc.verify.strategies import fit_of
+from attnc.verify.subjects import subject_of
+from tests.verify.judging import right, spec, subject_of_text
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+@cache
+def module(name: str, target: str = "triton") -> ir.Module:
+    modules = plan_program(front(SPECS / f"{name}.attn")).modules
+    return next(made for made in modules if made.target == target)
+
+
+def named(name: str, target: str = "triton") -> dict[str, set[int]]:
+    """Points by the boundary's quantity."""
+    found: dict[str, set[int]] = {}
+    for boundary in boundaries_of(module(name, target)):
+        found.setdefault(boundary.quantity, set()).update(boundary.points)
+    return found
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+def test_a_plan_says_where_it_changes_its_ways(target: str) -> None:
+    tiles = named("causal_gqa", target)
+    assert {63, 64, 65, 127, 128, 129} <= tiles["rows"] & tiles["keys"]
+    assert {65534, 65535, 65536} <= tiles["heads"]
+    assert {127, 128, 129, 16383, 16384, 16385} <= named("document", target)["entries"]
+    assert {126, 127, 128} <= named("varlen", target)["sequences"]
+    assert {15, 16, 17} <= named("decode", target)["packed"] & named("decode", target)["shares"]
+    assert {15, 16, 17} <= named("paged_decode", target)["keys"]
+    assert {4095, 4096, 4097} <= named("paged_decode", target)["columns"]
+
+
+def test_a_boundary_is_in_force_under_its_config() -> None:
+    at = next(b for b in boundaries_of(module("causal_gqa")) if b.where == (("BLOCK_M", 128),))
+    (config,) = (c for c in subject_of(module("causal_gqa")).configs[:1])
+    assert at.is_in_force({at.kernel: config})
+    assert not at.is_in_force({at.kernel: config._replace(BLOCK_M=64)})
+    assert not at.is_in_force({})
+    assert Boundary(name="any", quantity="rows", value=0).points == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["causal_gqa", "document", "varlen", "paged_decode"])
+def test_the_array_meets_what_it_can(name: str) -> None:
+    subject = subject_of(module(name))
+    space, limits = subject.space, subject.limits()
+    cases = list(covering_cases(space, limits, 24))
+    assert cases[:5] == list(covering_cases(space, limits, 5))[:5]
+    coverage = Coverage(space)
+    fit = fit_of(space.attention, len(space.configs))
+    for case in cases:
+        coverage.note(case)
+        assert Case.from_json(case.to_json()) == case
+        assert fit.misfit(case) is None
+    for case in cases[:24]:
+        assert limits.cost(case.dims, case.config) <= limits.work
+    reached = [met for met in coverage.summary.boundaries if met.boundary.reach == "default"]
+    assert sum(len(met.met) for met in reached) >= 0.6 * sum(len(met.boundary.points) for met in reached)
+    met, pairs = coverage.summary.pairs
+    assert met >= 0.4 * pairs
+    assert len(coverage.summary.missed) <= 3
+    thin = [met for met in coverage.summary.boundaries if met.boundary.reach == "thin"]
+    assert any(met.boundary.value + 1 in met.met for met in thin)
+
+
+@pytest.mark.slow
+def test_more_cases_meet_more() -> None:
+    space, limits = (made := subject_of(module("causal_gqa"))).space, made.limits()
+    coverage, met = Coverage(space), []
+    for case in covering_cases(space, limits, 60):
+        coverage.note(case)
+        met.append(coverage.summary.pairs[0])
+    assert met[5] < met[23] < met[59]
+    assert met[59] > 0.85 * coverage.summary.pairs[1]
+
+
+def test_the_layouts_of_a_case_are_of_their_levels() -> None:
+    space = subject_of(module("causal_gqa")).space
+    names = {tensor.name for tensor in space.tensors}
+    assert {"q", "k", "v", "o", "lse", "do", "dlse"} == names
+    for tensor in space.tensors:
+        for level in space.layouts_for(tensor):
+            assert space.level_of(space.layout(tensor, level)) == level
+    assert "rows" in space.layouts_for(next(t for t in space.tensors if t.name == "do"))
+
+
+@pytest.mark.parametrize(
+    ("length", "level"), [(0, ""), (1, "1"), (5, "short"), (64, "tile"), (128, "2 tiles"), (129, "long")]
+)
+def test_lengths_beside_a_tile(length: int, level: str) -> None:
+    assert by_tiles(length, 64) == level
+
+
+@pytest.mark.parametrize("style", LENGTHS)
+def test_sequences_of_every_style_of_length(style: str) -> None:
+    dims = {"Hkv": 1, "G": 1, "M": 9, "N": 7, "B": 3}
+    space = subject_of(module("varlen")).space
+    found = space.facts(Case(dims=dims, lengths=style)).sizes
+    assert found["sequences"] == {3}
+    assert max(found["rows"]) <= 9
+    assert (0 in found["rows"]) == (style in ("empty", "beyond")) or style in ("drawn", "beyond")
+
+
+def test_facts_follow_the_lengths_that_a_spec_declares() -> None:
+    space = subject_of(module("decode")).space
+    dims = {"B": 4, "M": 2, "Hkv": 1, "G": 3, "N": 40}
+    full = space.facts(Case(dims=dims, lengths="full")).sizes
+    assert (full["keys"], full["packed"], full["heads"]) == tuple(map(frozenset, ({40}, {6}, {12})))
+    assert max(space.facts(Case(dims=dims, lengths="beyond")).sizes["keys"]) <= 40
+    assert space.facts(Case(dims=dims, lengths="empty")).sizes["keys"] == {0, 40}
+
+
+def test_styles_of_other_inputs() -> None:
+    attention = module("bias").variant.attention
+    dims = {"B": 1, "H": 2, "M": 6, "N": 8}
+
+    def bias(style: str) -> Floats:
+        value = build(attention, Case(dims=dims, extras=style)).inputs["pair"]
+        assert isinstance(value, torch.Tensor)
+        return np.asarray(value.float())
+
+    assert set(EXTRAS) == {"drawn", "zero", "one", "negative", "masked", "many"}
+    assert not bias("zero").any()
+    assert (bias("one") == 1).all()
+    assert (bias("negative") <= 0).all()
+    assert np.isneginf(bias("masked")).all(axis=-1).any()
+
+
+def test_gradients_of_rows_that_a_bias_masks_are_right() -> None:
+    right(subject_of(module("bias")), Case(dims={"B": 1, "H": 1, "M": 40, "N": 20}, extras="masked"))
+
+
+def test_dropout_may_drop_everything() -> None:
+    right(subject_of(module("dropout")), Case(dims={"B": 1, "H": 1, "M": 5, "N": 20}, extras="one"))
+
+
+def test_results_of_the_module_s_own_are_judged_too() -> None:
+    made = subject_of_text(
+        spec(
+            (
+                "input q: f32[B, M, H, 16]",
+                "input k, v: f32[B, N, H, 16]",
+                "score = dot(q, k)",
+                "normalize = softmax",
+                "output o: f32[B, M, H, 16]",
+            )
+        )
+    )
+    right(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}, call="new"))
+    module: Any = made.module
+    real = module.spec
+    module.spec = lambda *given, **named: real(*given, **named) + (1 if named["out"] is None else 0)
+    assert not check(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}, call="new")).ok
+    right(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}))
+
+
+def test_thin_cases_are_affordable_and_long() -> None:
+    made = subject_of(module("document"))
+    longest = [max(case.dims.values()) for case in thin_cases(made.space, made.limits())]
+    assert 16385 in longest
+    assert 4097 in longest
+
+
+def test_nothing_is_known_of_a_module_without_a_plan() -> None:
+    made = subject_of(module("bias"))
+    space = Space(attention=made.variant.attention, configs=made.configs, usable=(0,))
+    assert not space.boundaries
+    assert list(covering_cases(space, made.limits(), 2))
