@@ -46,6 +46,9 @@ def bench(
     is_f32: Annotated[
         bool, typer.Option("--f32", help="Full and causal attention in single precision.")
     ] = False,
+    is_flex: Annotated[
+        bool, typer.Option("--flex", help="Time programs of FlexAttention, and what they wait for.")
+    ] = False,
     host: Annotated[
         list[Path] | None,
         typer.Option(help="Time what calls of this spec's kernels cost the host; can be repeated."),
@@ -58,7 +61,8 @@ def bench(
     One interleaved run on the same data: medians, spreads, TFLOP/s, the ratio to the best peer and the share
     of the matmul ceiling measured in the same seconds. With --decode GB/s of K and V, under CUDA graph replay
     with a cold L2, in files named decode.*. With --host, which wants some 50 rounds, microseconds of the host
-    for a call, in files named host.*. Needs a CUDA GPU.
+    for a call, in files named host.*. With --flex programs of FlexAttention by torch and by attnc.flex, and
+    how long they wait for a first result, in files named flex.*. Needs a CUDA GPU.
 
     Peers are cudnn, fa2, efficient, flex and eager; of attnc triton, its kernels for Triton beside those of
     --target, two_pass, CUDA gradients that are the same bits in every run, and with --decode page_8 and
@@ -73,6 +77,7 @@ def bench(
         {
             "--host": bool(host),
             "--decode": is_decode,
+            "--flex": is_flex,
             "--papers": is_papers,
             "--f32": is_f32,
             "--quick": is_quick,
@@ -83,6 +88,8 @@ def bench(
         _host(out, host, rounds, is_list=is_list)
     elif is_decode:
         _decode(out, cells, peers, target, rounds, is_list)
+    elif is_flex:
+        _flex(out, cells, rounds, is_list=is_list)
     elif is_papers:
         _papers(out, cells, rounds, is_list=is_list)
     else:
@@ -176,6 +183,29 @@ def _host(out: Path, specs: list[Path], rounds: int, *, is_list: bool) -> None:
     made_on = machine(", ".join(sorted({module.target for module in modules})))
     say_lines(markdown(costs, made_on))
     for path in write_host(costs, made_on, out):
+        note(f"wrote {path}")
+
+
+def _flex(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> None:
+    """`attnc bench --flex`: torch's FlexAttention beside ours, from the same mods."""
+    with loading():
+        from attnc.bench.flex import MODS, markdown, measure_flex, write_flex
+    wanted = _names(patterns or "")
+    chosen = [name for name in MODS if not wanted or any(pattern in name for pattern in wanted)]
+    if not chosen:
+        raise Mistake(f"no program's name holds '{patterns}'", "attnc bench --flex --list shows them")
+    if is_list:
+        for name in chosen:
+            say(name)
+        return
+    need_gpu()
+    from attnc.bench.report import machine
+
+    with progress("bench", None) as bar:
+        results = measure_flex(chosen, rounds, bar.advance)
+    made_on = machine("triton")
+    say_lines(markdown(results, made_on))
+    for path in write_flex(results, made_on, out):
         note(f"wrote {path}")
 
 

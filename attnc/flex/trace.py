@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
@@ -56,7 +56,8 @@ def trace(
     ]
     score = Scalar(tape, tape.add("float", "score"))
     mask = scalar(tape, True)
-    with Recording(tape), _no_functions_of_autograd():
+    has_mods = score_mod is not None or mask_mod is not None
+    with Recording(tape) if has_mods else nullcontext(), _no_functions_of_autograd():
         if score_mod is not None:
             score = operations.real(tape, _single(score_mod, score_mod(score, *positions), "score_mod"))
         if mask_mod is not None:

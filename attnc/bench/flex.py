@@ -1,0 +1,235 @@
+"""FlexAttention's programs: torch's kernels, compiled, beside attnc's, from the same mods.
+
+Times of kernels come from one interleaved run. How long a program waits for its first result, and for one of
+another length, is measured in new processes with empty caches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnc.bench.host_cost import Call, measure_host
+from attnc.bench.report import ran_on
+from attnc.runtime.timing import Launch, Timing, interleave
+
+OURS, TORCH = "attnc.flex", "FlexAttention"
+B, H, D = 2, 16, 128
+LENGTH = 8192
+#: In turn, in a process that has computed nothing before.
+LENGTHS = (4096, 4160, 5000)
+_SMALL = 256
+_COLUMNS = (
+    *("forward ms", "Flex", "ratio"),
+    *("with gradients ms", "Flex", "ratio"),
+    *("first s", "Flex", "lengths s", "Flex", "host us", "Flex"),
+)
+
+Mod = Callable[..., Any] | None
+Make = Callable[[int, str], tuple[Mod, Mod]]
+
+
+def _causal(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return q >= kv
+
+
+def _alibi(length: int, device: str) -> tuple[Mod, Mod]:
+    slope = torch.exp2(-8.0 * torch.arange(1, H + 1, device=device) / H)
+    return lambda score, b, h, q, kv: score - slope[h] * (q - kv), _causal
+
+
+def _softcap(length: int, device: str) -> tuple[Mod, Mod]:
+    return lambda score, b, h, q, kv: 30 * torch.tanh(score / 30), _causal
+
+
+def _documents(length: int, device: str) -> tuple[Mod, Mod]:
+    document = (torch.arange(length, device=device) // 1000).int()
+    return None, lambda b, h, q, kv: (document[q] == document[kv]) & (q >= kv)
+
+
+def _learned(length: int, device: str) -> tuple[Mod, Mod]:
+    bias = torch.zeros(H, 2 * 128 + 1, device=device, requires_grad=True)
+
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score + bias[h, torch.clamp(q - kv + 128, 0, 256)]
+
+    return mod, _causal
+
+
+def _neighbourhood(length: int, device: str) -> tuple[Mod, Mod]:
+    width, radius = 64, 6
+
+    def near(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        rows = (q // width - kv // width).abs() <= radius
+        return rows & ((q % width - kv % width).abs() <= radius)
+
+    return None, near
+
+
+#: By name, what makes the mods for a length and a device.
+MODS: Mapping[str, Make] = {
+    "full": lambda length, device: (None, None),
+    "causal": lambda length, device: (None, _causal),
+    "window": lambda length, device: (None, lambda b, h, q, kv: (q >= kv) & (q - kv <= 512)),
+    "prefix": lambda length, device: (None, lambda b, h, q, kv: (q >= kv) | (kv < 1024)),
+    "documents": _documents,
+    "alibi": _alibi,
+    "softcap": _softcap,
+    "learned bias": _learned,
+    "neighbourhood": _neighbourhood,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FlexResult:
+    """Of one program. forward, both: milliseconds of the forward, and with gradients, by whose they are;
+    first: seconds until the results for `LENGTHS`, in turn; host: microseconds of the host for a call.
+    """
+
+    name: str
+    forward: Mapping[str, Timing]
+    both: Mapping[str, Timing]
+    first: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    host: Mapping[str, float] = field(default_factory=dict)
+
+
+def call(who: str, name: str, length: int, *, gradients: bool = False, small: bool = False) -> Launch:
+    """A call of the program, and of its gradients."""
+    device = "cuda"
+    batch, heads = (1, H) if small else (B, H)
+    shape = (batch, heads, length, D)
+    q, k, v = (
+        torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_(gradients) for _ in range(3)
+    )
+    score_mod, mask_mod = MODS[name](length, device)
+    attention = _function(who, score_mod, mask_mod, length)
+    if not gradients:
+
+        def forward() -> object:
+            with torch.no_grad():
+                return attention(q, k, v)
+
+        return forward
+    do = torch.randn_like(q)
+    return lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), do)
+
+
+def _function(who: str, score_mod: Mod, mask_mod: Mod, length: int) -> Callable[..., Any]:
+    if who == OURS:
+        from attnc.flex import flex_attention
+
+        return lambda q, k, v: flex_attention(q, k, v, score_mod, mask_mod=mask_mod)
+    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import flex_attention as torch_flex
+
+    block_mask = None
+    if mask_mod is not None:
+        block_mask = create_block_mask(mask_mod, None, None, length, length, device="cuda")
+    compiled: Any = torch.compile(torch_flex)
+    return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask)
+
+
+def measure_flex(names: Sequence[str], rounds: int, report: Callable[[str], None]) -> list[FlexResult]:
+    """All figures of the programs of these names. `report` is called with each."""
+    results = []
+    for name in names:
+        report(name)
+        first = {who: first_results(who, name) for who in (OURS, TORCH)}
+        torch.compiler.reset()
+        launches = {
+            (who, both): call(who, name, LENGTH, gradients=both)
+            for who in (OURS, TORCH)
+            for both in (False, True)
+        }
+        timed = interleave({f"{who} {both}": launch for (who, both), launch in launches.items()}, rounds)
+        host = measure_host(
+            {Call(name, who): call(who, name, _SMALL, small=True) for who in (OURS, TORCH)}, rounds, report
+        )
+        results.append(
+            FlexResult(
+                name,
+                forward={who: timed[f"{who} {False}"] for who in (OURS, TORCH)},
+                both={who: timed[f"{who} {True}"] for who in (OURS, TORCH)},
+                first=first,
+                host={which.whose: cost for which, cost in host.items()},
+            )
+        )
+    return results
+
+
+def first_results(who: str, name: str) -> list[float]:
+    """Seconds until the result of each of `LENGTHS`, in a new process with empty caches."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = ("ATTNC_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+        places = {variable: str(Path(folder, variable.lower())) for variable in caches}
+        command = [sys.executable, "-m", "attnc.bench.flex", who, name]
+        done = subprocess.run(
+            command, env={**os.environ, **places}, capture_output=True, text=True, check=True
+        )
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def print_first_results(who: str, name: str) -> None:
+    """What `first_results` runs: the context of the device exists before the clock starts."""
+    torch.zeros((), device="cuda")
+    seconds = []
+    for length in LENGTHS:
+        started = time.perf_counter()
+        call(who, name, length)()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    print(json.dumps(seconds))
+
+
+def markdown(results: Sequence[FlexResult], machine: Mapping[str, str]) -> str:
+    """A row for each program."""
+    lines = [
+        ran_on(machine),
+        "",
+        f"B {B}, H {H}, D {D}, M = N = {LENGTH}, bf16. ms: medians of one interleaved run.",
+        f"first s: until the first result (length {LENGTHS[0]}) in a new process with empty caches;",
+        f"lengths s: until those of lengths {LENGTHS[1]} and {LENGTHS[2]} after that, block masks included.",
+        "host us: microseconds for a call.",
+        "",
+        f"| | {' | '.join(_COLUMNS)} |",
+        f"|{'---|' * (1 + len(_COLUMNS))}",
+    ]
+    for result in results:
+        cells = [result.name]
+        for timed in (result.forward, result.both):
+            ours, theirs = timed[OURS].median, timed[TORCH].median
+            cells += [f"{ours:.3f}", f"{theirs:.3f}", f"{theirs / ours:.2f}x"]
+        cells += [f"{result.first[who][0]:.1f}" if who in result.first else "" for who in (OURS, TORCH)]
+        cells += [
+            " + ".join(f"{s:.2f}" for s in result.first[who][1:]) if who in result.first else ""
+            for who in (OURS, TORCH)
+        ]
+        cells += [f"{result.host[who]:.0f}" if who in result.host else "" for who in (OURS, TORCH)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_flex(results: Sequence[FlexResult], machine: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
+    """Writes flex.md and flex.json; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table, data = folder / "flex.md", folder / "flex.json"
+    table.write_text(markdown(results, machine), encoding="utf-8")
+    rows = [asdict(result) for result in results]
+    text = json.dumps({"format": 1, "machine": dict(machine), "results": rows}, indent=2)
+    data.write_text(text + "\n", encoding="utf-8")
+    return table, data
+
+
+if __name__ == "__main__":
+    print_first_results(*sys.argv[1:])

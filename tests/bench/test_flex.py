@@ -1,0 +1,46 @@
+"""`attnc bench --flex`: its programs are ones that attnc compiles, and its table says who took how long."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnc.bench.flex import MODS, OURS, TORCH, FlexResult, markdown, write_flex
+from attnc.flex import to_spec
+from attnc.runtime.timing import Timing
+
+MACHINE = {"device": "NVIDIA H200", "torch": "2.13.0"}
+
+
+def timing(median: float) -> Timing:
+    return Timing(median=median, low=median, high=median, samples=3)
+
+
+RESULT = FlexResult(
+    "causal",
+    forward={OURS: timing(1.0), TORCH: timing(1.5)},
+    both={OURS: timing(4.0), TORCH: timing(5.0)},
+    first={OURS: [2.0, 0.01, 0.02], TORCH: [20.0, 10.0, 0.5]},
+    host={OURS: 60.0, TORCH: 80.0},
+)
+
+
+@pytest.mark.parametrize("name", MODS)
+def test_programs_are_said(name: str) -> None:
+    assert "normalize = softmax" in to_spec(*MODS[name](64, "cpu"), head_dim=128)
+
+
+def test_the_table() -> None:
+    assert markdown([RESULT], MACHINE).splitlines()[-1] == (
+        "| causal | 1.000 | 1.500 | 1.50x | 4.000 | 5.000 | 1.25x"
+        " | 2.0 | 20.0 | 0.01 + 0.02 | 10.00 + 0.50 | 60 | 80 |"
+    )
+
+
+def test_the_files(tmp_path: Path) -> None:
+    table, data = write_flex([RESULT], MACHINE, tmp_path)
+    assert table.read_text() == markdown([RESULT], MACHINE)
+    (row,) = json.loads(data.read_text())["results"]
+    assert row["first"][TORCH] == [20.0, 10.0, 0.5]

@@ -1,0 +1,53 @@
+"""FlexAttention's programs on a GPU: every mod of the table as torch computes it, with gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.flex import flex_attention
+from tests.flex.mods import CASES, Case, Setting
+from tests.flex.oracle import gradients, torch_flex
+
+SAID = [case for case in CASES if not case.refused]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", SAID, ids=lambda case: case.name)
+def test_mods_compute_what_torch_computes(case: Case, dtype: torch.dtype) -> None:
+    """Against torch's eager function in float64 on the same inputs, within some roundings of the largest."""
+    setting = Setting(S=320, device="cuda")
+    q, k, v = (
+        setting.floats(setting.B, setting.H, setting.S, 64, dtype=dtype).requires_grad_() for _ in range(3)
+    )
+    score_mod, mask_mod = case.make(setting)
+    leaves = (q, k, v, *setting.learned)
+    o = flex_attention(q, k, v, score_mod, mask_mod=mask_mod)
+    expected = torch_flex(q, k, v, score_mod, mask_mod, learned=bool(setting.learned))
+    found = (o, *gradients(o, leaves))
+    right = (expected, *gradients(expected, leaves))
+    unit = torch.finfo(dtype).eps
+    for ours, exact in zip(found, right, strict=True):
+        assert ours is not None
+        exact = torch.zeros_like(ours) if exact is None else exact
+        scale = exact.double().abs().max()
+        error = (ours.double() - exact.double()).abs().max()
+        assert error <= (8 * unit if dtype == torch.bfloat16 else 64 * unit) * scale + 1e-6
+
+
+def test_lengths_and_data_compile_nothing_on_a_gpu() -> None:
+    """The second length finds its kernel: no file is added to Triton's cache."""
+    from attnc.flex import attention
+
+    for length in (256, 300, 1000):
+        document = torch.arange(length, device="cuda", dtype=torch.int32) // 100
+        q = torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16)
+
+        def mask(
+            b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, d: torch.Tensor = document
+        ) -> torch.Tensor:
+            return d[q] == d[kv]
+
+        known = len(attention._PROGRAMS)
+        flex_attention(q, q, q, mask_mod=mask)
+        assert length == 256 or len(attention._PROGRAMS) == known
