@@ -8,9 +8,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnc.build import front, plan_program
+from attnc.build import front
+from attnc.model.variants import labelled, variants
 from attnc.plan import ir
 from attnc.plan.explain import tiles_of
+from attnc.plan.lower import plan
 from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 from attnc.source import Source
 from attnc.syntax import ast
@@ -53,11 +55,10 @@ def gallery() -> str:
 
 def _entry(spec: str, attention: str, title: str, cells: tuple[str, ...]) -> Iterator[str]:
     path = ROOT / "specs" / f"{spec}.attn"
-    module = next(
-        module
-        for module in plan_program(front(path)).modules
-        if module.variant.attention.name == attention and module.target == "triton"
-    )
+    program = front(path)
+    schedule = next(s for s in program.schedules if (s.attention, s.target) == (attention, "triton"))
+    first = variants(program, program.attention(attention))[0]
+    module = plan(labelled(first, schedule.label), schedule)
     yield f"\n## {title}\n\n[`specs/{spec}.attn`](../specs/{spec}.attn)\n"
     yield f"\n```attn\n{_declared(load(path), attention)}```\n"
     kernel = module.kernels[0]

@@ -149,6 +149,19 @@ class Family:
             name=self.name, place=place, reports={name: report for name, (_, report) in found.items()}
         )
 
+    def register_operators(self) -> None:
+        """Makes the operators of the kernels known to torch, under `torch.ops.attnc`.
+
+        Tracing a call does so by itself. A program that loads what another exported (torch.export,
+        AOTInductor) has to call it before: operators are Python, and their names hold a hash of the kernels.
+        ValueError for projections, which have none.
+        """
+        modules = [getattr(self.module, variant) for variant in self.variants]
+        if not all(hasattr(module, "_register") for module in modules):
+            raise ValueError(f"{self.name}: only attentions have operators")
+        for module in modules:
+            module._register()
+
     def __repr__(self) -> str:
         shapes = inspect.cleandoc(self.__doc__ or "")
         return f"<{self.name} for {self.target}: {', '.join(self.variants)}>\n{shapes}".rstrip()
