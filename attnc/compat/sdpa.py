@@ -10,6 +10,7 @@ attnc, until `torch.nn.attention.restore_flash_attention_impl()`. Needs PyTorch 
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -46,9 +47,11 @@ def register(name: str = "attnc") -> None:
 def activate(key: str) -> Handle:
     """Puts the functions of this module in place of PyTorch's, for a dispatch key."""
     library: Any = _Library("aten", "IMPL", key)
-    for name, function in _FUNCTIONS.items():
-        if _is_there(name):
-            library.impl(name, function, key)
+    with warnings.catch_warnings():  # that a kernel is overridden is what the caller asks for
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name, function in _FUNCTIONS.items():
+            if _is_there(name):
+                library.impl(name, function, key)
     return Handle(library)
 
 

@@ -30,10 +30,14 @@ from attnc.plan.ir_backward import GradientBound
 from attnc.reference import Head, softmax
 from attnc.reference_arrays import Array, Bools, Floats, rows
 from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
-from attnc.verify.tolerance import chain_error, dot_products, expected_rows, exponential_error
+from attnc.verify.tolerance import (
+    LARGEST_EXPONENT,
+    chain_error,
+    dot_products,
+    expected_rows,
+    exponential_error,
+)
 
-#: exp of this leaves float32.
-_LARGEST_EXPONENT = 128 * np.log(2)
 LARGEST_F16 = 65504.0
 _DEVIATIONS = 6.0
 
@@ -117,7 +121,7 @@ class HeadErrors:
         exponent = np.abs(s - row) + np.abs(s) + 2 * np.abs(row)
         rho = np.where(seen, score.error + lse_error + U * (2 * exponent + 2 * forward.exp_ulps), 0.0)
         p_error = exponential_error(p, s - row, rho) + np.where(seen, FLUSHED, 0.0)
-        p_error = np.where(open_row | (s - row + rho >= _LARGEST_EXPONENT), np.inf, p_error)
+        p_error = np.where(open_row | (s - row + rho >= LARGEST_EXPONENT), np.inf, p_error)
         p_error = np.where(head.visible, p_error, 0.0)
 
         drop, kept = head.dropout

@@ -45,6 +45,8 @@ from attnc.verify.verdict import Expected
 
 #: Slack for the second-order terms that the analysis drops.
 SLACK = 1.05
+#: exp of this leaves float32.
+LARGEST_EXPONENT = 128 * np.log(2)
 _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
 
 
@@ -101,6 +103,8 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8) + (
             4 * U * tiles if bound.renormalised else 0
         )
+        # where the maximum is rounded, and the product it is subtracted from is not, exp2 leaves float32
+        too_large = too_large | (visible & (U * shift >= LARGEST_EXPONENT))
         row_open: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
         judged = ~row_open & np.isfinite(lse[:, None])
         lse_allowed = _bound(mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift), judged)

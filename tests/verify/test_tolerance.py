@@ -254,6 +254,19 @@ def test_scores_that_may_be_no_number_are_open_not_exact() -> None:
     assert not judge(spec, expected, outputs).ok
 
 
+@pytest.mark.parametrize(("size", "is_open"), [(1e9, False), (1e10, True)])
+def test_a_row_is_open_where_its_maximum_is_rounded_by_more_than_float32_can_hold(
+    size: float, is_open: bool
+) -> None:
+    """A kernel subtracts the rounded maximum from exact products: 2^(half a unit of 10^10) is infinite."""
+    spec = attention(Dot(), dtype=DType.F32)
+    tensors = {name: np.ones((1, 1, 1, 8)) for name in "qkv"}
+    tensors["q"] *= size / 8
+    expected = expect(spec, tensors, error_bound(DType.F32, 8, 16))
+    assert expected["o"].open.all() == expected["o"].open.any() == is_open
+    assert expected["lse"].open.all() == is_open
+
+
 LONG = 1 << 18
 
 
