@@ -227,37 +227,14 @@ def _tree(draw: random.Random, leaves: tuple[str, ...], depth: int) -> str:
     if depth == 0:
         return _leaf(draw, leaves)
     one, two = _tree(draw, leaves, depth - 1), _tree(draw, leaves, depth - 1 if draw.random() < 0.4 else 0)
-    forms: tuple[str, ...]
-    if leaves is _BOOLS:
-        forms = (
-            "{} and {}",
-            "{} or {}",
-            "not ({} and {})",
-            "where({}, {}, true)",
-            "({} or {})",
-            "({} and {})",
-        )
-    elif leaves is _INTS:
-        forms = (
-            "({} + {})",
-            "({} - {})",
-            "min({}, {})",
-            "max({}, {})",
-            "({}) // 7 + {}",
-            "({}) % 5 + {}",
-            "where({} < {}, 1, kv_idx)",
-        )
-    else:
-        forms = (
-            "({} + {})",
-            "({} - {})",
-            "({} * {})",
-            "max({}, {})",
-            "where({} < {}, 1.0, 2.5)",
-            "({} / (2 + abs({})))",
-            "tanh({}) + {}",
-        )
-    return draw.choice(forms).replace("{}", one, 1).replace("{}", two, 1)
+    return draw.choice(_FORMS[leaves]).replace("{}", one, 1).replace("{}", two, 1)
+
+
+_FORMS: dict[tuple[str, ...], tuple[str, ...]] = {
+    _BOOLS: ("{} and {}", "{} or {}", "not ({} and {})", "where({}, {}, true)", "({} or {})", "({} and {})"),
+    _INTS: ("({} + {})", "({} - {})", "min({}, {})", "max({}, {})", "({}) // 7 + {}", "({}) % 5 + {}", "where({} < {}, 1, kv_idx)"),
+    _FLOATS: ("({} + {})", "({} - {})", "({} * {})", "max({}, {})", "where({} < {}, 1.0, 2.5)", "({} / (2 + abs({})))", "tanh({}) + {}"),
+}  # fmt: skip
 
 
 def _deep(draw: random.Random) -> str:
