@@ -93,9 +93,7 @@ def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *,
 
 def _wide(text: str, index: Expr) -> str:
     if isinstance(index, Const):
-        return text
-    if is_wide(index) and not isinstance(index, Ref):
-        return f"({text})"
+        return text if index.value in (0, 1) else f"tl.cast({text}, tl.int64)"
     is_name = re.fullmatch(r"\w+(\[[\w:, ]+\])?", text) is not None  # of all rows, or one of their axes
     return f"{text if is_name else f'({text})'}.to(tl.int64)"
 
