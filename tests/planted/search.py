@@ -3,8 +3,9 @@
     python -m tests.planted.search [PART ...] [--only-new]
 
 found.json: for each bug whether the cases of `attnc verify` show it or a search by Hypothesis, after how many
-cases, and how; null where neither does. cases.json: the smallest case found and what judges it, for the suite
-to replay. Takes minutes for a part; `tests/planted/test_planted.py` holds both files to the registry.
+cases, and how; null where neither does; "hand" where a case was written and no search has run. cases.json:
+the smallest case found and what judges it, for the suite to replay. Takes minutes for a part;
+`tests/planted/test_planted.py` holds both files to the registry.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from tests.planted.bug import Bug
-from tests.planted.hunting import By, Catch, hunt, judge, verify
+from tests.planted.hunting import By, Catch, hunt, judge_clean, shows, verify
 from tests.planted.registry import BUGS, PARTS
 
 #: By the bug's name in the registry, one line each.
@@ -48,13 +49,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--only-new", action="store_true", help="leave out bugs that have a line")
+    parser.add_argument("--only-new", action="store_true", help="leave out bugs that were searched for")
     chosen = parser.parse_args()
     ensure_interpreter()
     found, kept = read(FOUND), read(CASES)
     for name, bug in BUGS.items():
         part = name.partition(": ")[0]
-        if (chosen.parts and part not in chosen.parts) or (chosen.only_new and name in found):
+        if (chosen.parts and part not in chosen.parts) or (
+            chosen.only_new and name in found and not _is_by_hand(found[name])
+        ):
             continue
         by, catch = "verify", verify(bug)
         if catch.case is None:
@@ -63,11 +66,15 @@ def main() -> None:
             None if catch.case is None else {"by": by, "cases": catch.examples, "sign": _sign(catch)}
         )
         if catch.case is not None:
-            way: By = "bound" if _shows(bug, catch.case, "bound") else _way(catch)
+            way: By = "bound" if shows(bug, catch.case, "bound") else _way(catch)
             kept[name] = {"by": way, "case": asdict(_smallest(bug, catch.case, way))}
         print(f"{name}: {found[name]}", flush=True)
         write(FOUND, found)
         write(CASES, kept)
+
+
+def _is_by_hand(line: dict[str, Any] | None) -> bool:
+    return line is not None and line["by"] == "hand"
 
 
 def _sign(catch: Catch) -> str:
@@ -87,14 +94,10 @@ def _smallest(bug: Bug, case: Case, by: By) -> Case:
     while tried < _ATTEMPTS and (other := next(changes, None)) is not None:
         if _size(other) < _size(found):
             tried += 1
-            if _shows(bug, other, by):
+            if shows(bug, other, by):
                 found = other
                 changes = _changed(found)
-    return found if judge(bug, found, by, is_planted=False).ok else case
-
-
-def _shows(bug: Bug, case: Case, by: By) -> bool:
-    return not judge(bug, case, by, is_planted=True).ok
+    return found if judge_clean(bug, found, by).ok else case
 
 
 def _size(case: Case) -> tuple[int, ...]:

@@ -43,18 +43,9 @@ BUGS: tuple[Bug, ...] = (
     CudaBug(
         name="sequences found among 127",
         attention="varlen",
-        story="the number of the last sequence was kept in a signed byte",
-        anchor="int lo = 0, hi = B;",
-        patch="int lo = 0, hi = min(B, 127);",
-    ),
-    CudaBug(
-        name="keys of the first 128 sequences",
-        attention="varlen",
-        file="backward_dkdv",
-        story="the search halves seven times, which was enough for batches of 128",
-        anchor="while (lo < hi) { const int middle = (lo + hi + 1) / 2;",
-        patch="for (int round = 0; round < 7 && lo < hi; ++round) {\n"
-        "        const int middle = (lo + hi + 1) / 2;",
+        story="the number of a sequence was kept in a signed byte",
+        anchor="const int b = min(sequence, B - 1);",
+        patch="const int b = min(min(sequence, B - 1), 127);",
     ),
     # Rows and heads
     TritonBug(
@@ -76,8 +67,8 @@ BUGS: tuple[Bug, ...] = (
         name="rows of the first 4096",
         attention="causal_gqa",
         story="the table of tiles had room for 4096 rows",
-        anchor="const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M;",
-        patch="const int q_tiles = (min(M, 4096) + BLOCK_M - 1) / BLOCK_M;",
+        anchor="store_o(outputs, q_tile, q_lo, M);",
+        patch="store_o(outputs, q_tile, q_lo, min(M, 4096));",
     ),
     CudaBug(
         name="dq of rows beyond 4096 left as a sum",
@@ -90,17 +81,17 @@ BUGS: tuple[Bug, ...] = (
     CudaBug(
         name="sections of heads all as long as the first",
         attention="full",
-        story="the last section was as large as the others, and with few heads there is but one",
-        anchor="min(args.SECTION, B * H - first_head)",
-        patch="args.SECTION",
+        story="the last section began early enough to be as long, and with few heads there is but one",
+        anchor="tile / (q_tiles * args.SECTION) * args.SECTION;",
+        patch="min(tile / (q_tiles * args.SECTION) * args.SECTION, B * H - args.SECTION);",
     ),
     CudaBug(
-        name="sections of kv heads counted in query heads",
+        name="sections of kv heads all as long as the first",
         attention="causal_gqa",
         file="backward_dkdv",
-        story="with few heads there is one section, and its number is 0",
-        anchor="tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION",
-        patch="tile / (kv_tiles * args.KV_SECTION) * args.SECTION",
+        story="the last section began early enough to be as long, and with few heads there is but one",
+        anchor="tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;",
+        patch="min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, args.B * Hkv - args.KV_SECTION);",
     ),
     TritonBug(
         name="heads counted in 16 bits",
