@@ -54,7 +54,7 @@ class SharesText:
             yield f"splits = config.splits or {counted}"
             return
         yield f"fixed = {self.quotient(self.longest, 'config.share')} if config.share else 0"
-        yield f"splits = config.splits or fixed or {counted}"
+        yield f"splits = fixed or config.splits or {counted}"
         if self.most is not None:
             yield f"if splits > {self.most}:"
             yield f"    least = {self.quotient(self.longest, str(self.most))}"

@@ -289,12 +289,19 @@ class _Calls:
         modules = {"cupy": SimpleNamespace(cuda=cuda), "cupy.cuda": cuda}
         with (
             patch.dict(sys.modules, modules),
-            patch.object(torch.cuda, "device", lambda device: nullcontext()),
+            patch.object(torch.cuda, "device", _NoDevice),
             patch.object(self.module, "_gpu", lambda number: real(number)._replace(index=index)),
             patch.object(self.module, "_launcher", launcher),
             patch.object(self.module, "_starter", noting),
         ):
             yield
+
+
+class _NoDevice(nullcontext[None]):
+    """In place of `torch.cuda.device`, a class as that is: torch asks whether what it is given is one."""
+
+    def __init__(self, device: object) -> None:
+        super().__init__()
 
 
 def _plain(x: Any) -> tuple[object, ...]:

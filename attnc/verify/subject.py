@@ -64,8 +64,9 @@ class Subject:
             return tuple(self.module.CONFIGS)
         pairs = ((config, _shared(config)) for config in self.module.CONFIGS)
         first, found = self.module.CONFIGS[0], [config for pair in pairs for config in pair if config]
-        found += [first._replace(splits=count) for count in (2, 16, 17, 33)]
         fixed = next((config for config in self.module.CONFIGS if getattr(config, "share", 0)), None)
+        free = first if fixed is None else first._replace(share=0)
+        found += [free._replace(splits=count) for count in (2, 16, 17, 33)]
         if fixed is not None:
             found.append(fixed._replace(share=2 * fixed.BLOCK_N))
         return tuple(found)

@@ -20,11 +20,15 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnc.verify.case import Case
+    from attnc.verify.subject import Subject
 
 #: Specs that one seed draws. The first that Hypothesis draws is always the simplest, and is not counted.
 CHUNK = 24
@@ -65,8 +69,6 @@ def features_of(text: str, case: Any) -> tuple[str, ...]:
 def judged(chunk: int, number: int, text: str, data: Any) -> Result:
     """The spec compiled for both targets, run on a drawn case, and compared."""
     from attnc.diagnostics import DiagnosticError
-    from attnc.verify.agreement import across
-    from attnc.verify.check import check, keeps
     from attnc.verify.strategies import cases
     from attnc.verify.subjects import subject_of
     from tests.verify.judging import modules_of
@@ -85,14 +87,24 @@ def judged(chunk: int, number: int, text: str, data: Any) -> Result:
         case = replace(case, layouts={})  # rows gigabytes apart have tests of their own
     result.case, result.features = case.to_json(), features_of(text, case)
     result.gradients = widest.gradients is not None
+    result.wrong = wrong_on(made, case)
+    return result
+
+
+def wrong_on(made: Mapping[str, Subject], case: Case) -> dict[str, str]:
+    """What is wrong with the modules of a spec, by target, on this case, each alone and compared."""
+    from attnc.verify.agreement import across
+    from attnc.verify.check import check, keeps
+
+    wrong = {}
     for target, subject in made.items():
         own = replace(case, config=case.config % len(subject.configs))
         verdict = check(subject, own)
         if verdict.ok and target == "triton" and len(made) > 1:
             verdict = keeps(subject, own, across({"cuda.sm_80": made["cuda.sm_80"]}), verdict)
         if not verdict.ok:
-            result.wrong[target] = verdict.message
-    return result
+            wrong[target] = verdict.message
+    return wrong
 
 
 def draw(chunk: int, skip: int) -> Iterator[Result]:

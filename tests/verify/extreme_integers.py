@@ -96,7 +96,7 @@ def text(name: str, schedule: str, target: str, *more: str, tensors: tuple[str, 
 def right_at(made: Subject, values: Mapping[str, int], case: Case) -> None:
     """The outputs, and the gradients, where the inputs have these values everywhere."""
     attention = made.variant.attention
-    problem = build(attention, case)
+    problem = build(attention, case, device=made.device)
     inputs = dict(problem.inputs)
     for name, value in values.items():
         given = inputs[name]

@@ -68,6 +68,13 @@ def test_modules_launch_the_same_after_any_call(target: str, name: str) -> None:
     assert list(call_violations(subject_of(module(target, name)))) == []
 
 
+def test_torch_may_ask_whether_it_was_given_a_device_while_launches_are_noted() -> None:
+    """`torch.cuda.get_device_properties` does, which host code calls on a GPU."""
+    begin = "    if len(_CALLS) >= 1024:\n"
+    asking = f"    assert not isinstance(q.device, torch.cuda.device)\n{begin}"
+    assert list(call_violations(changed("cuda.sm_80", begin, asking))) == []
+
+
 @pytest.mark.parametrize(
     ("target", "old", "new", "said"), [(target, *bug) for target, bugs in BUGS.items() for bug in bugs]
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
-from attnc.verify.problem import FILLS
+from attnc.verify.problem import FILLS, build
 from attnc.verify.subject import Subject
 from tests.verify.judging import for_every_target, right, transposed
 from tests.verify.test_storage import paged, subject
@@ -75,9 +75,20 @@ def test_what_is_verified_has_shares(splits: str, kind: tuple[int, int]) -> None
     """Small cases would suit one program, and nobody would look at the kernel that joins several."""
     if TARGET != "triton" and splits != "auto":
         pytest.skip("the same for every target")
-    configs = decode(splits).configs
-    assert kind in [(config.splits, getattr(config, "share", 0)) for config in configs]
-    assert len(configs) == (1 if splits == "2" else 2)
+    kinds = [(config.splits, getattr(config, "share", 0)) for config in decode(splits).configs]
+    assert kind in kinds
+    assert {(2, 0), (16, 0), (17, 0), (33, 0)} <= set(kinds)
+    assert not any(count and share for count, share in kinds)
+
+
+def test_the_size_of_shares_decides_how_many_there_are() -> None:
+    """Two shares of 64 keys would lose all others."""
+    made = decode("fixed(64)", "true")
+    first = made.module.CONFIGS[0]
+    inputs = build(made.variant.attention, Case(dims=DIMS, seed=1), device=made.device).inputs.values()
+    results = [made.function(*inputs, config=config) for config in (first, first._replace(splits=2))]
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("pack", ["gqa", "none"])
