@@ -92,7 +92,11 @@ class _Calls:
         for name, x in base.items():
             if isinstance(x, torch.Tensor):
                 by_rows = name in ("q", "k", "v")
-                for what, changed, refused in (*_changes(x, by_rows=by_rows), *_wrong(x), *self._misfits(name)):
+                for what, changed, refused in (
+                    *_changes(x, by_rows=by_rows),
+                    *_wrong(x),
+                    *self._misfits(name),
+                ):
                     call = partial(self._forward, {**base, name: changed}, out)
                     yield Variation(name=f"{what} of {name}", call=call, refused=refused)
         for name, x in out.items():
@@ -260,7 +264,7 @@ class _Calls:
         return self.memory[key]
 
     def _triton(self) -> type:
-        """The module's launch with another kernel behind it, of which there is a binary once it was called."""
+        """The module's launch with another kernel behind it, and a binary of it after the first call."""
         events, launch = self.events, self.module._Launch
 
         class Recording(launch):  # type: ignore[misc,valid-type]  # a class of the generated module
