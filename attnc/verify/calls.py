@@ -22,14 +22,15 @@ from unittest.mock import patch
 
 import torch
 
-from attnc.model.tensors import Prefix
+from attnc.expr.nodes import Dim
+from attnc.model.tensors import Dense, Prefix
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 
-#: The stream that is said to be current.
-_STREAM = 7
+#: The streams that are said to be current: at the call that is judged, and at those before it.
+_STREAM, _BEFORE = 7, 5
 Event: TypeAlias = tuple[object, ...]
 Call: TypeAlias = Callable[[], object]
 
@@ -63,6 +64,7 @@ class _Calls:
     memory: dict[object, torch.Tensor] = field(default_factory=dict)
     base: dict[str, Any] = field(default_factory=dict)
     made: int = 0
+    stream: int = _STREAM
 
     @property
     def module(self) -> Any:
@@ -90,7 +92,11 @@ class _Calls:
         for name, x in base.items():
             if isinstance(x, torch.Tensor):
                 by_rows = name in ("q", "k", "v")
-                for what, changed, refused in (*_changes(x, by_rows=by_rows), *_wrong(x)):
+                for what, changed, refused in (
+                    *_changes(x, by_rows=by_rows),
+                    *_wrong(x),
+                    *self._misfits(name),
+                ):
                     call = partial(self._forward, {**base, name: changed}, out)
                     yield Variation(name=f"{what} of {name}", call=call, refused=refused)
         for name, x in out.items():
@@ -100,6 +106,18 @@ class _Calls:
             for what, changed, refused in others:
                 call = partial(self._forward, base, {**out, name: changed})
                 yield Variation(name=f"{what} of {name}", call=call, refused=refused)
+
+    def _misfits(self, name: str) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """The input, one shorter on an axis as long as one of another input: the same address and strides."""
+        attention = self.subject.variant.attention
+        tensor = attention.tensor(name)
+        if not isinstance(tensor.storage, Dense):
+            return
+        tied = {size for other in attention.inputs if other is not tensor for size in other.shape}
+        for axis, size in enumerate(tensor.shape):
+            if isinstance(size, Dim) and size in tied and self.base[name].shape[axis] > 1:
+                n = self.base[name].shape[axis]
+                yield f"size {size.name}", self.base[name].narrow(axis, 0, n - 1), True
 
     def _backwards(self, base: Mapping[str, Any]) -> Iterator[Variation]:
         results = self._results(base)
@@ -177,7 +195,7 @@ class _Calls:
             return None if refused else f"another {second.name} is taken"
         if (failure := error or later) is not None:
             return f"{second.name}: {type(failure).__name__}: {failure}"
-        for event in fresh:
+        for event in (*fresh, *warm):
             if (message := _is_wrong(event, second.name)) is not None:
                 return f"{second.name}: {message}"
         if self._same(fresh, warm):
@@ -199,12 +217,14 @@ class _Calls:
         for name in ("_CALLS", "_GRADIENTS"):
             getattr(self.module, name, {}).clear()
         for call in () if after is None else (after.call, after.call):
-            self.made = 0
+            self.made, self.stream = 0, _BEFORE
             call()
-        self.made = 0
-        self.events.clear()
         try:
-            variation.call()
+            # once more, for what is looked up at the first launch: another stream's must not stay
+            for self.stream in (_BEFORE, _STREAM):
+                self.made = 0
+                self.events.clear()
+                variation.call()
         except Exception as error:
             return [], error
         return list(self.events), None
@@ -220,12 +240,16 @@ class _Calls:
             if hasattr(self.module, "_key") and self.subject.target == "triton":
                 stack.enter_context(patch.object(self.module, "_on", lambda device: nullcontext()))
                 stack.enter_context(patch.object(self.module, "_Launch", self._triton()))
+                start = patch.object(self.module, "_starter", lambda binary, *_: binary.start, create=True)
+                stack.enter_context(start)
             else:
                 index = 0 if index is None else index
                 stack.enter_context(self._cuda(index))
             stack.enter_context(patch.object(torch._C, "_cuda_getDevice", lambda: index, create=True))
-            raw = patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: _STREAM, create=True)
-            stack.enter_context(raw)
+            current = patch.object(
+                torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream, create=True
+            )
+            stack.enter_context(current)
             try:
                 yield
             finally:
@@ -240,7 +264,7 @@ class _Calls:
         return self.memory[key]
 
     def _triton(self) -> type:
-        """The module's launch with another kernel behind it, and with a binary from the start."""
+        """The module's launch with another kernel behind it, and a binary of it after the first call."""
         events, launch = self.events, self.module._Launch
 
         class Recording(launch):  # type: ignore[misc,valid-type]  # a class of the generated module
@@ -248,14 +272,14 @@ class _Calls:
                 super().__init__(kernel, grid, *rest, **options)
                 name = getattr(kernel, "__name__", str(kernel))
 
-                def slow(*arguments: Any, **constants: Any) -> None:
+                def slow(*arguments: Any, **constants: Any) -> SimpleNamespace:
                     events.append(("slow", name, grid, *chain(*map(_plain, arguments)), *constants.items()))
+                    return SimpleNamespace(start=quick)
 
                 def quick(stream: int, arguments: list[Any]) -> None:
                     events.append(("quick", name, grid, stream, *arguments))
 
                 self.kernel = {grid: slow}
-                self.start = quick
 
             def map(self, i: int, address: int, x: torch.Tensor) -> list[Any]:
                 return [address, *map(str, self.boxes[i])]

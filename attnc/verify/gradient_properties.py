@@ -4,16 +4,18 @@
     sum_j dV_j       = sum_i dO_i             where the weights of a row that sees a key sum to 1
     sum_i dQ_i . Q_i = sum_j dK_j . K_j       both are the sum of dS (d s / d dot) (q . k)
     sum_j dK_j       = c sum_i dlse_i q_i     where d s / d dot = c and no sink takes part
+    dQ_i             = c sum_j P_ij e_i k_j   where all V_j = v; e_i = dO_i . (v - o_i) + dlse_i
 
 Each holds for one K/V head, summed over the query heads that share it. They are compared within the sums of
-the elements' error bounds. The rest is bit for bit: run to run, in other surroundings, with other values
-where nobody looks.
+the elements' error bounds, the last with o as the module has rounded it: between equal values only the error
+of delta_i = dO_i . o_i is left of dQ. The rest is bit for bit: run to run, in other surroundings, with other
+values where nobody looks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +24,8 @@ import torch
 from attnc.expr.arithmetic import number
 from attnc.expr.derive import derive
 from attnc.model.attention import Attention
-from attnc.reference import Head, heads
+from attnc.model.tensors import DType
+from attnc.reference import Head, heads, softmax
 from attnc.reference_arrays import Array, Floats, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
@@ -31,12 +34,15 @@ from attnc.verify.gradient_bound import expect_gradients
 from attnc.verify.gradient_check import run_backward
 from attnc.verify.memory import shuffled
 from attnc.verify.problem import Problem, Value, build
+from attnc.verify.running_error import U
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import SLACK, expect
 from attnc.verify.verdict import to_float64
 
 #: What masked elements are replaced with: finite, since 0 times anything else is not 0.
 _JUNK = 1e4
+#: How far dS, rounded to 16 bits, and dq, rounded once more, may be off, in parts of them.
+_ROUNDED = 2.0**-7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,14 @@ class GradientRun:
             if not same_bits(found[name], self.gradients[name]):
                 return f"d{name} differs in {int((found[name] != self.gradients[name]).sum())} elements"
         return None
+
+    def with_equal_rows(self) -> GradientRun:
+        """The same case with equal keys and equal values."""
+        problem = build(self.attention, replace(self.case, logits="constant"), device=self.subject.device)
+        inputs = {**problem.inputs, "v": torch.ones_like(torch.as_tensor(problem.inputs["v"]))}
+        problem = Problem(inputs, problem.outputs, ())
+        self.subject.run(inputs, problem.outputs, self.case.config)
+        return GradientRun(self.subject, self.case, problem, *_backward(self.subject, self.case, problem))
 
     @cached_property
     def arrays(self) -> dict[str, Array]:
@@ -206,6 +220,30 @@ def _keys_sum_to_lse(run: GradientRun) -> str | None:
     return _compared(run, sums)
 
 
+def _equal_values_show_delta(run: GradientRun) -> str | None:
+    """Keys are equal too, so that the errors of a row do not cancel."""
+    slope = number(derive(run.attention.score).dot)
+    assert slope is not None
+    other = run.with_equal_rows()
+    for head in (head for group in other.heads.values() for head in group):
+        o, do = (head.place(run.attention.o, of) for of in (other.outputs, other.given))
+        e = (do * (head.v[:1] - o)).sum(1)
+        noise = 4 * U * head.v.shape[1] * (np.abs(do) * np.fmax(np.abs(head.v[:1]), np.abs(o))).sum(1)
+        if run.attention.lse is not None and "lse" in other.given:
+            e = e + head.place(run.attention.lse, other.given)[:, 0]
+        _, lse = softmax(head)
+        with np.errstate(all="ignore"):
+            p = np.where(head.visible, np.exp(head.scores - lse[:, None]), 0.0)
+        smallest = DType(run.attention.q.dtype).smallest_subnormal * head.visible
+        expected = float(slope) * (p * e[:, None]) @ head.k
+        most = abs(float(slope)) * (p * (_ROUNDED * np.abs(e) + noise)[:, None] + smallest) @ np.abs(head.k)
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(other.queries(other.values, head) - expected) <= most + 1e-30)
+        if wrong.any():
+            return f"{int(wrong.sum())} elements of head {head.h} of sequence {head.b} are off"
+    return None
+
+
 def _compared(
     run: GradientRun, sums: Callable[[GradientRun, tuple[int, int], list[Head]], tuple[Array, Array]]
 ) -> str | None:
@@ -298,6 +336,15 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
         holds=_values_sum_to_outputs,
     ),
     GradientProperty(name="dq . q = dk . k", applies=_wants("q", "k"), holds=_queries_trade_with_keys),
+    GradientProperty(
+        name="equal values show delta",
+        applies=lambda attention: (
+            _wants("q")(attention)
+            and attention.softmax.dropout is None
+            and number(derive(attention.score).dot) is not None
+        ),
+        holds=_equal_values_show_delta,
+    ),
     GradientProperty(
         name="dk sums to dlse q",
         applies=lambda attention: (

@@ -8,9 +8,11 @@ as one that leaves the buffer.
 from __future__ import annotations
 
 import mmap
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,11 +57,8 @@ class Watch:
     order: int = 0
 
     def place(self, turn: int, count: int) -> int:
-        """Which of `count` programs runs at this turn: all in a row, or from anywhere, up or down."""
-        if not self.order:
-            return turn
-        place = (turn + self.order * 0x9E3779B1) % count
-        return place if self.order % 2 else count - 1 - place
+        """Which of `count` programs runs at this turn: all in a row, or in an order of this number's own."""
+        return _permutation(self.order, count)[turn] if self.order else turn
 
     def register(self, name: str, tensor: torch.Tensor) -> None:
         """Adds a tensor argument: the addresses of its elements, as its sizes and strides say."""
@@ -136,6 +135,12 @@ class Watch:
             f"{action} of {count} elements outside every tensor, the first at element {element:g} of "
             f"'{nearest.name}', whose {int(nearest.belongs.sum())} elements span {size}"
         )
+
+
+@lru_cache(maxsize=64)
+def _permutation(order: int, count: int) -> list[int]:
+    """All numbers below `count`. Neighbours are torn apart: what they add up must not depend on it."""
+    return random.Random(order).sample(range(count), count)
 
 
 #: The one watch of this process: the interpreter runs one launch at a time.

@@ -22,6 +22,7 @@ from attnc.verify.bounded_properties import configs_agree, keys_permute, prefixe
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.excluded import excluded_keys_are_invisible, may_exclude
+from attnc.verify.fallbacks import fallback_violations
 from attnc.verify.gradient_properties import gradient_violations
 from attnc.verify.rerun import Run
 from attnc.verify.subject import Subject
@@ -55,6 +56,7 @@ def violations(subject: Subject, case: Case) -> Iterator[str]:
         if rule.applies(run.attention) and (message := rule.holds(run)) is not None:
             yield f"{rule.name}: {message}"
     yield from gradient_violations(subject, case)
+    yield from fallback_violations(subject)
     yield from call_violations(subject)
 
 

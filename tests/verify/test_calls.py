@@ -24,6 +24,7 @@ BUGS = {
         ("k.shape, k.stride(), k.dtype,", "k.shape, k.dtype,", "strides of k: after another call"),
         ("_described(dlse),", "", "dlse: after another call"),
         ("_cuda_getCurrentRawStream(self.index)", "_cuda_getDevice()", "not launched on the caller's stream"),
+        ("v.shape, v.stride(), v.dtype,", "v.stride(), v.dtype,", "another size N of v is taken"),
         ('_sizes("out o", o, torch.bfloat16, (B, M, H, 128), q)', "", "another type of o is taken"),
         ("aligned = bits % 16 == 0", "aligned = True", "for aligned tensors is launched on others"),
         ("do.shape, do.stride(), do.dtype,", "do.shape, do.dtype,", "strides of do: after another call"),
@@ -36,7 +37,7 @@ BUGS = {
         (
             "self.starts.get(aligned)",
             "next(iter(self.starts.values()), None)",
-            "alignment of q: after another",
+            "alignment of q: causal_gqa_forward for aligned rows is launched on others",
         ),
         ("aligned and self.rows_aligned", "aligned", "for aligned rows is launched on others"),
     ),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from attnc.model.tensors import DType
 from attnc.plan.unified_max import safe_range, score_range
 from attnc.verify.case import Case
 from attnc.verify.data import LOGITS
+from attnc.verify.fallbacks import fallback_violations
 from attnc.verify.problem import FILLS
 from attnc.verify.subject import Subject
 from tests.verify.judging import for_every_target, right, subject_of_text
@@ -114,3 +118,14 @@ def test_safe_range(dtype: DType) -> None:
     kind = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}[dtype]
     assert torch.tensor(math.exp(high), dtype=torch.float64).to(kind).isfinite()
     assert math.exp(low) / 2**8 >= torch.finfo(kind).tiny * 0.999
+
+
+def test_the_counter_is_held_to_the_scores() -> None:
+    made = subject()
+    assert not list(fallback_violations(made))
+    silent: Any = ModuleType("silent")
+    vars(silent).update(vars(made.module))
+    silent.a = lambda *tensors, fallbacks, **options: made.module.a(*tensors, **options)
+    (low, huge, *_) = fallback_violations(replace(made, module=silent))
+    assert low.startswith("fallbacks: 0 are counted of low scores, expected")
+    assert huge.startswith("fallbacks: 0 are counted of huge scores, expected")
