@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from attnc.expr.nodes import Dot, Expr, Index, walk
 from attnc.model.tensors import DType
@@ -11,17 +10,13 @@ from attnc.plan.columns import block
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import kept_fetches, of_a_head
-from attnc.target.printer import Printer
-from attnc.target.triton import SYNTAX, load, scalar, score, tiled
+from attnc.target.triton import load, scalar, score, tiled, transposed
 from attnc.target.triton_adjoints import Sums
 from attnc.target.triton_backward_tiles import BackwardTileText
 from attnc.target.triton_kernel import typed, unique
 from attnc.target.triton_parameters import Parameters
 from attnc.target.triton_prologue import PrologueText
 from attnc.target.triton_tensors import BY_QUERY
-
-#: Tiles whose rows are keys and whose columns are queries.
-transposed = Printer(replace(SYNTAX, broadcast={"q": "[None, :]", "kv": "[:, None]"}), tile=True)
 
 
 class BackwardText(BackwardTileText):
