@@ -14,7 +14,7 @@ from dataclasses import replace
 from attnc.expr.arithmetic import ZERO, add, floordiv, maximum, minimum, mul, sub
 from attnc.expr.facts import N, larger, smaller
 from attnc.expr.logic import conj, disj
-from attnc.expr.nodes import TRUE, And, Const, Dim, Expr, Index, Or, Ref, walk
+from attnc.expr.nodes import TRUE, And, Const, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.expr.simplify import nnf
 from attnc.expr.solve import solve
 from attnc.plan.ir import Let, Loop, Regions
@@ -34,6 +34,28 @@ def kept_by_some(mask: Expr) -> Expr | None:
     free = (_without_queries(conjunct) for conjunct in conjuncts)
     kept = conj(*(c for c in free if _KV_IDX in walk(c)))
     return None if kept == TRUE else kept
+
+
+def before_the_end(mask: Expr, kept: Expr) -> Expr | None:
+    """What of `kept` keys before the end of the last loop over them may lack, None if nothing: that loop ends
+    where the first of the mask's own conditions does, such as `kv_idx < end[b]`.
+    """
+    normal, left = nnf(mask), nnf(kept)
+    conjuncts = normal.operands if isinstance(normal, And) else (normal,)
+    rest = left.operands if isinstance(left, And) else (left,)
+    inside = conj(*(c for c in rest if not (c in conjuncts and _only_ends_keys(c))))
+    return None if inside == TRUE else inside
+
+
+def _only_ends_keys(condition: Expr) -> bool:
+    """Whether it holds before a certain position, and nowhere behind it. A search is none: a tensor may be
+    shorter than the sequence.
+    """
+    ranges = solve(condition)
+    end = ranges.may_hi
+    if end is None or end != ranges.must_hi or any(isinstance(node, Search) for node in walk(end)):
+        return False
+    return ranges.may_lo is ranges.must_lo is ranges.tile_may is None
 
 
 def _without_queries(mask: Expr) -> Expr:

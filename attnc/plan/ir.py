@@ -178,7 +178,8 @@ class Step:
     keep: the mask of a partial tile, the key sequence's end included; None when no tile is partial;
     kept: over kv_idx, what every key fulfils that some query of the sequence keeps (see `plan.excluded`); of
     others not even a NaN may count, so that their rows of v, and of k in the backward, are made zero; None
-    where the mask implies nothing of the kind;
+    where the mask implies nothing of the kind; kept_inside: what of it keys before the end of the last loop
+    may still lack, and all of it where loops run over queries;
     uses_kv_idx: a full tile needs the key positions too; names: values of the enclosing function that the
     step takes, in order.
     """
@@ -190,6 +191,7 @@ class Step:
     uses_kv_idx: bool
     names: tuple[str, ...]
     kept: Expr | None = None
+    kept_inside: Expr | None = None
     score_span: Span | None = field(default=None, compare=False, repr=False)
     keep_span: Span | None = field(default=None, compare=False, repr=False)
 

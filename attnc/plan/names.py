@@ -84,7 +84,7 @@ CPP = frozenset((
 CUDA_KERNEL = frozenset((
     "a", "A", "address", "after", "after_qk", "after_v", "ALIGNED", "alphas", "any_lane", "Args", "args",
     "at", "at_qk", "at_v", "AT_ONCE", "ATTNC_SHIM", "b0", "b1", "before", "bf16", "bits", "branch", "c",
-    "clear", "clear_rows", "Keeps", "keeps",
+    "All", "Keeps", "keeps",
     "c0",
     "c1", "c2", "c3", "Chunk", "chunk", "chunks", "CHUNKS", "column", "COLUMNS", "commit_copies",
     "condition", "copy_async", "copy_chunk", "copy_k", "copy_q", "copy_qk_rows", "copy_rows", "copy_v",

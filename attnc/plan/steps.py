@@ -10,6 +10,7 @@ from attnc.expr.logic import conj
 from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
+from attnc.plan.excluded import before_the_end
 from attnc.plan.ir import Axis, Fetch, Kernel, Let, Regions, Row, Softmax, Statement, Step
 from attnc.plan.loads import LoadNames
 from attnc.plan.names import own_name
@@ -131,15 +132,21 @@ def make_step(
     itself. kept: as in `ir.Step`, evaluated by steps whose inner loop runs over keys, and not only by those
     that test the mask if it `always_fills`.
     """
+    partial = any(loop.masked is not False for loop in loops.loops)
+    kept = kept if partial else None  # without a partial tile the mask excludes nothing
+    kept_inside = kept
+    if kept is not None and inner == "kv":
+        kept_inside = before_the_end(attention.mask, kept)
     if kept is not None and always_fills:
         also = (*also, kept := names.replace(kept))
     in_score = _in_step(names, inner)
     keep = None
-    if any(loop.masked is not False for loop in loops.loops):
+    if partial:
         mask = names.replace(attention.mask)
         keep = conj(inside, mask)
         keep = None if keep == TRUE else keep
     kept = None if kept is None else names.replace(kept)
+    kept_inside = None if kept_inside is None else names.replace(kept_inside)
     masked = tuple(fetch for fetch in _in_step(names, inner) if fetch not in in_score)
     everywhere = (*fetch_expressions(in_score), *(() if score is None else (score,)), *also)
     here = (keep, kept if inner == "kv" else None)
@@ -160,9 +167,30 @@ def make_step(
         uses_kv_idx=any(Index("kv_idx") in walk(expr) for expr in everywhere),
         names=tuple(dict.fromkeys((*used, *pointers))),
         kept=kept,
+        kept_inside=kept_inside,
         score_span=attention.score.span,
         keep_span=attention.mask.span,
     )
+
+
+def fetches_for(fetches: Iterable[Fetch], *exprs: Expr) -> tuple[Fetch, ...]:
+    """Those of the loads that the expressions need, themselves or through another of them, in their order."""
+    by_name = {fetch.name: fetch for fetch in fetches}
+    wanted: set[str] = set()
+    todo = [*exprs]
+    while todo:
+        for node in walk(todo.pop()):
+            if isinstance(node, Ref) and node.name in by_name and node.name not in wanted:
+                wanted.add(node.name)
+                todo += fetch_expressions((by_name[node.name],))
+    return tuple(fetch for name, fetch in by_name.items() if name in wanted)
+
+
+def kept_fetches(kernel: Kernel) -> tuple[Fetch, ...]:
+    """The loads of each key that say whether some query keeps it."""
+    step = kernel.step
+    along_keys = (f for f in (*kernel.outer, *step.fetches, *step.masked_fetches) if f.axes == ("kv",))
+    return () if step.kept is None else fetches_for(along_keys, step.kept)
 
 
 def pointer_names(fetch: Fetch) -> tuple[str, ...]:

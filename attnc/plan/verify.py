@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
 from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.steps import kept_fetches, of_a_head
 
 TILES = frozenset({"BLOCK_M", "BLOCK_N"})
 
@@ -88,9 +89,29 @@ def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
         _verify_statement(kernel, let, known, scopes.step, sizes)
     if kernel.softmax.sink is not None:
         _verify_names(kernel, (kernel.softmax.sink,), known, scopes.outer, sizes)
-    for expr in (kernel.step.score, kernel.step.keep, kernel.step.kept):
+    for expr in (kernel.step.score, kernel.step.keep):
         if expr is not None:
             _verify_names(kernel, (expr,), known, scopes.step, sizes)
+    _verify_kept(kernel, sizes)
+
+
+def _verify_kept(kernel: Kernel, sizes: frozenset[str]) -> None:
+    """Which keys are kept is known before any query, or query head, is: rows of k and v are the same for all
+    that share them.
+    """
+    if kernel.step.kept is None:
+        return
+    if kernel.step.keep is None:
+        raise ValueError(f"{kernel.name}: keys that no query keeps, but no tile is masked")
+    late = {item.name for item in of_a_head(kernel.program)}
+    early = tuple(item for item in kernel.program if item.name not in late)
+    known = {*_from_tile(kernel), *(item.name for item in early)}
+    for fetch in kept_fetches(kernel):
+        if fetch.row is not None and fetch.row.name in late:
+            raise ValueError(f"{kernel.name}: '{fetch.row.name}' changes with the head, in {fetch.name}")
+        _verify_statement(kernel, fetch, known, frozenset({"b", "kv_idx"}), sizes)
+    inside = () if kernel.step.kept_inside is None else (kernel.step.kept_inside,)
+    _verify_names(kernel, (kernel.step.kept, *inside), known, frozenset({"b", "kv_idx"}), sizes)
 
 
 def _from_tile(kernel: Kernel) -> frozenset[str]:

@@ -8,9 +8,12 @@ from typing import ClassVar
 
 from attnc.expr.logic import conj
 from attnc.expr.nodes import TRUE, Expr, Index
+from attnc.model.tensors import DType
+from attnc.plan.ir import Fetch
 from attnc.plan.ir_backward import Adjoint
+from attnc.plan.steps import fetches_for
 from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
-from attnc.target.cuda import address, scalar
+from attnc.target.cuda import address, scalar, statement
 from attnc.target.printer import Printer
 
 
@@ -23,6 +26,10 @@ class CudaSums(AdjointText):
     """
 
     kept: ClassVar[str] = "(p == 0.0f ? 0.0f : {})"
+
+    #: Values along the keys, and the types of what is loaded.
+    of_keys: tuple[Fetch, ...]
+    dtypes: dict[str, DType]
 
     def _is_column(self, adjoint: Adjoint) -> bool:
         return not self.is_vector(adjoint) and adjoint.along != ("q", "kv")
@@ -127,6 +134,9 @@ class CudaSums(AdjointText):
         yield "__syncthreads();"
         yield "for (int i = threadIdx.x; i < BLOCK_N; i += THREADS) {"
         yield f"    const int kv_idx = {key};"
+        if adjoint.accumulate == "atomic":
+            for fetch in fetches_for(self.of_keys, *adjoint.load.indices, adjoint.guard):
+                yield f"    {statement(fetch, self.dtypes, (), scalar)}"
         yield "    float total = 0.0f;"
         yield "    for (int part = 0; part < PARTS; ++part)"
         yield "        total += sums[WARPS + part * BLOCK_N + i];"

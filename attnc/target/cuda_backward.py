@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Expr, Index, Ref, walk
+from attnc.expr.nodes import Index, walk
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import of_a_head
-from attnc.target.cuda import load, scalar, statement, value_type
+from attnc.plan.steps import fetch_expressions, fetches_for, of_a_head
+from attnc.target.cuda import load, scalar, value_type
 from attnc.target.cuda_adjoints import CudaSums
 from attnc.target.cuda_arguments import Arguments
 from attnc.target.cuda_backward_tiles import CudaTileText
@@ -26,7 +26,13 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         self.by_row = "[r]" if self.over_q else ""
         self.first_query = "first_query" if self.exchange else "0"
         self.first_column = "first_query + " if self.exchange else ""
-        self.sums = CudaSums(adjoints=self.chain.adjoints, over_q=self.over_q, show=self.show)
+        self.sums = CudaSums(
+            adjoints=self.chain.adjoints,
+            over_q=self.over_q,
+            show=self.show,
+            of_keys=tuple(fetch for fetch in self._fetches if fetch.axes == ("kv",)),
+            dtypes=self.dtypes,
+        )
         self.needs_sums = bool(self.sums.vectors)
         self.uses_q_pos = planned.uses("q_pos")
         has_adjoints, drops = bool(self.chain.adjoints), self.kernel.softmax.dropout is not None
@@ -83,24 +89,14 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         return f"({text})" if re.search(r" (&&|\|\|) ", text) else text
 
     @property
+    def keeps(self) -> str:
+        fills = self.over_q or self.planned.fills_keys
+        return super().keeps if fills else ""
+
+    @property
     def clears_ds(self) -> bool:
         """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
         return not self.over_q and self.kernel.step.kept is not None and not self.planned.fills_keys
-
-    @property
-    def kept(self) -> str:
-        """Whether some query keeps the key at hand."""
-        assert self.kernel.step.kept is not None
-        return scalar(self.kernel.step.kept)
-
-    @property
-    def kept_values(self) -> Iterator[str]:
-        """The loads that say so."""
-        assert self.kernel.step.kept is not None
-        wanted = _needed(self.kernel.step.kept, self._fetches)
-        for fetch in self._fetches:
-            if fetch.name in wanted:
-                yield statement(fetch, self.dtypes, ("M", "N"), scalar)
 
     @property
     def dropout(self) -> str:
@@ -160,8 +156,8 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
     def column_mask_values(self) -> Iterator[str]:
         """Those that the mask needs, where it is tested apart."""
         assert self.kernel.step.keep is not None
-        wanted = _needed(self.kernel.step.keep, self._fetches)
-        return (self.statement(fetch) for fetch in self._columns if fetch.name in wanted)
+        wanted = fetches_for(self._fetches, self.kernel.step.keep)
+        return (self.statement(fetch) for fetch in self._columns if fetch in wanted)
 
     @property
     def element_values(self) -> Iterator[str]:
@@ -178,19 +174,17 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
     def element_mask_values(self) -> Iterator[str]:
         """Those that the mask needs element by element, besides what the score has."""
         assert self.kernel.step.keep is not None
-        wanted = _needed(self.kernel.step.keep, self._fetches)
+        wanted = fetches_for(self._fetches, self.kernel.step.keep)
         for fetch in (*self.kernel.step.fetches, *self.kernel.step.masked_fetches):
             known = self.mode != "after" and fetch in self.kernel.step.fetches
-            if fetch.axes == ("q", "kv") and fetch.name in wanted and not known:
+            if fetch.axes == ("q", "kv") and fetch in wanted and not known:
                 yield self.statement(fetch)
 
     def mask_reads(self, index: str) -> bool:
         """Whether the pass that only tests the mask mentions an index."""
         step = self.kernel.step
         assert step.keep is not None
-        wanted = _needed(step.keep, self._fetches)
-        fetches = [fetch for fetch in self._fetches if fetch.name in wanted]
-        exprs = [step.keep, *(e for fetch in fetches for e in (*fetch.load.indices, fetch.guard))]
+        exprs = [step.keep, *fetch_expressions(fetches_for(self._fetches, step.keep))]
         return any(Index(index) in walk(expr) for expr in exprs)
 
     def elements_read(self, index: str) -> bool:
@@ -275,17 +269,3 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
             return "never"
         known = {"true": "always", "false": "never"}.get(self.masked)
         return known or ("each" if self.chain.adjoints else "after")
-
-
-def _needed(expr: Expr, fetches: tuple[Fetch, ...]) -> set[str]:
-    """Names of the loads that the expression needs, directly or through another load."""
-    by_name = {fetch.name: fetch for fetch in fetches}
-    wanted: set[str] = set()
-    todo = [expr]
-    while todo:
-        for node in walk(todo.pop()):
-            if isinstance(node, Ref) and node.name in by_name and node.name not in wanted:
-                wanted.add(node.name)
-                fetch = by_name[node.name]
-                todo += [*fetch.load.indices, fetch.guard]
-    return wanted

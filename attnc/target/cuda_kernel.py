@@ -10,7 +10,7 @@ from attnc.expr.nodes import Const, Dim, Expr, Index, walk
 from attnc.model.tensors import Role
 from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement
-from attnc.plan.steps import statement_expressions
+from attnc.plan.steps import fetches_for, statement_expressions
 from attnc.target.cuda import STORED, at_row, load, scalar, statement, value_type
 from attnc.target.cuda_loops import CudaLoopText
 from attnc.target.cuda_tiles import TileText
@@ -179,29 +179,10 @@ class CudaText(CudaLoopText, TileText):
         step = self.kernel.step
         return self._in_step((*step.fetches, *step.masked_fetches), step.keep)
 
-    @property
-    def kept_fetches(self) -> tuple[Fetch, ...]:
-        """Loads that say which keys some query keeps."""
-        step = self.kernel.step
-        return self._in_step((*step.fetches, *step.masked_fetches), step.kept)
-
     def _in_step(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
-        """The loads, in order, that the expression needs, directly or through another load."""
-        candidates = {f.name: f for f in (*self.kernel.outer, *fetches) if "kv" in f.axes}
-        wanted: set[str] = set()
-
-        def want(expr: Expr) -> None:
-            for node in walk(expr):
-                name = getattr(node, "name", None)
-                if name in candidates and name not in wanted and not isinstance(node, Index):
-                    wanted.add(name)
-                    fetch = candidates[name]
-                    for inner in (*fetch.load.indices, fetch.guard):
-                        want(inner)
-
-        if expr is not None:
-            want(expr)
-        return tuple(fetch for name, fetch in candidates.items() if name in wanted)
+        """The loads along keys that the expression needs."""
+        candidates = [fetch for fetch in (*self.kernel.outer, *fetches) if "kv" in fetch.axes]
+        return () if expr is None else fetches_for(candidates, expr)
 
     @property
     def split_keep(self) -> bool:
@@ -231,11 +212,6 @@ class CudaText(CudaLoopText, TileText):
         return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
 
     # -- loops ---------------------------------------------------------------------------------------------
-
-    @property
-    def end(self) -> str:
-        """The variable where the loop ends."""
-        return "hi"
 
     @property
     def share(self) -> list[str]:

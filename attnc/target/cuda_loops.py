@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from attnc.model.tensors import DType
 from attnc.plan.ir import Statement
 from attnc.plan.regions import guard_of, partial_test
-from attnc.target.cuda import scalar
+from attnc.plan.steps import fetches_for, kept_fetches
+from attnc.target.cuda import scalar, statement
 from attnc.target.loop_text import LoopText
 
 
 class CudaLoopText(LoopText):
     """Attribute by attribute what `templates/cuda/*.jinja` print of loops and scores."""
+
+    dtypes: dict[str, DType]
 
     @property
     def lo(self) -> str:
@@ -28,6 +32,42 @@ class CudaLoopText(LoopText):
     def guard(self) -> str:
         guard = guard_of(self.kernel.regions)
         return "" if guard is None else scalar(guard)
+
+    @property
+    def end(self) -> str:
+        """The variable where the loop ends."""
+        return "hi"
+
+    @property
+    def end_of_kept(self) -> str:
+        """Where zeros begin in a copied tile that must not hold what no query keeps: at the end of the loop,
+        where a condition for them ends it.
+        """
+        step, over_keys = self.kernel.step, self.kernel.regions.axis == "kv"
+        return self.end if over_keys and step.kept != step.kept_inside else "N"
+
+    @property
+    def keeps(self) -> str:
+        """What a copy of such a tile has to ask of each key, as an argument; empty if nothing."""
+        return "" if self.kernel.step.kept_inside is None else ", keeps"
+
+    @property
+    def kept(self) -> str:
+        """Whether some query keeps the key at hand."""
+        assert self.kernel.step.kept_inside is not None
+        return scalar(self.kernel.step.kept_inside)
+
+    @property
+    def kept_values(self) -> list[str]:
+        """The loads that say so."""
+        assert self.kernel.step.kept_inside is not None
+        fetches = fetches_for(kept_fetches(self.kernel), self.kernel.step.kept_inside)
+        return [statement(fetch, self.dtypes, (), scalar) for fetch in fetches]
+
+    @property
+    def asks_partial_tiles_alone(self) -> bool:
+        """Whether keys of full tiles are not asked, since it takes a load."""
+        return self.kernel.regions.axis == "kv" and self.masked != "true" and bool(self.kept_values)
 
     @property
     def tests(self) -> tuple[Statement, ...]:

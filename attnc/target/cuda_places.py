@@ -58,11 +58,6 @@ class PlaceText(LoopText):
         return "SHARERS" if self.own_copies else "THREADS"
 
     @property
-    def clears_values(self) -> bool:
-        """Whether rows of v that no query keeps are made zero in shared memory."""
-        return self.kernel.step.kept is not None
-
-    @property
     def copy_from(self) -> str:
         return " + warp * WARP_N" if self.own_copies else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
 from attnc.model.tensors import DType, Tensor
@@ -69,6 +70,8 @@ def torch_dtype(tensor: Tensor) -> str:
 
 scalar = Printer(SYNTAX)
 tiled = Printer(SYNTAX, tile=True)
+#: The same for tiles whose rows are keys and whose columns are queries.
+transposed = Printer(replace(SYNTAX, broadcast={"q": "[None, :]", "kv": "[:, None]"}), tile=True)
 
 
 def score(expr: Expr, show: Printer = tiled) -> str:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from attnc.expr.nodes import Dot, Expr, Index, Ref, walk
+from attnc.expr.nodes import Dot, Expr, Index, walk
 from attnc.model.tensors import DType
 from attnc.plan.columns import block
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import of_a_head
-from attnc.target.printer import Printer
-from attnc.target.triton import SYNTAX, load, scalar, score, tiled
+from attnc.plan.steps import kept_fetches, of_a_head
+from attnc.target.triton import load, scalar, score, tiled, transposed
 from attnc.target.triton_adjoints import Sums
 from attnc.target.triton_backward_tiles import BackwardTileText
 from attnc.target.triton_kernel import typed, unique
 from attnc.target.triton_parameters import Parameters
 from attnc.target.triton_prologue import PrologueText
 from attnc.target.triton_tensors import BY_QUERY
-
-#: Tiles whose rows are keys and whose columns are queries.
-transposed = Printer(replace(SYNTAX, broadcast={"q": "[None, :]", "kv": "[:, None]"}), tile=True)
 
 
 class BackwardText(BackwardTileText):
@@ -155,16 +150,15 @@ class BackwardText(BackwardTileText):
         return not self.over_q and kernel.step.kept is not None and not self.planned.fills_keys
 
     @property
-    def kept_fetches(self) -> list[Fetch]:
+    def kept_fetches(self) -> tuple[Fetch, ...]:
         """Loads that say which keys some query keeps."""
-        kept = self.kernel.step.kept
-        assert kept is not None
-        names = {node.name for node in walk(kept) if isinstance(node, Ref)}
-        step = self.kernel.step
-        return [fetch for fetch in (*step.fetches, *step.masked_fetches) if fetch.name in names]
+        return kept_fetches(self.kernel)
 
-    def load_kept(self, fetch: Fetch) -> str:
-        return load(fetch, scalar)
+    @property
+    def of_keys(self) -> tuple[Fetch, ...]:
+        """Values along the keys, those that a query head may change: the rows of k and v are made without."""
+        known = self.kept_fetches if self.planned.fills_keys else ()
+        return tuple(fetch for fetch in self.kernel.outer if fetch not in known)
 
     @property
     def _masked_is_constant(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnc.plan.ir import Loop
 from attnc.target.loop_text import LoopText
-from attnc.target.triton import scalar
+from attnc.target.triton import scalar, transposed
 
 
 class ProgramText(LoopText):
@@ -70,7 +70,7 @@ class ProgramText(LoopText):
         """Which rows of a tile of k or v some query keeps."""
         kept = self.kernel.step.kept
         assert kept is not None
-        return f"({scalar(kept)})[:, None]"
+        return transposed(kept)
 
     @property
     def keep_scale(self) -> str:

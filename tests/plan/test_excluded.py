@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
+from attnc.expr.nodes import Compare, Index
 from attnc.expr.show import show
 from attnc.plan import ir
 from attnc.plan.excluded import kept_by_some
+from attnc.plan.verify import verify_module
 from tests.plan.planning import planned
 
 #: mask -> what every key fulfils that some query keeps; None where nothing follows.
@@ -34,6 +39,7 @@ INPUTS = (
     "reach: i32[H]",
     "valid: bool[B, N]",
     "doc: i32[B, N] is sorted",
+    "sorted: i32[N] is sorted",
 )
 
 
@@ -78,3 +84,56 @@ def test_tiles_at_an_edge_have_a_loop_of_their_own_on_triton_alone() -> None:
 
 def test_where_any_tile_may_hold_such_keys_every_step_makes_them_zero() -> None:
     assert fills("valid[b, kv_idx]") == [(True, True)]
+
+
+#: mask -> what copies of a tile have to ask of a key in front of the end of the loop.
+INSIDE = {
+    "kv_idx < end[b]": None,
+    "kv_idx <= end[b] and kv_idx < 90": None,
+    "causal and kv_idx < end[b]": None,
+    "causal and kv_idx >= first[b] and kv_idx < end[b]": "kv_idx >= first",
+    "kv_idx < first[b] or kv_idx >= end[b]": "kv_idx < first or kv_idx >= end",
+    "(kv_idx < 4 or causal) and (kv_idx < end[b] or kv_idx < first[b])": None,
+    "(causal and kv_idx < first[b]) or kv_idx < end[b]": "kv_idx < first or kv_idx < end",
+    "sorted[kv_idx] < end[b]": "sorted < end",  # the search may end where the tensor does
+    "valid[b, kv_idx]": "valid",
+}
+
+
+@pytest.mark.parametrize(("mask", "expected"), INSIDE.items())
+def test_the_end_of_the_loop_is_asked_of_no_key(mask: str, expected: str | None) -> None:
+    inside = kernel(mask, target="cuda.sm_80").step.kept_inside
+    shown = None if inside is None else re.sub(r"_(value|kv)\b", "", show(inside))
+    assert shown == expected
+
+
+def test_a_mask_that_is_always_true_excludes_nothing() -> None:
+    module = planned("kv_idx + 17 != -5", grads="q, k, v")
+    assert module.backward is not None
+    by_name = {item.name: item.kernel.step.kept for item in module.backward.kernels}
+    assert by_name["dkdv"] is None
+
+
+def test_what_is_known_of_a_head_or_a_query_alone_is_refused() -> None:
+    module = planned("kv_idx < end[b]", inputs=inputs("end["), grads="q, k, v")
+    (forward,) = module.kernels
+    for name in ("h", "q_idx"):
+        kept = Compare("<", Index("kv_idx"), Index(name))
+        wrong = replace(forward, step=replace(forward.step, kept=kept))
+        with pytest.raises(ValueError, match=f"'{name}' has no value here"):
+            verify_module(replace(module, kernels=(wrong,)))
+    unmasked = replace(forward, step=replace(forward.step, keep=None))
+    with pytest.raises(ValueError, match="no tile is masked"):
+        verify_module(replace(module, kernels=(unmasked,)))
+
+
+def test_a_row_of_a_head_is_refused() -> None:
+    """Rows of v are the same for all heads that share them, a pointer to a head's numbers is not."""
+    made = planned("valid[b, kv_idx]", inputs=inputs("valid["))
+    (forward,) = made.kernels
+    at_head = {
+        item: replace(item, indices=(Index("h"),)) for item in forward.program if isinstance(item, ir.Row)
+    }
+    program = tuple(at_head.get(item, item) for item in forward.program)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="changes with the head"):
+        verify_module(replace(made, kernels=(replace(forward, program=program),)))

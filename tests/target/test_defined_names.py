@@ -1,0 +1,141 @@
+"""Kernels of Triton read no name before the line that makes it: the interpreter forgives that in what it does
+not run, the compiler does not.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+
+from attnc.plan.device import DEVICES
+from attnc.plan.ir_backward import kernels_of
+from attnc.runtime.cubin import backward_usage, usage_of
+from attnc.target.render import render
+from tests.verify.judging import modules_of, spec
+from tests.verify.random_specs import specs
+
+#: What once used a name outside its scope, by what it was; statements of a spec and its schedule.
+TRITON = {
+    "a load of one head, before the head": (
+        [
+            "input q: bf16[B, 2 * Hkv, M, 32]",
+            "input k: bf16[Hkv, S, 32] via ragged(k_ends)",
+            "input v: bf16[Hkv, S, 8] via ragged(k_ends)",
+            "input k_ends: i32[B + 1]",
+            "input end: i64[]",
+            "input bias: f32[2 * Hkv, X]",
+            "score = dot(q, k) + bias[h, kv_idx]",
+            "mask = kv_idx < end",
+            "normalize = softmax",
+            "output o: bf16[B, 2 * Hkv, M, 8]",
+            "grad bias, q, k, v",
+        ],
+        "tile.q = 32, tile.kv = 16",
+    ),
+    "a mask that keeps everything": (
+        [
+            "input q: bf16[B, 4, M, 16]",
+            "input k, v: bf16[B, 2, N, 16]",
+            "score = dot(q, k)",
+            "mask = kv_idx + 17 != -5",
+            "normalize = softmax",
+            "output o: bf16[B, 4, M, 16]",
+            "grad q, k, v",
+        ],
+        "tile.q = 16, tile.kv = 16",
+    ),
+}
+
+
+def undefined(text: str) -> Iterator[str]:
+    """`line 7: name` of each name in a kernel that no line up to it gives a value."""
+    tree = ast.parse(text)
+    everywhere = {name for node in tree.body for name in _made(node)} | set(dir(builtins))
+    for function in tree.body:
+        if not isinstance(function, ast.FunctionDef) or not any(map(_compiles, function.decorator_list)):
+            continue
+        first: dict[str, int] = {}
+        for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
+            first[argument.arg] = 0
+        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        for node in names:
+            if isinstance(node.ctx, ast.Store):
+                first[node.id] = min(node.lineno, first.get(node.id, node.lineno))
+        for node in names:
+            known = node.id in everywhere and node.id not in first
+            if isinstance(node.ctx, ast.Load) and not known and first.get(node.id, 10**9) > node.lineno:
+                yield f"line {node.lineno}: {node.id}"
+
+
+def _compiles(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator).startswith("triton.jit")
+
+
+def _made(node: ast.stmt) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in names)
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case _:
+            yield from (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
+
+
+def findings(text: str) -> list[str]:
+    """In the specs of a file."""
+    modules = (module for module in modules_of(text) if module.target == "triton")
+    return [one for module in modules for one in undefined(render(module, path="a.attn", sha256="0" * 64))]
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_every_name_is_made_before_it_is_read(name: str) -> None:
+    assert not findings(spec(*TRITON[name]))
+
+
+@settings(max_examples=20)
+@given(specs())
+def test_every_name_of_random_specs_is(text: str) -> None:
+    assert not findings(text)
+
+
+def test_one_that_is_not_is_found() -> None:
+    text = "import triton\nX = 1\n@triton.jit\ndef f(a):\n    b = a + X + c\n    c = d\n    return c\n"
+    assert sorted(undefined(text)) == ["line 5: c", "line 6: d"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRITON)
+def test_what_did_not_compile_does(name: str) -> None:
+    (module,) = modules_of(spec(*TRITON[name]))
+    backward_usage(module, "dkdv", 0, DEVICES["sm_90"])
+
+
+@pytest.mark.slow
+@settings(max_examples=4)
+@given(specs())
+def test_random_specs_compile_without_a_gpu(text: str) -> None:
+    for module in modules_of(text):
+        usage_of(module, 0, DEVICES["sm_90"])
+        for name in kernels_of(module):
+            backward_usage(module, name, 0, DEVICES["sm_90"])
+
+
+@pytest.mark.slow
+def test_where_a_gradient_along_keys_goes_can_be_loaded_on_cuda() -> None:
+    lines = [
+        "input q: f16[B, H, M, 16]",
+        "input k, v: f16[B, H, N, 16]",
+        "input at: i64[N]",
+        "input bias: f32[X, N]",
+        "score = dot(q, k) + bias[at[kv_idx], kv_idx]",
+        "normalize = softmax",
+        "output o: f16[B, H, M, 16]",
+        "grad bias, k, v",
+    ]
+    schedule = "tile.q = 32, tile.kv = 32, warps = 2"
+    (module,) = modules_of(spec(lines, schedule, target="cuda.sm_80"))
+    backward_usage(module, "dkdv", 0, DEVICES["sm_90"])
