@@ -1,4 +1,4 @@
-"""Integers at the ends of their types, on a GPU and over many tiles, both targets; over pages in shares too."""
+"""Integers at the ends of their types, on a GPU and over many tiles, both targets; in shares of pages too."""
 
 from __future__ import annotations
 
