@@ -27,7 +27,7 @@ demo: $(INSTALLED)  ## compile specs/causal_gqa.attn for Triton and verify it on
 	$(BIN)/attnc demo
 
 test: lint check-generated  ## everything CI checks: lint, types, generated/ up to date, tests
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --durations=15
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
 
 lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

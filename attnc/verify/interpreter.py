@@ -10,10 +10,14 @@ fault (`PrecisionFault`).
 
 from __future__ import annotations
 
+import ast
+import inspect
+import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -110,6 +114,10 @@ class _Patch:
             (executor, "_init_args_hst", self.wrap_init_args),
             (executor, "_restore_args_dev", self.wrap_restore_args),
             (executor, "__call__", self.wrap_launch),
+            (self.interpreter.FunctionRewriter, "rewrite_ast", self.wrap_rewrite),
+            (self.interpreter, "_get_np_dtype", self.wrap_numpy_type),
+            (self.interpreter, "_patch_builtin", self.wrap_patch_builtin),
+            (self.tl.core.dtype, "__eq__", self.wrap_equal),
             (self.tl.core.block_type, "__init__", self.wrap_block_type),
             (self.tl.core.tensor, "__init__", self.wrap_tensor),
         ):
@@ -282,6 +290,72 @@ class _Patch:
                 WATCH.allocations.clear()
 
         return launch
+
+    def wrap_rewrite(self, original: Any) -> Any:
+        """Functions of a module are found in one parse of its file, not in one search of its tokens each."""
+        transform = self.interpreter.ASTTransformer()
+
+        def rewrite_ast(rewriter: Any) -> Any:
+            function = rewriter.fn
+            code = function.__code__
+            linecache.checkcache(code.co_filename)
+            text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+            name, defined = code.co_name, self.definitions(code.co_filename, text)
+            place = (name, code.co_firstlineno)
+            if place not in defined:  # inside another function, or without a file
+                return original(rewriter)
+            if isinstance(defined[place], ast.FunctionDef):
+                definition = transform.visit(defined[place])
+                definition.decorator_list = []
+                tree = ast.fix_missing_locations(ast.Module([definition], []))
+                defined[place] = compile(tree, code.co_filename, "exec")
+            names = {**rewriter.kwargs}
+            for key, value in vars(self.interpreter).items():
+                function.__globals__.setdefault(key, value)
+            exec(defined[place], function.__globals__, names)
+            return names[name]
+
+        return rewrite_ast
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def definitions(path: str, text: str) -> dict[tuple[str, int], Any]:
+        """The functions at the top level of a file, by name and first line, which may be a decorator's."""
+        return {
+            (node.name, min([node.lineno, *(part.lineno for part in node.decorator_list)])): node
+            for node in ast.parse(text, path).body
+            if isinstance(node, ast.FunctionDef)
+        }
+
+    def wrap_numpy_type(self, original: Any) -> Any:
+        """The original makes a dictionary of all types for each question."""
+        known: dict[str, Any] = {}
+
+        def get_np_dtype(dtype: Any) -> Any:
+            name = dtype.scalar.name
+            if name not in known:
+                known[name] = original(dtype)
+            return known[name]
+
+        return get_np_dtype
+
+    def wrap_equal(self, original: Any) -> Any:
+        return lambda dtype, other: dtype is other or original(dtype, other)
+
+    def wrap_patch_builtin(self, original: Any) -> Any:
+        """Remembers which members of a package are built in, instead of looking at all before each launch."""
+        names: dict[int, list[str]] = {}
+
+        def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+            is_builtin = self.tl.core.is_builtin
+            if id(package) not in names:
+                names[id(package)] = [name for name, _ in inspect.getmembers(package, is_builtin)]
+            for name in names[id(package)]:
+                member = getattr(package, name)
+                if is_builtin(member):  # not replaced already, for another module
+                    self.interpreter._patch_attr(package, name, member, builder, scope)
+
+        return patch_builtin
 
     def wrap_block_type(self, original: Any) -> Any:
         """Most of the interpreter's time goes into equal type objects: their fields are made once."""

@@ -67,13 +67,17 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def spawn(folder: Path) -> Run:
-    """Runs the command in a process of its own, with more in its environment."""
+    """Runs the command in a process of its own, with more in its environment.
+
+    There Triton compiles, unless the command has it interpret, whatever other tests do in this process.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
     def command(*arguments: str, cwd: Path = folder, environment: Mapping[str, str] | None = None) -> Done:
         done = subprocess.run(
             (sys.executable, "-m", "attnc", *arguments),
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+            env={**inherited, "PYTHONPATH": str(ROOT), **(environment or {})},
             capture_output=True,
             text=True,
             encoding="utf-8",

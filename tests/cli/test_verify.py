@@ -1,5 +1,7 @@
-"""`attnc verify`, `fuzz`, `demo` and `explain` on a small spec, interpreted; in processes of their own, since
-Triton decides when it is imported whether it interprets.
+"""`attnc verify`, `fuzz`, `demo` and `explain` on a small spec, interpreted.
+
+In this process where it interprets already; `explain`, which compiles, has one of its own, since Triton
+decides when it is imported which of the two it does.
 """
 
 import json
@@ -15,65 +17,65 @@ pytestmark = pytest.mark.slow
 VARIANT = ("--variant", "bf16_w16")
 
 
-def test_verify_reports_the_share_of_the_bound(spawn: Run) -> None:
-    done = spawn("verify", *VARIANT, "--count", "3")
+def test_verify_reports_the_share_of_the_bound(run: Run) -> None:
+    done = run("verify", *VARIANT, "--count", "3")
     assert done.code == 0, done.err
     assert done.out.startswith("ok    tiny bf16_w16: ")
     assert " cases in " in done.out
     assert "% of the bound" in done.out
 
 
-def test_verify_as_json_and_one_case(spawn: Run) -> None:
-    done = spawn("verify", "specs/tiny.attn", *VARIANT, "--count", "2", "--json")
+def test_verify_as_json_and_one_case(run: Run) -> None:
+    done = run("verify", "specs/tiny.attn", *VARIANT, "--count", "2", "--json")
     (report,) = json.loads(done.out)
     assert (report["ok"], report["attention"]) == (True, "tiny")
     assert report["cases"] >= 2
     assert 0 < report["worst"] <= 1
     case = json.dumps({"dims": {"B": 1, "H": 1, "M": 3, "N": 40}, "seed": 4})
-    done = spawn("verify", "specs/tiny.attn", *VARIANT, "--case", case)
+    done = run("verify", "specs/tiny.attn", *VARIANT, "--case", case)
     assert (done.code, done.out.split(";")[0]) == (0, "within the bound")
 
 
-def test_verify_says_what_its_cases_have_met(spawn: Run) -> None:
-    done = spawn("verify", *VARIANT, "--count", "3", "--coverage")
+def test_verify_says_what_its_cases_have_met(run: Run) -> None:
+    done = run("verify", *VARIANT, "--count", "3", "--coverage")
     assert done.code == 0, done.err
     assert "\n      no rows " in done.out
     assert " points (those in brackets were not met), " in done.out
     assert "no case had: " in done.out
-    done = spawn("verify", *VARIANT, "--count", "1", "--json")
+    done = run("verify", *VARIANT, "--count", "1", "--json")
     (report,) = json.loads(done.out)
     assert {met["quantity"] for met in report["coverage"]["boundaries"]} >= {"rows", "keys"}
 
 
-def test_large_sizes_need_a_gpu(spawn: Run) -> None:
-    done = spawn("verify", *VARIANT, "--large")
+def test_large_sizes_need_a_gpu(run: Run) -> None:
+    done = run("verify", *VARIANT, "--large")
     assert (done.code, "large sizes need a GPU" in done.err) == (2, True)
 
 
-def test_a_case_that_is_none(spawn: Run) -> None:
+def test_a_case_that_is_none(run: Run) -> None:
     for text in ("{", "[]", '{"seed": 1}', '{"dims": {}, "colour": 1}'):
-        done = spawn("verify", *VARIANT, "--case", text)
+        done = run("verify", *VARIANT, "--case", text)
         assert done.code == 2, text
         assert "not a case" in done.err
 
 
-def test_a_case_of_another_module(spawn: Run) -> None:
-    done = spawn("verify", *VARIANT, "--case", '{"dims": {"B": 1, "M": 3, "N": 4}}')
+def test_a_case_of_another_module(run: Run) -> None:
+    done = run("verify", *VARIANT, "--case", '{"dims": {"B": 1, "M": 3, "N": 4}}')
     assert done.code == 2
     assert "not a case of tiny bf16_w16: it has no size H" in done.err
 
 
-def test_fuzz(spawn: Run, folder: Path) -> None:
-    done = spawn("fuzz", "specs/tiny.attn", *VARIANT, "--examples", "4", "--seed", "3")
+def test_fuzz(run: Run, folder: Path) -> None:
+    done = run("fuzz", "specs/tiny.attn", *VARIANT, "--examples", "4", "--seed", "3")
     assert done.code == 0, done.err
     assert done.out.startswith("ok    tiny bf16_w16: ")
     assert not (folder / ".attnc").exists()
-    missing = spawn("fuzz", "specs/tiny.attn", "--repro", "nowhere.json")
+    missing = run("fuzz", "specs/tiny.attn", "--repro", "nowhere.json")
     assert (missing.code, "there is no file 'nowhere.json'" in missing.err) == (2, True)
 
 
-def test_demo_writes_runs_and_verifies(spawn: Run, folder: Path) -> None:
-    done = spawn("demo", "specs/tiny.attn")
+def test_demo_writes_runs_and_verifies(run: Run, folder: Path) -> None:
+    done = run("demo", "specs/tiny.attn")
     assert done.code == 0, done.err
     assert "generated/tiny/triton/f16_w16.py" in done.out
     assert "verified" in done.out
@@ -81,32 +83,32 @@ def test_demo_writes_runs_and_verifies(spawn: Run, folder: Path) -> None:
 
 
 @pytest.mark.skipif(not available(), reason="no g++ to run CUDA with")
-def test_demo_of_a_spec_for_cuda_alone(spawn: Run, folder: Path) -> None:
+def test_demo_of_a_spec_for_cuda_alone(run: Run, folder: Path) -> None:
     tiny = TINY.replace("for triton", "for cuda.sm_80").replace("tile.kv in {32, 64}", "tile.kv = 64")
     (folder / "specs" / "tiny.attn").write_text(tiny)
-    done = spawn("demo", "specs/tiny.attn")
+    done = run("demo", "specs/tiny.attn")
     assert done.code == 0, done.err
     assert "needs torch and cupy only" in done.out
     assert "verified" in done.out
 
 
-def test_demo_of_a_decode_kernel_shows_a_decode_step(spawn: Run, folder: Path) -> None:
+def test_demo_of_a_decode_kernel_shows_a_decode_step(run: Run, folder: Path) -> None:
     (folder / "specs" / "tiny.attn").write_text(TINY.replace("loops = [q, kv]", "loops = [kv]"))
-    done = spawn("demo", "specs/tiny.attn")
+    done = run("demo", "specs/tiny.attn")
     assert done.code == 0, done.err
     assert "(M = 1, N = 512, tiles of 64)" in done.out
 
 
-def test_demo_of_a_spec_that_is_wrong(spawn: Run, folder: Path) -> None:
+def test_demo_of_a_spec_that_is_wrong(run: Run, folder: Path) -> None:
     (folder / "specs" / "tiny.attn").write_text(TINY.replace("window(W, 0)", "window(W)"))
-    done = spawn("demo", "specs/tiny.attn")
+    done = run("demo", "specs/tiny.attn")
     assert done.code == 1
     assert "error[E0" in done.err
     assert not (folder / "generated").exists()
 
 
-def test_doctor(spawn: Run) -> None:
-    done = spawn("doctor", "--json")
+def test_doctor(run: Run) -> None:
+    done = run("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(done.out)}
     assert {"attnc", "python", "torch", "triton", "cache", "interpreter"} <= set(findings)
     assert {"cupy", "nvrtc", "g++"} <= set(findings)
