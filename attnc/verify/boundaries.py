@@ -47,8 +47,8 @@ _ASKED_FOR = 4096
 _SECTIONS = (4, 16)
 #: Programs of a persistent grid where there is no GPU (`_multiprocessors`).
 _PROCESSORS = 4
-#: Programs along the second and third axes of a grid.
-_GRID = 65535
+#: One more than there are programs along the second and third axes of a grid, or numbers of 16 bits below it.
+_GRID = 65536
 #: Sizes that no plan has, but kernels are known to be wrong beyond: what one block can scan, or hold.
 _SCANNED = 4096
 #: The longest sequences of ordinary cases.

@@ -21,7 +21,7 @@ from attnc.plan import ir
 from attnc.plan.ir_backward import kernels_of
 from attnc.verify.boundaries import Boundary, Facts, boundaries_of
 from attnc.verify.case import Case, Layout
-from attnc.verify.data import LOGITS, SPECIALS, VALUES
+from attnc.verify.data import ORDINARY, SPECIALS, VALUES
 from attnc.verify.extras import styles_for
 from attnc.verify.problem import draw_extras
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
@@ -95,7 +95,7 @@ class Space:
         found["lengths"] = lengths_for(self.attention)
         found["extras"] = styles_for(self.attention)
         found["call"] = CALLS
-        found |= {"logits": tuple(LOGITS), "values": tuple(VALUES), "special": tuple(SPECIALS)}
+        found |= {"logits": ORDINARY, "values": tuple(VALUES), "special": tuple(SPECIALS)}
         for tensor in self.tensors:
             found[f"layout of {tensor.name}"] = self.layouts_for(tensor)
         return {name: levels for name, levels in found.items() if len(levels) > 1}

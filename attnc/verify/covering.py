@@ -193,14 +193,15 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
     many = [n for n in space.usable if getattr(space.configs[n], "splits", 0) > 16]
-    for number in many:  # every share has a tile, and the last one key
-        tiles = space.configs[number].splits - 1
-        dims = {name: {"N": tiles * space.configs[number].BLOCK_N + 1}.get(name, 1) for name in names}
-        yield Case(dims=dims, seed=5, config=number, lengths=_full(space))
+    for number in many:  # every share has a tile, the last one a key, or what outweighs all the others
+        shares, tile = space.configs[number].splits, space.configs[number].BLOCK_N
+        for logits, n in (("random", (shares - 1) * tile + 1), ("last", shares * tile)):
+            dims = {name: n if name == "N" else 1 for name in names}
+            yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
     for boundary in space.boundaries:
         if boundary.reach != "thin":
             continue
-        size = boundary.value + 1
+        size, is_searched = boundary.value + 1, boundary.quantity == "entries"
         match boundary.quantity:
             case "rows":
                 longest, change = "M", {"M": size, "N": 3}
@@ -212,6 +213,11 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         if longest in names and limits.cost(dims, config) <= _THIN:
             lengths = _full(space) if longest == "N" else "drawn"
             yield Case(dims=dims, seed=3, config=config, extras=extras, lengths=lengths)
+            if is_searched:  # one more asks for another round at few places, three times as many at most
+                yield Case(dims={**dims, "N": 3 * boundary.value}, seed=3, config=config, extras=extras)
+            if longest == "B":  # numbers that have one bit more, of sequences none of which is empty
+                more = {**dims, "B": size + 1}
+                yield Case(dims=more, seed=3, config=config, extras=extras, lengths=_full(space))
 
 
 def _full(space: Space) -> str:

@@ -100,6 +100,13 @@ def _low(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     return _aligned(rng, at, np.linspace(-86, -55, at.N))
 
 
+def _last(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """The last keys outweigh the others beyond float32: a maximum that misses them overflows."""
+    logits = np.zeros(at.N)
+    logits[-max(at.N // 100, 1) :] = 150
+    return _aligned(rng, at, logits)
+
+
 def _zero_q(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     q, k = _random(rng, at)
     return np.copysign(0.0, q), k
@@ -129,7 +136,10 @@ LOGITS: Mapping[str, Callable[[Rng, Sizes], tuple[Floats, Floats]]] = {
     "zero_q": _zero_q,
     "duplicates": _duplicates,
     "denormal": _denormal,
+    "last": _last,
 }
+#: Those that any case may have; "last" is for shares that are joined.
+ORDINARY = tuple(style for style in LOGITS if style != "last")
 
 
 def _cancelling(rng: Rng, v: Floats) -> Floats:

@@ -198,6 +198,7 @@ static void run_block(int threads, uint64_t seed)
 
 // An access to memory that the process has not is a fault of the kernel's. The signal may come again: nothing returns from here.
 static void stray(int) { fail("an access outside of all memory", 0); }
+static void divided(int) { fail("a division by zero", 0); }
 
 // Returns what went wrong, or null.
 static const char* launch(void (*kernel)(), int blocks, int threads, int shared_bytes, uint64_t seed)
@@ -207,11 +208,13 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
     body = kernel;
     gridDim = {unsigned(blocks), 1, 1};
     const char* problem = nullptr;
-    struct sigaction faults = {}, before[2];
+    struct sigaction faults = {}, before[3];
     faults.sa_handler = stray;
     faults.sa_flags = SA_NODEFER;
     sigaction(SIGSEGV, &faults, &before[0]);
     sigaction(SIGBUS, &faults, &before[1]);
+    faults.sa_handler = divided;
+    sigaction(SIGFPE, &faults, &before[2]);
     if (_setjmp(escape))
         problem = message;
     else
@@ -225,6 +228,7 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
         }
     sigaction(SIGSEGV, &before[0], nullptr);
     sigaction(SIGBUS, &before[1], nullptr);
+    sigaction(SIGFPE, &before[2], nullptr);
     free(fibers);
     free(stacks);
     return problem;

@@ -3,7 +3,9 @@
     python -m tests.planted.search [PART ...] [--only-new]
 
 found.json: for each bug whether the cases of `attnc verify` show it or a search by Hypothesis, after how many
-cases, and how; null where neither does; "hand" where a case was written and no search has run. cases.json:
+cases, and how; null where neither does; "large" where a GPU is needed, and the case of `attnc verify --large`
+that shows it; "hand" where a case was written and no search has run. `within` in place of `cases`: that case
+of `attnc verify` shows it, and not all of those before it were run. cases.json:
 the smallest case found and what judges it, for the suite to replay. Takes minutes for a part;
 `tests/planted/test_planted.py` holds both files to the registry.
 """
@@ -56,7 +58,8 @@ def main() -> None:
     for name, bug in BUGS.items():
         part = name.partition(": ")[0]
         if (chosen.parts and part not in chosen.parts) or (
-            chosen.only_new and name in found and not _is_by_hand(found[name])
+            name in found
+            and (_is_by(found[name], "large") or (chosen.only_new and not _is_by(found[name], "hand")))
         ):
             continue
         by, catch = "verify", verify(bug)
@@ -73,8 +76,8 @@ def main() -> None:
         write(CASES, kept)
 
 
-def _is_by_hand(line: dict[str, Any] | None) -> bool:
-    return line is not None and line["by"] == "hand"
+def _is_by(line: dict[str, Any] | None, means: str) -> bool:
+    return line is not None and line["by"] == means
 
 
 def _sign(catch: Catch) -> str:

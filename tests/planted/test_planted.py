@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from attnc.verify.case import Case
+from attnc.verify.large import large_cases
 from attnc.verify.simt import available
+from attnc.verify.subjects import subject_of
 from tests.planted.bug import plant
 from tests.planted.hunting import files_with, hunt, judge_clean, shows, verify
-from tests.planted.registry import BUGS, PARTS
+from tests.planted.registry import BUGS, PARTS, module_of
 from tests.planted.search import CASES, FOUND, read
 
 NEEDS_GXX = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
@@ -43,7 +45,10 @@ def test_the_case_that_is_kept_shows_the_bug(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "name", each([name for name, line in FOUND_BY.items() if line is not None and line["by"] != "hand"])
+    "name",
+    each(
+        [name for name, line in FOUND_BY.items() if line is not None and line["by"] in ("verify", "search")]
+    ),
 )
 def test_a_search_from_scratch_finds_the_bug(name: str) -> None:
     """By the means that the record names."""
@@ -57,7 +62,19 @@ def test_names_are_unique() -> None:
 
 def test_the_record_speaks_of_every_bug() -> None:
     assert FOUND_BY.keys() == BUGS.keys(), "run: python -m tests.planted.search --only-new"
-    assert KEPT.keys() == {name for name, line in FOUND_BY.items() if line is not None}
+    assert KEPT.keys() == {
+        name for name, line in FOUND_BY.items() if line is not None and line["by"] != "large"
+    }
+
+
+@pytest.mark.parametrize(
+    "name", each([name for name, line in FOUND_BY.items() if line is not None and line["by"] == "large"])
+)
+def test_a_large_case_reaches_the_bug(name: str) -> None:
+    """It is as many heads as no kernel runs through on a CPU; tests/gpu/test_planted.py does."""
+    bug = BUGS[name]
+    found = list(large_cases(subject_of(module_of(bug.attention, bug.target)).space))
+    assert found[FOUND_BY[name]["cases"] - 1].dims["Hkv"] > 1 << 16
 
 
 def test_anchors_must_match_once() -> None:

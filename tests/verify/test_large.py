@@ -27,6 +27,7 @@ def subject(name: str) -> Subject:
     [
         ("causal_gqa", "M", 4097),
         ("causal_gqa", "Hkv", 65536),
+        ("decode", "Hkv", 65537),
         ("document", "N", 16385),
         ("varlen", "B", 128),
         ("varlen", "B", 16384),

@@ -131,6 +131,7 @@ def test_a_missing_wait_shows() -> None:
         ("copy_async(tile, args.in + 1, true);", "a copy that is not aligned"),
         ("copy_async(tile, args.in, true); wait_copies<0>();", "a copy is under way that nobody waits for"),
         ("u32 x[4]; load_pieces(x, 8u);", "not aligned"),
+        ("args.out[i] = i / (args.n - 64);", "a division by zero"),
     ],
 )
 def test_what_is_undefined_is_a_fault(body: str, said: str) -> None:
