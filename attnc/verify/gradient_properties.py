@@ -225,7 +225,7 @@ def _equal_values_show_delta(run: GradientRun) -> str | None:
     slope = number(derive(run.attention.score).dot)
     assert slope is not None
     other = run.with_equal_rows()
-    for head in (head for group in other.heads.values() for head in group):
+    for head in (head for group in other.heads.values() for head in group if len(head.v)):
         o, do = (head.place(run.attention.o, of) for of in (other.outputs, other.given))
         e = (do * (head.v[:1] - o)).sum(1)
         noise = 4 * U * head.v.shape[1] * (np.abs(do) * np.fmax(np.abs(head.v[:1]), np.abs(o))).sum(1)

@@ -614,9 +614,9 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.alibi_d64_dd11a359_out(q, k, v, slope, o, lse, _written(config, backward_config))
+        torch.ops.attnc.alibi_d64_ef0faf36_out(q, k, v, slope, o, lse, _written(config, backward_config))
         return o
-    o, _kept = torch.ops.attnc.alibi_d64_dd11a359(q, k, v, slope, _written(config, backward_config))
+    o, _kept = torch.ops.attnc.alibi_d64_ef0faf36(q, k, v, slope, _written(config, backward_config))
     if lse is not None:
         lse.copy_(_kept)
     return o
@@ -673,7 +673,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dslope = torch.ops.attnc.alibi_d64_dd11a359_backward(do, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv, dslope = torch.ops.attnc.alibi_d64_ef0faf36_backward(do, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, dslope, None
 
 
@@ -697,14 +697,14 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of alibi, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "alibi_d64_dd11a359"):
+    if hasattr(torch.ops.attnc, "alibi_d64_ef0faf36"):
         return True
-    forward = torch.library.custom_op("attnc::alibi_d64_dd11a359", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::alibi_d64_ef0faf36", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::alibi_d64_dd11a359_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::alibi_d64_ef0faf36_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::alibi_d64_dd11a359_backward", _operate_backward, mutates_args=(),
+        "attnc::alibi_d64_ef0faf36_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

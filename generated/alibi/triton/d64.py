@@ -993,9 +993,9 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.alibi_d64_6c60ab65_out(q, k, v, slope, o, lse, _written(config, backward_config))
+        torch.ops.attnc.alibi_d64_4426dbc0_out(q, k, v, slope, o, lse, _written(config, backward_config))
         return o
-    o, _kept = torch.ops.attnc.alibi_d64_6c60ab65(q, k, v, slope, _written(config, backward_config))
+    o, _kept = torch.ops.attnc.alibi_d64_4426dbc0(q, k, v, slope, _written(config, backward_config))
     if lse is not None:
         lse.copy_(_kept)
     return o
@@ -1052,7 +1052,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dslope = torch.ops.attnc.alibi_d64_6c60ab65_backward(do, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv, dslope = torch.ops.attnc.alibi_d64_4426dbc0_backward(do, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, dslope, None
 
 
@@ -1076,14 +1076,14 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of alibi, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "alibi_d64_6c60ab65"):
+    if hasattr(torch.ops.attnc, "alibi_d64_4426dbc0"):
         return True
-    forward = torch.library.custom_op("attnc::alibi_d64_6c60ab65", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::alibi_d64_4426dbc0", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::alibi_d64_6c60ab65_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::alibi_d64_4426dbc0_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::alibi_d64_6c60ab65_backward", _operate_backward, mutates_args=(),
+        "attnc::alibi_d64_4426dbc0_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

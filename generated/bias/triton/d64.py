@@ -1025,11 +1025,11 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.bias_d64_166dc698_out(
+        torch.ops.attnc.bias_d64_a503225a_out(
             q, k, v, pair, key_bias, o, lse, _written(config, backward_config),
         )
         return o
-    o, _kept = torch.ops.attnc.bias_d64_166dc698(q, k, v, pair, key_bias, _written(config, backward_config))
+    o, _kept = torch.ops.attnc.bias_d64_a503225a(q, k, v, pair, key_bias, _written(config, backward_config))
     if lse is not None:
         lse.copy_(_kept)
     return o
@@ -1088,7 +1088,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dpair, dkey_bias = torch.ops.attnc.bias_d64_166dc698_backward(
+    dq, dk, dv, dpair, dkey_bias = torch.ops.attnc.bias_d64_a503225a_backward(
         do, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, dpair, dkey_bias, None
@@ -1114,14 +1114,14 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of bias, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "bias_d64_166dc698"):
+    if hasattr(torch.ops.attnc, "bias_d64_a503225a"):
         return True
-    forward = torch.library.custom_op("attnc::bias_d64_166dc698", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::bias_d64_a503225a", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::bias_d64_166dc698_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::bias_d64_a503225a_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::bias_d64_166dc698_backward", _operate_backward, mutates_args=(),
+        "attnc::bias_d64_a503225a_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -1065,9 +1065,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.causal_gqa_f16_d256_51339132_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.causal_gqa_f16_d256_9911c70e_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.causal_gqa_f16_d256_51339132(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.causal_gqa_f16_d256_9911c70e(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -1119,7 +1119,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.causal_gqa_f16_d256_51339132_backward(
+    dq, dk, dv = torch.ops.attnc.causal_gqa_f16_d256_9911c70e_backward(
         do, dlse, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, None
@@ -1145,16 +1145,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of causal_gqa, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "causal_gqa_f16_d256_51339132"):
+    if hasattr(torch.ops.attnc, "causal_gqa_f16_d256_9911c70e"):
         return True
-    forward = torch.library.custom_op("attnc::causal_gqa_f16_d256_51339132", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::causal_gqa_f16_d256_9911c70e", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::causal_gqa_f16_d256_51339132_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::causal_gqa_f16_d256_9911c70e_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::causal_gqa_f16_d256_51339132_backward", _operate_backward, mutates_args=(),
+        "attnc::causal_gqa_f16_d256_9911c70e_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -976,9 +976,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.causal_gqa_f16_d64_ca3a0080_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.causal_gqa_f16_d64_9164f177_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.causal_gqa_f16_d64_ca3a0080(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.causal_gqa_f16_d64_9164f177(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -1030,7 +1030,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.causal_gqa_f16_d64_ca3a0080_backward(
+    dq, dk, dv = torch.ops.attnc.causal_gqa_f16_d64_9164f177_backward(
         do, dlse, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, None
@@ -1056,16 +1056,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of causal_gqa, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "causal_gqa_f16_d64_ca3a0080"):
+    if hasattr(torch.ops.attnc, "causal_gqa_f16_d64_9164f177"):
         return True
-    forward = torch.library.custom_op("attnc::causal_gqa_f16_d64_ca3a0080", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::causal_gqa_f16_d64_9164f177", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::causal_gqa_f16_d64_ca3a0080_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::causal_gqa_f16_d64_9164f177_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::causal_gqa_f16_d64_ca3a0080_backward", _operate_backward, mutates_args=(),
+        "attnc::causal_gqa_f16_d64_9164f177_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -316,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_forward(const __gr
     auto next = [&](int kv_lo) {  // the next tile that has work
         for (kv_lo += BLOCK_N; kv_lo < hi; kv_lo += BLOCK_N) {
             const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
-            if (kv_hi >= q_lo - floor_div(q_hi - kv_lo + N - M, 2) * 2 + N - M)
+            if (kv_hi >= first_pos - floor_div(q_hi - kv_lo + N - M, 2) * 2)
                 break;
         }
         return kv_lo;

@@ -108,7 +108,7 @@ def _store_rows(
 @triton.jit
 def _floor_div(x, size):
     """Floor division by a positive size; `//` truncates towards zero on a GPU."""
-    return tl.where(x >= 0, x // size, -((size - 1 - x) // size))
+    return tl.where(x >= 0, x // size, -1 - (-1 - x) // size)
 
 
 @triton.jit
@@ -188,7 +188,7 @@ def chunked_forward(
     hi = tl.minimum(last_pos + 1, _floor_div(last_pos, 256) * 256 + 256)
     for kv_lo in range(lo, hi, BLOCK_N):
         kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
-        if kv_hi >= q_lo - _floor_div(q_hi - kv_lo + N - M, 2) * 2 + N - M:
+        if kv_hi >= first_pos - _floor_div(q_hi - kv_lo + N - M, 2) * 2:
             acc, l, m = _forward_step(
                 acc, l, m, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=True,
                 BLOCK_N=BLOCK_N, TMA=TMA,
@@ -549,9 +549,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.chunked_d64_39b5259d_out(q, k, v, o, _written(config))
+        torch.ops.attnc.chunked_d64_ea6c9307_out(q, k, v, o, _written(config))
         return o
-    return torch.ops.attnc.chunked_d64_39b5259d(q, k, v, _written(config))
+    return torch.ops.attnc.chunked_d64_ea6c9307(q, k, v, _written(config))
 
 
 def _operate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str) -> torch.Tensor:
@@ -590,11 +590,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of chunked, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "chunked_d64_39b5259d"):
+    if hasattr(torch.ops.attnc, "chunked_d64_ea6c9307"):
         return True
-    forward = torch.library.custom_op("attnc::chunked_d64_39b5259d", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::chunked_d64_ea6c9307", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::chunked_d64_39b5259d_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::chunked_d64_ea6c9307_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 

@@ -398,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     const int h_kv = h / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    N = min(kv_len, N);
+    N = max(min(kv_len, N), 0);
     N = where<int>(q_lo < M, N, 0);
     const Rows<const element> queries = {args.q_ptr + q_first * args.stride_qm + h * args.stride_qh, args.stride_qm};
     const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};

@@ -85,10 +85,10 @@ def _find_pages(table, stride, start, stop, ROWS: tl.constexpr, PAGE: tl.constex
     Entries of pages past row `stop` are not read.
     """
     if PAGE % ROWS == 0:
-        page = tl.load(table + start // PAGE * stride, mask=start < stop, other=0)
+        page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     else:
         row = start + tl.arange(0, ROWS)
-        page = tl.load(table + row // PAGE * stride, mask=row < stop, other=0)
+        page = tl.load(table + (row // PAGE).to(tl.int64) * stride, mask=row < stop, other=0)
     return page.to(tl.int64)
 
 
@@ -184,7 +184,7 @@ def chunked_prefill_forward(
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
-    N = tl.minimum(kv_len, N)
+    N = tl.maximum(tl.minimum(kv_len, N), 0)
     N = tl.where(q_lo < M, N, 0)
     Q += q_first.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
     K += h_kv.to(tl.int64) * stride_kh
@@ -553,11 +553,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.chunked_prefill_d128_4d344e61_out(
+        torch.ops.attnc.chunked_prefill_d128_a8e66162_out(
             q, k, v, cu_q, block_table, kv_len, o, lse, _written(config),
         )
         return o, lse
-    return torch.ops.attnc.chunked_prefill_d128_4d344e61(q, k, v, cu_q, block_table, kv_len, _written(config))
+    return torch.ops.attnc.chunked_prefill_d128_a8e66162(q, k, v, cu_q, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -609,12 +609,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of chunked_prefill, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "chunked_prefill_d128_4d344e61"):
+    if hasattr(torch.ops.attnc, "chunked_prefill_d128_a8e66162"):
         return True
-    forward = torch.library.custom_op("attnc::chunked_prefill_d128_4d344e61", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::chunked_prefill_d128_a8e66162", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::chunked_prefill_d128_4d344e61_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::chunked_prefill_d128_a8e66162_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

@@ -602,9 +602,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.cross_d64_dv128_0360dfd7_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.cross_d64_dv128_38280ada_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.cross_d64_dv128_0360dfd7(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.cross_d64_dv128_38280ada(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -656,7 +656,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.cross_d64_dv128_0360dfd7_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.cross_d64_dv128_38280ada_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -680,16 +680,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of cross, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "cross_d64_dv128_0360dfd7"):
+    if hasattr(torch.ops.attnc, "cross_d64_dv128_38280ada"):
         return True
-    forward = torch.library.custom_op("attnc::cross_d64_dv128_0360dfd7", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::cross_d64_dv128_38280ada", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::cross_d64_dv128_0360dfd7_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::cross_d64_dv128_38280ada_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::cross_d64_dv128_0360dfd7_backward", _operate_backward, mutates_args=(),
+        "attnc::cross_d64_dv128_38280ada_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -162,7 +162,7 @@ def _forward_apply(
     acc, shift, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, MASKED: tl.constexpr, BLOCK_N: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One kv tile of the second pass: p = exp(s - lse) needs no rescaling."""
+    """One kv tile of the second pass: p = exp(s - m) needs no rescaling."""
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     s = tl.dot(q, k.T)
     if MASKED:
@@ -217,8 +217,8 @@ def cross_forward(
     for kv_lo in range(full_hi, N, BLOCK_N):
         l, m = _forward_step(l, m, q, K, b, h, kv_lo, N, stride_kn, MASKED=True, BLOCK_N=BLOCK_N, TMA=TMA)
 
-    # second pass: p = exp(s - lse)
-    shift = tl.where(l == 0.0, 0.0, m + tl.log2(l))
+    # second pass: p = exp(s - m) once more, so that its sum is l, whatever s * SCALE - m was rounded to
+    shift = tl.where(m == -float("inf"), 0.0, m)  # -inf - -inf is NaN: rows that see nothing
     for kv_lo in range(0, full_hi, BLOCK_N):
         acc = _forward_apply(
             acc, shift, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, MASKED=False, BLOCK_N=BLOCK_N, TMA=TMA,
@@ -228,7 +228,8 @@ def cross_forward(
             acc, shift, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, MASKED=True, BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
-    o = acc
+    # line 12: o = diag(l)^-1 acc. A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
+    o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
     _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.float16), BLOCK_M, 128, TMA)
     # line 13: lse = m + log(l), natural logarithm
     lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
@@ -954,9 +955,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.cross_d64_dv128_abe09f56_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.cross_d64_dv128_945d7384_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.cross_d64_dv128_abe09f56(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.cross_d64_dv128_945d7384(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -1008,7 +1009,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.cross_d64_dv128_abe09f56_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.cross_d64_dv128_945d7384_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -1032,16 +1033,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of cross, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "cross_d64_dv128_abe09f56"):
+    if hasattr(torch.ops.attnc, "cross_d64_dv128_945d7384"):
         return True
-    forward = torch.library.custom_op("attnc::cross_d64_dv128_abe09f56", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::cross_d64_dv128_945d7384", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::cross_d64_dv128_abe09f56_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::cross_d64_dv128_945d7384_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::cross_d64_dv128_abe09f56_backward", _operate_backward, mutates_args=(),
+        "attnc::cross_d64_dv128_945d7384_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

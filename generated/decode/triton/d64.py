@@ -129,7 +129,7 @@ def decode_forward(
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
-    N = tl.minimum(kv_len, N)
+    N = tl.maximum(tl.minimum(kv_len, N), 0)
     Q += b.to(tl.int64) * stride_qb
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
@@ -578,9 +578,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.decode_d64_3b0e68c5_out(q, k, v, kv_len, o, lse, _written(config))
+        torch.ops.attnc.decode_d64_569c57a8_out(q, k, v, kv_len, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.decode_d64_3b0e68c5(q, k, v, kv_len, _written(config))
+    return torch.ops.attnc.decode_d64_569c57a8(q, k, v, kv_len, _written(config))
 
 
 def _operate(
@@ -627,11 +627,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of decode, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "decode_d64_3b0e68c5"):
+    if hasattr(torch.ops.attnc, "decode_d64_569c57a8"):
         return True
-    forward = torch.library.custom_op("attnc::decode_d64_3b0e68c5", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::decode_d64_569c57a8", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::decode_d64_3b0e68c5_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::decode_d64_569c57a8_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     return True
 

@@ -1081,9 +1081,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.document_d128_de7513ee_out(q, k, v, doc, o, lse, _written(config, backward_config))
+        torch.ops.attnc.document_d128_8f2d500d_out(q, k, v, doc, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.document_d128_de7513ee(q, k, v, doc, _written(config, backward_config))
+    return torch.ops.attnc.document_d128_8f2d500d(q, k, v, doc, _written(config, backward_config))
 
 
 def _operate(
@@ -1136,7 +1136,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.document_d128_de7513ee_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.document_d128_8f2d500d_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None
 
 
@@ -1160,16 +1160,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of document, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "document_d128_de7513ee"):
+    if hasattr(torch.ops.attnc, "document_d128_8f2d500d"):
         return True
-    forward = torch.library.custom_op("attnc::document_d128_de7513ee", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::document_d128_8f2d500d", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::document_d128_de7513ee_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::document_d128_8f2d500d_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::document_d128_de7513ee_backward", _operate_backward, mutates_args=(),
+        "attnc::document_d128_8f2d500d_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -664,9 +664,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.dropout_d64_23e3051c_out(q, k, v, p, seed, o, lse, _written(config, backward_config))
+        torch.ops.attnc.dropout_d64_55f86be3_out(q, k, v, p, seed, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.dropout_d64_23e3051c(q, k, v, p, seed, _written(config, backward_config))
+    return torch.ops.attnc.dropout_d64_55f86be3(q, k, v, p, seed, _written(config, backward_config))
 
 
 def _operate(
@@ -719,7 +719,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.dropout_d64_23e3051c_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.dropout_d64_55f86be3_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None, None
 
 
@@ -743,14 +743,14 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of dropout, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "dropout_d64_23e3051c"):
+    if hasattr(torch.ops.attnc, "dropout_d64_55f86be3"):
         return True
-    forward = torch.library.custom_op("attnc::dropout_d64_23e3051c", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::dropout_d64_55f86be3", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::dropout_d64_23e3051c_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::dropout_d64_55f86be3_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::dropout_d64_23e3051c_backward", _operate_backward, mutates_args=(),
+        "attnc::dropout_d64_55f86be3_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

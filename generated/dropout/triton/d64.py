@@ -136,10 +136,14 @@ def _keep_dropout(p, seed, b, h, q_idx, kv_lo, BLOCK_M: tl.constexpr, BLOCK_N: t
 
     A pure function of the seed and the element, so that every tiling, and the backward, draws the same mask.
     """
-    quad = kv_lo // 4 + tl.arange(0, BLOCK_N // 4)
-    w0, w1, w2, w3 = tl.philox(seed, quad[None, :], q_idx[:, None], h, b)
-    words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK_M, BLOCK_N)
-    return (words >> 8).to(tl.float32) * 5.9604644775390625e-08 >= p
+    kept = tl.full([BLOCK_M, BLOCK_N], True, tl.int1)
+    # a branch, lest Triton take tl.join for the unpacking of an operand of tl.dot, and lay that out wrongly
+    if p > 0.0:
+        quad = kv_lo // 4 + tl.arange(0, BLOCK_N // 4)
+        w0, w1, w2, w3 = tl.philox(seed, quad[None, :], q_idx[:, None], h, b)
+        words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK_M, BLOCK_N)
+        kept = (words >> 8).to(tl.float32) * 5.9604644775390625e-08 >= p
+    return kept
 
 
 @triton.jit
@@ -1039,9 +1043,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.dropout_d64_e273deca_out(q, k, v, p, seed, o, lse, _written(config, backward_config))
+        torch.ops.attnc.dropout_d64_e406e86f_out(q, k, v, p, seed, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.dropout_d64_e273deca(q, k, v, p, seed, _written(config, backward_config))
+    return torch.ops.attnc.dropout_d64_e406e86f(q, k, v, p, seed, _written(config, backward_config))
 
 
 def _operate(
@@ -1094,7 +1098,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.dropout_d64_e273deca_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.dropout_d64_e406e86f_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None, None
 
 
@@ -1118,14 +1122,14 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of dropout, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "dropout_d64_e273deca"):
+    if hasattr(torch.ops.attnc, "dropout_d64_e406e86f"):
         return True
-    forward = torch.library.custom_op("attnc::dropout_d64_e273deca", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::dropout_d64_e406e86f", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::dropout_d64_e273deca_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::dropout_d64_e406e86f_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::dropout_d64_e273deca_backward", _operate_backward, mutates_args=(),
+        "attnc::dropout_d64_e406e86f_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -9,6 +9,8 @@ from . import d128_split
 from . import d128_drafts
 from . import d128_rows
 
+#: What the modules' CONFIGS hold.
+Config = d128_split.Config | d128_drafts.Config | d128_rows.Config
 PARAMS = ("D",)
 #: By D, and by schedule.
 VARIANTS = {
@@ -41,14 +43,36 @@ GUESS = (
 )
 
 
-def extend(q, k, v, kv_len, *, schedule=None, **options):
-    """See the module of a variant for shapes and options; schedule: which one, instead of the table's choice.
+def extend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_len: torch.Tensor,
+    *,
+    schedule: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score, masked: o = softmax(score) v.
 
-    Raises ValueError where no variant was compiled.
+    Shapes and dtypes, for D in {128}:
+        q: bf16[B, M, Hkv * G, D]
+        k: bf16[B, N, Hkv, D]
+        v: bf16[B, N, Hkv, D]
+        kv_len: i32[B]
+        o: bf16[B, M, Hkv * G, D]
+        lse: f32[B, Hkv * G, M]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    schedule: which one, instead of the table's choice.
+    out: (o, lse) to write to.
+    config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any module says which is no such tensor, and what it expected
     if not (isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(k, torch.Tensor) and k.dim() == 4):
-        return next(iter(next(iter(VARIANTS.values())).values()))(q, k, v, kv_len, **options)
+        return next(iter(next(iter(VARIANTS.values())).values()))(q, k, v, kv_len, out=out, config=config)
     key = (q.shape[3],)
     sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])
     if key not in VARIANTS:
@@ -57,7 +81,7 @@ def extend(q, k, v, kv_len, *, schedule=None, **options):
         schedule = _choose(q.device, key, sizes)
     elif schedule not in VARIANTS[key]:
         raise ValueError(f"schedule: expected one of {list(VARIANTS[key])}, got {schedule!r}")
-    return VARIANTS[key][schedule](q, k, v, kv_len, **options)
+    return VARIANTS[key][schedule](q, k, v, kv_len, out=out, config=config)
 
 
 def _choose(device, key, sizes):

@@ -129,7 +129,7 @@ def extend_forward(
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
-    N = tl.minimum(kv_len, N)
+    N = tl.maximum(tl.minimum(kv_len, N), 0)
     Q += b.to(tl.int64) * stride_qb
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
@@ -580,9 +580,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.extend_d128_drafts_a1ba4897_out(q, k, v, kv_len, o, lse, _written(config))
+        torch.ops.attnc.extend_d128_drafts_7b704a69_out(q, k, v, kv_len, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.extend_d128_drafts_a1ba4897(q, k, v, kv_len, _written(config))
+    return torch.ops.attnc.extend_d128_drafts_7b704a69(q, k, v, kv_len, _written(config))
 
 
 def _operate(
@@ -629,12 +629,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of extend, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "extend_d128_drafts_a1ba4897"):
+    if hasattr(torch.ops.attnc, "extend_d128_drafts_7b704a69"):
         return True
-    forward = torch.library.custom_op("attnc::extend_d128_drafts_a1ba4897", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::extend_d128_drafts_7b704a69", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::extend_d128_drafts_a1ba4897_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::extend_d128_drafts_7b704a69_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

@@ -128,7 +128,7 @@ def extend_forward(
     h_kv = h // G
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
-    N = tl.minimum(kv_len, N)
+    N = tl.maximum(tl.minimum(kv_len, N), 0)
     Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
@@ -467,9 +467,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.extend_d128_rows_9e71c2d6_out(q, k, v, kv_len, o, lse, _written(config))
+        torch.ops.attnc.extend_d128_rows_b1af570d_out(q, k, v, kv_len, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.extend_d128_rows_9e71c2d6(q, k, v, kv_len, _written(config))
+    return torch.ops.attnc.extend_d128_rows_b1af570d(q, k, v, kv_len, _written(config))
 
 
 def _operate(
@@ -516,12 +516,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of extend, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "extend_d128_rows_9e71c2d6"):
+    if hasattr(torch.ops.attnc, "extend_d128_rows_b1af570d"):
         return True
-    forward = torch.library.custom_op("attnc::extend_d128_rows_9e71c2d6", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::extend_d128_rows_b1af570d", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::extend_d128_rows_9e71c2d6_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::extend_d128_rows_b1af570d_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

@@ -10,6 +10,8 @@ from . import f16_d128
 from . import bf16_d64
 from . import bf16_d128
 
+#: What the modules' CONFIGS hold.
+Config = f16_d64.Config | f16_d128.Config | bf16_d64.Config | bf16_d128.Config
 PARAMS = ("T", "D")
 VARIANTS = {
     (torch.float16, 64): f16_d64.fa1,
@@ -19,15 +21,38 @@ VARIANTS = {
 }
 
 
-def fa1(q, k, v, **options):
-    """See the module of a variant for shapes and options. Raises ValueError where no variant was compiled."""
+def fa1(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    config: Config | None = None,
+    backward_config: dict[str, Config] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score: o = softmax(score) v.
+
+    Shapes and dtypes, for T in {f16, bf16}, D in {64, 128}:
+        q: T[B, H, M, D]
+        k: T[B, H, N, D]
+        v: T[B, H, N, D]
+        o: T[B, H, M, D]
+        lse: f32[B, H, M]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    out: (o, lse) to write to.
+    config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
+    backward_config: by kernel, one of the module's BACKWARD_CONFIGS; for the gradients of q, k, v.
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
     if isinstance(q, torch.Tensor) and q.dim() == 4:
         key = (q.dtype, q.shape[3])
     else:  # any variant says which argument is no such tensor, and what it expected
         key = next(iter(VARIANTS))
     if key not in VARIANTS:
         raise _unknown(key)
-    return VARIANTS[key](q, k, v, **options)
+    return VARIANTS[key](q, k, v, out=out, config=config, backward_config=backward_config)
 
 
 def _unknown(values):

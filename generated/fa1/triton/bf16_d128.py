@@ -911,9 +911,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.fa1_bf16_d128_ce88eb4c_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.fa1_bf16_d128_c8a04165_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.fa1_bf16_d128_ce88eb4c(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.fa1_bf16_d128_c8a04165(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -965,7 +965,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.fa1_bf16_d128_ce88eb4c_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.fa1_bf16_d128_c8a04165_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -989,16 +989,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of fa1, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "fa1_bf16_d128_ce88eb4c"):
+    if hasattr(torch.ops.attnc, "fa1_bf16_d128_c8a04165"):
         return True
-    forward = torch.library.custom_op("attnc::fa1_bf16_d128_ce88eb4c", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::fa1_bf16_d128_c8a04165", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::fa1_bf16_d128_ce88eb4c_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::fa1_bf16_d128_c8a04165_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::fa1_bf16_d128_ce88eb4c_backward", _operate_backward, mutates_args=(),
+        "attnc::fa1_bf16_d128_c8a04165_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -390,9 +390,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.fa1_split_q_d64_72883804_out(q, k, v, o, lse, _written(config))
+        torch.ops.attnc.fa1_split_q_d64_d126d2c3_out(q, k, v, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.fa1_split_q_d64_72883804(q, k, v, _written(config))
+    return torch.ops.attnc.fa1_split_q_d64_d126d2c3(q, k, v, _written(config))
 
 
 def _operate(
@@ -438,12 +438,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of fa1_split_q, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "fa1_split_q_d64_72883804"):
+    if hasattr(torch.ops.attnc, "fa1_split_q_d64_d126d2c3"):
         return True
-    forward = torch.library.custom_op("attnc::fa1_split_q_d64_72883804", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::fa1_split_q_d64_d126d2c3", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::fa1_split_q_d64_72883804_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::fa1_split_q_d64_d126d2c3_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

@@ -389,9 +389,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.fa2_split_k_d128_52f627c4_out(q, k, v, o, lse, _written(config))
+        torch.ops.attnc.fa2_split_k_d128_f8eefefa_out(q, k, v, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.fa2_split_k_d128_52f627c4(q, k, v, _written(config))
+    return torch.ops.attnc.fa2_split_k_d128_f8eefefa(q, k, v, _written(config))
 
 
 def _operate(
@@ -437,12 +437,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of fa2_split_k, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "fa2_split_k_d128_52f627c4"):
+    if hasattr(torch.ops.attnc, "fa2_split_k_d128_f8eefefa"):
         return True
-    forward = torch.library.custom_op("attnc::fa2_split_k_d128_52f627c4", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::fa2_split_k_d128_f8eefefa", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::fa2_split_k_d128_52f627c4_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::fa2_split_k_d128_f8eefefa_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

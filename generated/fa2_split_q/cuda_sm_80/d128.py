@@ -389,9 +389,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.fa2_split_q_d128_70e35ce0_out(q, k, v, o, lse, _written(config))
+        torch.ops.attnc.fa2_split_q_d128_42c632fb_out(q, k, v, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.fa2_split_q_d128_70e35ce0(q, k, v, _written(config))
+    return torch.ops.attnc.fa2_split_q_d128_42c632fb(q, k, v, _written(config))
 
 
 def _operate(
@@ -437,12 +437,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of fa2_split_q, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "fa2_split_q_d128_70e35ce0"):
+    if hasattr(torch.ops.attnc, "fa2_split_q_d128_42c632fb"):
         return True
-    forward = torch.library.custom_op("attnc::fa2_split_q_d128_70e35ce0", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::fa2_split_q_d128_42c632fb", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::fa2_split_q_d128_70e35ce0_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::fa2_split_q_d128_42c632fb_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

@@ -612,9 +612,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.full_f16_d64_185d63b2_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.full_f16_d64_544ac266_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.full_f16_d64_185d63b2(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.full_f16_d64_544ac266(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -666,7 +666,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.full_f16_d64_185d63b2_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.full_f16_d64_544ac266_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -690,16 +690,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of full, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "full_f16_d64_185d63b2"):
+    if hasattr(torch.ops.attnc, "full_f16_d64_544ac266"):
         return True
-    forward = torch.library.custom_op("attnc::full_f16_d64_185d63b2", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::full_f16_d64_544ac266", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::full_f16_d64_185d63b2_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::full_f16_d64_544ac266_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::full_f16_d64_185d63b2_backward", _operate_backward, mutates_args=(),
+        "attnc::full_f16_d64_544ac266_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -928,9 +928,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.full_bf16_d128_9cf464db_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.full_bf16_d128_1e88182a_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.full_bf16_d128_9cf464db(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.full_bf16_d128_1e88182a(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -982,7 +982,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.full_bf16_d128_9cf464db_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.full_bf16_d128_1e88182a_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -1006,16 +1006,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of full, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "full_bf16_d128_9cf464db"):
+    if hasattr(torch.ops.attnc, "full_bf16_d128_1e88182a"):
         return True
-    forward = torch.library.custom_op("attnc::full_bf16_d128_9cf464db", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::full_bf16_d128_1e88182a", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::full_bf16_d128_9cf464db_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::full_bf16_d128_1e88182a_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::full_bf16_d128_9cf464db_backward", _operate_backward, mutates_args=(),
+        "attnc::full_bf16_d128_1e88182a_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -936,9 +936,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.full_bf16_d64_fdcd0822_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.full_bf16_d64_e155e6fc_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.full_bf16_d64_fdcd0822(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.full_bf16_d64_e155e6fc(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -990,7 +990,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.full_bf16_d64_fdcd0822_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.full_bf16_d64_e155e6fc_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -1014,16 +1014,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of full, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "full_bf16_d64_fdcd0822"):
+    if hasattr(torch.ops.attnc, "full_bf16_d64_e155e6fc"):
         return True
-    forward = torch.library.custom_op("attnc::full_bf16_d64_fdcd0822", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::full_bf16_d64_e155e6fc", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::full_bf16_d64_fdcd0822_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::full_bf16_d64_e155e6fc_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::full_bf16_d64_fdcd0822_backward", _operate_backward, mutates_args=(),
+        "attnc::full_bf16_d64_e155e6fc_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

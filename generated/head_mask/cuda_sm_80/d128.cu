@@ -292,7 +292,7 @@ __device__ void forward_tile(const Args& args, int tile)
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
     const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const int h_kv = h / G;
-    const int reach = args.reach_ptr[h * args.stride_reach_0];
+    const int reach = max(min(args.reach_ptr[h * args.stride_reach_0], 1073741823), -1073741823);
     const Rows<const element> queries = {args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm};
     const Rows<const element> keys = {args.k_ptr + b * args.stride_kb + h_kv * args.stride_kh, args.stride_kn};
     const Rows<const element> values = {args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh, args.stride_vn};
@@ -311,9 +311,9 @@ __device__ void forward_tile(const Args& args, int tile)
     // window(reach[h], 0): which kv tiles are partial, and which are full
     const int first_pos = q_lo + N - M;
     const int last_pos = q_hi + N - M;
-    const int lo = max(q_lo - reach + N - M, 0) / BLOCK_N * BLOCK_N;
+    const int lo = min(max(first_pos - reach, 0) / BLOCK_N * BLOCK_N, N);
     const int hi = last_pos + 1;
-    const int full_lo = max(q_hi - reach + N - M, 0);
+    const int full_lo = min(max(last_pos - reach, 0), N);
     const int full_hi = first_pos + 1;
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     copy_rows<BLOCK_M>(q_tile, queries, q_lo, M);

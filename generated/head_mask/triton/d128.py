@@ -179,7 +179,9 @@ def head_mask_forward_tile(
     h = head % H
     h_kv = h // G
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    reach = tl.load(reach_ptr + h.to(tl.int64) * stride_reach_0)
+    reach = tl.maximum(
+        tl.minimum(tl.load(reach_ptr + h.to(tl.int64) * stride_reach_0), 1073741823), -1073741823,
+    )
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -196,9 +198,9 @@ def head_mask_forward_tile(
     # window(reach[h], 0): which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
-    lo = tl.maximum(q_lo - reach + N - M, 0) // BLOCK_N * BLOCK_N
+    lo = tl.minimum(tl.maximum(first_pos - reach, 0) // BLOCK_N * BLOCK_N, N)
     hi = last_pos + 1
-    full_lo = tl.maximum(q_hi - reach + N - M, 0)
+    full_lo = tl.minimum(tl.maximum(last_pos - reach, 0), N)
     full_hi = first_pos + 1
     for kv_lo in range(lo, hi, BLOCK_N):
         acc, l, m = _forward_step(
@@ -589,9 +591,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.head_mask_d128_4b689986_out(q, k, v, reach, o, lse, _written(config))
+        torch.ops.attnc.head_mask_d128_4ac613a1_out(q, k, v, reach, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.head_mask_d128_4b689986(q, k, v, reach, _written(config))
+    return torch.ops.attnc.head_mask_d128_4ac613a1(q, k, v, reach, _written(config))
 
 
 def _operate(
@@ -638,12 +640,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of head_mask, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "head_mask_d128_4b689986"):
+    if hasattr(torch.ops.attnc, "head_mask_d128_4ac613a1"):
         return True
-    forward = torch.library.custom_op("attnc::head_mask_d128_4b689986", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::head_mask_d128_4ac613a1", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::head_mask_d128_4b689986_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::head_mask_d128_4ac613a1_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

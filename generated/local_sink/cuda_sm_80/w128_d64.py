@@ -626,11 +626,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.local_sink_w128_d64_65e33e2f_out(
+        torch.ops.attnc.local_sink_w128_d64_d5771b54_out(
             q, k, v, sink, o, lse, _written(config, backward_config),
         )
         return o, lse
-    return torch.ops.attnc.local_sink_w128_d64_65e33e2f(q, k, v, sink, _written(config, backward_config))
+    return torch.ops.attnc.local_sink_w128_d64_d5771b54(q, k, v, sink, _written(config, backward_config))
 
 
 def _operate(
@@ -683,7 +683,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w128_d64_65e33e2f_backward(
+    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w128_d64_d5771b54_backward(
         do, dlse, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, dsink, None
@@ -709,16 +709,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of local_sink, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "local_sink_w128_d64_65e33e2f"):
+    if hasattr(torch.ops.attnc, "local_sink_w128_d64_d5771b54"):
         return True
-    forward = torch.library.custom_op("attnc::local_sink_w128_d64_65e33e2f", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::local_sink_w128_d64_d5771b54", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::local_sink_w128_d64_65e33e2f_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::local_sink_w128_d64_d5771b54_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::local_sink_w128_d64_65e33e2f_backward", _operate_backward, mutates_args=(),
+        "attnc::local_sink_w128_d64_d5771b54_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -626,11 +626,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.local_sink_w4096_d64_c31cd4f7_out(
+        torch.ops.attnc.local_sink_w4096_d64_e6e9fadd_out(
             q, k, v, sink, o, lse, _written(config, backward_config),
         )
         return o, lse
-    return torch.ops.attnc.local_sink_w4096_d64_c31cd4f7(q, k, v, sink, _written(config, backward_config))
+    return torch.ops.attnc.local_sink_w4096_d64_e6e9fadd(q, k, v, sink, _written(config, backward_config))
 
 
 def _operate(
@@ -683,7 +683,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w4096_d64_c31cd4f7_backward(
+    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w4096_d64_e6e9fadd_backward(
         do, dlse, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, dsink, None
@@ -709,16 +709,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of local_sink, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "local_sink_w4096_d64_c31cd4f7"):
+    if hasattr(torch.ops.attnc, "local_sink_w4096_d64_e6e9fadd"):
         return True
-    forward = torch.library.custom_op("attnc::local_sink_w4096_d64_c31cd4f7", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::local_sink_w4096_d64_e6e9fadd", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::local_sink_w4096_d64_c31cd4f7_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::local_sink_w4096_d64_e6e9fadd_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::local_sink_w4096_d64_c31cd4f7_backward", _operate_backward, mutates_args=(),
+        "attnc::local_sink_w4096_d64_e6e9fadd_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -1014,11 +1014,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.local_sink_w128_d64_d77037c3_out(
+        torch.ops.attnc.local_sink_w128_d64_18253e0f_out(
             q, k, v, sink, o, lse, _written(config, backward_config),
         )
         return o, lse
-    return torch.ops.attnc.local_sink_w128_d64_d77037c3(q, k, v, sink, _written(config, backward_config))
+    return torch.ops.attnc.local_sink_w128_d64_18253e0f(q, k, v, sink, _written(config, backward_config))
 
 
 def _operate(
@@ -1071,7 +1071,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w128_d64_d77037c3_backward(
+    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w128_d64_18253e0f_backward(
         do, dlse, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, dsink, None
@@ -1097,16 +1097,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of local_sink, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "local_sink_w128_d64_d77037c3"):
+    if hasattr(torch.ops.attnc, "local_sink_w128_d64_18253e0f"):
         return True
-    forward = torch.library.custom_op("attnc::local_sink_w128_d64_d77037c3", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::local_sink_w128_d64_18253e0f", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::local_sink_w128_d64_d77037c3_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::local_sink_w128_d64_18253e0f_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::local_sink_w128_d64_d77037c3_backward", _operate_backward, mutates_args=(),
+        "attnc::local_sink_w128_d64_18253e0f_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -1014,11 +1014,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.local_sink_w4096_d64_de4773df_out(
+        torch.ops.attnc.local_sink_w4096_d64_d3e1dc0e_out(
             q, k, v, sink, o, lse, _written(config, backward_config),
         )
         return o, lse
-    return torch.ops.attnc.local_sink_w4096_d64_de4773df(q, k, v, sink, _written(config, backward_config))
+    return torch.ops.attnc.local_sink_w4096_d64_d3e1dc0e(q, k, v, sink, _written(config, backward_config))
 
 
 def _operate(
@@ -1071,7 +1071,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w4096_d64_de4773df_backward(
+    dq, dk, dv, dsink = torch.ops.attnc.local_sink_w4096_d64_d3e1dc0e_backward(
         do, dlse, *ctx.saved_tensors, ctx.chosen,
     )
     return dq, dk, dv, dsink, None
@@ -1097,16 +1097,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of local_sink, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "local_sink_w4096_d64_de4773df"):
+    if hasattr(torch.ops.attnc, "local_sink_w4096_d64_d3e1dc0e"):
         return True
-    forward = torch.library.custom_op("attnc::local_sink_w4096_d64_de4773df", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::local_sink_w4096_d64_d3e1dc0e", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::local_sink_w4096_d64_de4773df_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::local_sink_w4096_d64_d3e1dc0e_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::local_sink_w4096_d64_de4773df_backward", _operate_backward, mutates_args=(),
+        "attnc::local_sink_w4096_d64_d3e1dc0e_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

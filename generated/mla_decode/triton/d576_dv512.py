@@ -92,7 +92,7 @@ def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr,
 def _ask_for_table(table, stride, entries):
     """Brings the first 4096 entries of a table into the L2 cache; none is looked at."""
     entry = tl.arange(0, 128) * 32
-    address = (table + entry * stride).to(tl.int64)
+    address = (table + entry.to(tl.int64) * stride).to(tl.int64)
     tl.inline_asm_elementwise(
         "{ .reg .pred inside; setp.ne.b32 inside, $2, 0; @inside prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l,r", [address, (entry < entries).to(tl.int32)], tl.int32, False, 1,
@@ -109,17 +109,19 @@ def _pages_of(
     is, so that entries can be loaded as vectors.
     """
     if PAGE % ROWS == 0:
-        page = tl.load(table + start // PAGE * stride, mask=start < stop, other=0)
+        page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
             # in registers of every thread: a short share is sooner done than by way of shared memory, a long loop later
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
-        page = tl.load(table + entry * stride, mask=start < stop if WHOLE else entry * PAGE < stop, other=0)
+        page = tl.load(
+            table + entry.to(tl.int64) * stride, mask=start < stop if WHOLE else entry * PAGE < stop, other=0,
+        )
     else:
         row = start + tl.arange(0, ROWS)
-        page = tl.load(table + row // PAGE * stride, mask=row < stop, other=0)
+        page = tl.load(table + (row // PAGE).to(tl.int64) * stride, mask=row < stop, other=0)
     return page
 
 
@@ -203,7 +205,7 @@ def mla_decode_forward(
         _ask_for_table(block_table_row, stride_block_table_1, N // 64)
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
-    N = tl.minimum(kv_len, N)
+    N = tl.maximum(tl.minimum(kv_len, N), 0)
     Q += b.to(tl.int64) * stride_qb
 
     # causal: which kv tiles are partial, and which are full
@@ -678,11 +680,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.mla_decode_d576_dv512_2e073207_out(
+        torch.ops.attnc.mla_decode_d576_dv512_4826b7c2_out(
             q, k, block_table, kv_len, o, lse, _written(config),
         )
         return o, lse
-    return torch.ops.attnc.mla_decode_d576_dv512_2e073207(q, k, block_table, kv_len, _written(config))
+    return torch.ops.attnc.mla_decode_d576_dv512_4826b7c2(q, k, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -729,12 +731,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of mla_decode, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "mla_decode_d576_dv512_2e073207"):
+    if hasattr(torch.ops.attnc, "mla_decode_d576_dv512_4826b7c2"):
         return True
-    forward = torch.library.custom_op("attnc::mla_decode_d576_dv512_2e073207", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::mla_decode_d576_dv512_4826b7c2", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::mla_decode_d576_dv512_2e073207_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::mla_decode_d576_dv512_4826b7c2_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

@@ -393,9 +393,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.neighborhood_d64_c0df9606_out(q, k, v, o, lse, _written(config))
+        torch.ops.attnc.neighborhood_d64_eb96e1d5_out(q, k, v, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.neighborhood_d64_c0df9606(q, k, v, _written(config))
+    return torch.ops.attnc.neighborhood_d64_eb96e1d5(q, k, v, _written(config))
 
 
 def _operate(
@@ -441,12 +441,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of neighborhood, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "neighborhood_d64_c0df9606"):
+    if hasattr(torch.ops.attnc, "neighborhood_d64_eb96e1d5"):
         return True
-    forward = torch.library.custom_op("attnc::neighborhood_d64_c0df9606", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::neighborhood_d64_eb96e1d5", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::neighborhood_d64_c0df9606_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::neighborhood_d64_eb96e1d5_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

@@ -110,7 +110,7 @@ def _store_rows(
 @triton.jit
 def _floor_div(x, size):
     """Floor division by a positive size; `//` truncates towards zero on a GPU."""
-    return tl.where(x >= 0, x // size, -((size - 1 - x) // size))
+    return tl.where(x >= 0, x // size, -1 - (-1 - x) // size)
 
 
 @triton.jit
@@ -574,9 +574,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.neighborhood_d64_13f458c6_out(q, k, v, o, lse, _written(config))
+        torch.ops.attnc.neighborhood_d64_ee81ac20_out(q, k, v, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.neighborhood_d64_13f458c6(q, k, v, _written(config))
+    return torch.ops.attnc.neighborhood_d64_ee81ac20(q, k, v, _written(config))
 
 
 def _operate(
@@ -622,12 +622,12 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of neighborhood, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "neighborhood_d64_13f458c6"):
+    if hasattr(torch.ops.attnc, "neighborhood_d64_ee81ac20"):
         return True
-    forward = torch.library.custom_op("attnc::neighborhood_d64_13f458c6", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::neighborhood_d64_ee81ac20", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::neighborhood_d64_13f458c6_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::neighborhood_d64_ee81ac20_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     return True

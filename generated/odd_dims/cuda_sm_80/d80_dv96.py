@@ -609,9 +609,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.odd_dims_d80_dv96_a5be884a_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.odd_dims_d80_dv96_c6140e82_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.odd_dims_d80_dv96_a5be884a(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.odd_dims_d80_dv96_c6140e82(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -663,7 +663,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.odd_dims_d80_dv96_a5be884a_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.odd_dims_d80_dv96_c6140e82_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -687,16 +687,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of odd_dims, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "odd_dims_d80_dv96_a5be884a"):
+    if hasattr(torch.ops.attnc, "odd_dims_d80_dv96_c6140e82"):
         return True
-    forward = torch.library.custom_op("attnc::odd_dims_d80_dv96_a5be884a", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::odd_dims_d80_dv96_c6140e82", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::odd_dims_d80_dv96_a5be884a_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::odd_dims_d80_dv96_c6140e82_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::odd_dims_d80_dv96_a5be884a_backward", _operate_backward, mutates_args=(),
+        "attnc::odd_dims_d80_dv96_c6140e82_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

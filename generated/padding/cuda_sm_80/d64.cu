@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_forward(const __gr
     float acc[WARP_M / 16][DV / 8][4] = {};
 
     // kv_idx < kv_len[b]: which kv tiles are partial, and which are full
-    const int hi = min(kv_len, N);
+    const int hi = max(min(kv_len, N), 0);
     const int full_hi = max(min(kv_len, N), 0) / BLOCK_N * BLOCK_N;
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     copy_rows<BLOCK_M>(q_tile, queries, q_lo, M);
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_forward(const __gr
     };
     auto copy_v = [&](int stage) {
         if (v_next < hi)
-            copy_rows<BLOCK_N>(v_tiles + stage * BLOCK_N * DV, values, v_next, N);
+            copy_rows<BLOCK_N>(v_tiles + stage * BLOCK_N * DV, values, v_next, hi);
         commit_copies();
         v_next = next(v_next);
     };

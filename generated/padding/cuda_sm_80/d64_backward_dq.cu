@@ -326,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_backward_dq(const 
     float dq[WARP_M / 16][D / 8][4] = {};
 
     // kv_idx < kv_len[b]: which kv tiles are partial, and which are full
-    const int hi = min(kv_len, N);
+    const int hi = max(min(kv_len, N), 0);
     const int full_hi = max(min(kv_len, N), 0) / BLOCK_N * BLOCK_N;
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     int kv_lo = 0, kv_next = kv_lo;
@@ -334,8 +334,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_backward_dq(const 
     // Copies run ahead of the loop: each group is a tile of K and one of V.
     auto copy = [&](int stage) {
         if (kv_next < hi) {
-            copy_rows<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, K, args.stride_kn, kv_next, N);
-            copy_rows<DV, DV, BLOCK_N>(v_tiles + stage * BLOCK_N * DV, V, args.stride_vn, kv_next, N);
+            copy_rows<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, K, args.stride_kn, kv_next, hi);
+            copy_rows<DV, DV, BLOCK_N>(v_tiles + stage * BLOCK_N * DV, V, args.stride_vn, kv_next, hi);
         }
         commit_copies();
         kv_next = next(kv_next);

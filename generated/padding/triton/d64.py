@@ -159,6 +159,9 @@ def _forward_step(
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
+    if MASKED:
+        # No query keeps these keys: their p is 0, but 0 * NaN is NaN.
+        v = tl.where(kv_idx[:, None] < kv_len, v, 0.0)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
     return acc, l_new, m_new
 
@@ -200,7 +203,7 @@ def padding_forward(
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
 
     # kv_idx < kv_len[b]: which kv tiles are partial, and which are full
-    hi = tl.minimum(kv_len, N)
+    hi = tl.maximum(tl.minimum(kv_len, N), 0)
     full_hi = tl.maximum(tl.minimum(kv_len, N), 0) // BLOCK_N * BLOCK_N
     for kv_lo in range(0, full_hi, BLOCK_N):
         acc, l, m = _forward_step(
@@ -229,6 +232,12 @@ def _backward_dq_step(
     """One kv tile: the scores once more, and dq."""
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
+    if MASKED:
+        # No query keeps these keys: their p and ds are 0, but 0 * NaN is NaN.
+        kv_idx = kv_lo + tl.arange(0, BLOCK_N)
+        kept = kv_idx[:, None] < kv_len
+        k = tl.where(kept, k, 0.0)
+        v = tl.where(kept, v, 0.0)
     s = tl.dot(q, k.T)
     dp = tl.dot(do, v.T)
     p = tl.exp2(s * SCALE - lse2[:, None])
@@ -295,7 +304,7 @@ def padding_backward_dq(
     dq = tl.zeros([BLOCK_M, 64], tl.float32)
 
     # kv_idx < kv_len[b]: which kv tiles are partial, and which are full
-    hi = tl.minimum(kv_len, N)
+    hi = tl.maximum(tl.minimum(kv_len, N), 0)
     full_hi = tl.maximum(tl.minimum(kv_len, N), 0) // BLOCK_N * BLOCK_N
     for kv_lo in range(0, full_hi, BLOCK_N):
         dq = _backward_dq_step(
@@ -330,6 +339,8 @@ def _backward_dkdv_step(
         p = tl.where(kv_idx[:, None] < kv_len, p, 0.0)
     dv = tl.dot(p.to(do.dtype), do, dv)
     ds = p * (dp - delta[None, :])
+    if MASKED:
+        ds = tl.where(p == 0.0, 0.0, ds)  # dp of a masked key may be anything
     ds = ds.to(q.dtype)
     dk = tl.dot(ds, q, dk)
     return dk, dv
@@ -971,9 +982,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.padding_d64_453c1844_out(q, k, v, kv_len, o, lse, _written(config, backward_config))
+        torch.ops.attnc.padding_d64_a11045a3_out(q, k, v, kv_len, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.padding_d64_453c1844(q, k, v, kv_len, _written(config, backward_config))
+    return torch.ops.attnc.padding_d64_a11045a3(q, k, v, kv_len, _written(config, backward_config))
 
 
 def _operate(
@@ -1026,7 +1037,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.padding_d64_453c1844_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.padding_d64_a11045a3_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None
 
 
@@ -1050,14 +1061,14 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of padding, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "padding_d64_453c1844"):
+    if hasattr(torch.ops.attnc, "padding_d64_a11045a3"):
         return True
-    forward = torch.library.custom_op("attnc::padding_d64_453c1844", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::padding_d64_a11045a3", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::padding_d64_453c1844_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::padding_d64_a11045a3_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::padding_d64_453c1844_backward", _operate_backward, mutates_args=(),
+        "attnc::padding_d64_a11045a3_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -341,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_backward_d
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
     const long long first_row = (long long)(b * H + h) * args.M_padded;
     const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
-    const int prefix = args.prefix_ptr[b * args.stride_prefix_0];
+    const int prefix = max(min(args.prefix_ptr[b * args.stride_prefix_0], 1073741823), -1073741823);
     const element* const K = args.k_ptr + b * args.stride_kb + h * args.stride_kh;
     const element* const V = args.v_ptr + b * args.stride_vb + h * args.stride_vh;
     const int q_hi = min(q_lo + BLOCK_M, M) - 1;

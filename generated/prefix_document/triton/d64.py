@@ -218,7 +218,9 @@ def prefix_document_forward(
     h = head % H
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
-    prefix = tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0)
+    prefix = tl.maximum(
+        tl.minimum(tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0), 1073741823), -1073741823,
+    )
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -333,7 +335,9 @@ def prefix_document_backward_dq(
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
-    prefix = tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0)
+    prefix = tl.maximum(
+        tl.minimum(tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0), 1073741823), -1073741823,
+    )
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -461,7 +465,9 @@ def prefix_document_backward_dkdv(
         lse2_head = LSE2 + row.to(tl.int64) * M_padded
         delta_head = DELTA + row.to(tl.int64) * M_padded
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
-    prefix = tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0)
+    prefix = tl.maximum(
+        tl.minimum(tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0), 1073741823), -1073741823,
+    )
     doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
     # same_doc and (causal or in_prefix): which q tiles are partial, and which are full
     doc_first = tl.load(doc_row + kv_lo.to(tl.int64) * stride_doc_1, mask=kv_lo < N, other=0)
@@ -1075,11 +1081,11 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.prefix_document_d64_324fe51d_out(
+        torch.ops.attnc.prefix_document_d64_28572a82_out(
             q, k, v, doc, prefix, o, lse, _written(config, backward_config),
         )
         return o
-    o, _kept = torch.ops.attnc.prefix_document_d64_324fe51d(
+    o, _kept = torch.ops.attnc.prefix_document_d64_28572a82(
         q, k, v, doc, prefix, _written(config, backward_config),
     )
     if lse is not None:
@@ -1138,7 +1144,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.prefix_document_d64_324fe51d_backward(do, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.prefix_document_d64_28572a82_backward(do, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None, None
 
 
@@ -1162,16 +1168,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of prefix_document, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "prefix_document_d64_324fe51d"):
+    if hasattr(torch.ops.attnc, "prefix_document_d64_28572a82"):
         return True
-    forward = torch.library.custom_op("attnc::prefix_document_d64_324fe51d", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::prefix_document_d64_28572a82", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::prefix_document_d64_324fe51d_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::prefix_document_d64_28572a82_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::prefix_document_d64_324fe51d_backward", _operate_backward, mutates_args=(),
+        "attnc::prefix_document_d64_28572a82_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -614,9 +614,9 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.prefix_lm_d64_99306c7f_out(q, k, v, prefix, o, lse, _written(config, backward_config))
+        torch.ops.attnc.prefix_lm_d64_89d6e9e9_out(q, k, v, prefix, o, lse, _written(config, backward_config))
         return o
-    o, _kept = torch.ops.attnc.prefix_lm_d64_99306c7f(q, k, v, prefix, _written(config, backward_config))
+    o, _kept = torch.ops.attnc.prefix_lm_d64_89d6e9e9(q, k, v, prefix, _written(config, backward_config))
     if lse is not None:
         lse.copy_(_kept)
     return o
@@ -673,7 +673,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.prefix_lm_d64_99306c7f_backward(do, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.prefix_lm_d64_89d6e9e9_backward(do, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None
 
 
@@ -697,16 +697,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of prefix_lm, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "prefix_lm_d64_99306c7f"):
+    if hasattr(torch.ops.attnc, "prefix_lm_d64_89d6e9e9"):
         return True
-    forward = torch.library.custom_op("attnc::prefix_lm_d64_99306c7f", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::prefix_lm_d64_89d6e9e9", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::prefix_lm_d64_99306c7f_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::prefix_lm_d64_89d6e9e9_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::prefix_lm_d64_99306c7f_backward", _operate_backward, mutates_args=(),
+        "attnc::prefix_lm_d64_89d6e9e9_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

@@ -897,9 +897,9 @@ def _compiled(
         o = out
         if lse is None:
             lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-        torch.ops.attnc.prefix_lm_d64_7b23e269_out(q, k, v, prefix, o, lse, _written(config, backward_config))
+        torch.ops.attnc.prefix_lm_d64_a60ba546_out(q, k, v, prefix, o, lse, _written(config, backward_config))
         return o
-    o, _kept = torch.ops.attnc.prefix_lm_d64_7b23e269(q, k, v, prefix, _written(config, backward_config))
+    o, _kept = torch.ops.attnc.prefix_lm_d64_a60ba546(q, k, v, prefix, _written(config, backward_config))
     if lse is not None:
         lse.copy_(_kept)
     return o
@@ -956,7 +956,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.prefix_lm_d64_7b23e269_backward(do, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.prefix_lm_d64_a60ba546_backward(do, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None
 
 
@@ -980,16 +980,16 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of prefix_lm, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "prefix_lm_d64_7b23e269"):
+    if hasattr(torch.ops.attnc, "prefix_lm_d64_a60ba546"):
         return True
-    forward = torch.library.custom_op("attnc::prefix_lm_d64_7b23e269", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::prefix_lm_d64_a60ba546", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
     into = torch.library.custom_op(
-        "attnc::prefix_lm_d64_7b23e269_out", _operate_out, mutates_args=("o", "lse"),
+        "attnc::prefix_lm_d64_a60ba546_out", _operate_out, mutates_args=("o", "lse"),
     )
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::prefix_lm_d64_7b23e269_backward", _operate_backward, mutates_args=(),
+        "attnc::prefix_lm_d64_a60ba546_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

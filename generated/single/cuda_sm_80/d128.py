@@ -605,9 +605,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.single_d128_ac6304a5_out(q, k, v, o, lse, _written(config, backward_config))
+        torch.ops.attnc.single_d128_5d2a3399_out(q, k, v, o, lse, _written(config, backward_config))
         return o, lse
-    return torch.ops.attnc.single_d128_ac6304a5(q, k, v, _written(config, backward_config))
+    return torch.ops.attnc.single_d128_5d2a3399(q, k, v, _written(config, backward_config))
 
 
 def _operate(
@@ -659,7 +659,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.single_d128_ac6304a5_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.single_d128_5d2a3399_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None
 
 
@@ -683,14 +683,14 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of single, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "single_d128_ac6304a5"):
+    if hasattr(torch.ops.attnc, "single_d128_5d2a3399"):
         return True
-    forward = torch.library.custom_op("attnc::single_d128_ac6304a5", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::single_d128_5d2a3399", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::single_d128_ac6304a5_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::single_d128_5d2a3399_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::single_d128_ac6304a5_backward", _operate_backward, mutates_args=(),
+        "attnc::single_d128_5d2a3399_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

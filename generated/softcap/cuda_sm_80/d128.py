@@ -381,9 +381,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.softcap_d128_986139ff_out(q, k, v, o, _written(config))
+        torch.ops.attnc.softcap_d128_1ff0ab8e_out(q, k, v, o, _written(config))
         return o
-    return torch.ops.attnc.softcap_d128_986139ff(q, k, v, _written(config))
+    return torch.ops.attnc.softcap_d128_1ff0ab8e(q, k, v, _written(config))
 
 
 def _operate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: str) -> torch.Tensor:
@@ -422,11 +422,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of softcap, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "softcap_d128_986139ff"):
+    if hasattr(torch.ops.attnc, "softcap_d128_1ff0ab8e"):
         return True
-    forward = torch.library.custom_op("attnc::softcap_d128_986139ff", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::softcap_d128_1ff0ab8e", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::softcap_d128_986139ff_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::softcap_d128_1ff0ab8e_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 

@@ -373,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) speculative_forward(const 
     const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    N = min(kv_len, N);
+    N = max(min(kv_len, N), 0);
     const Heads<const element> queries = {args.q_ptr + b * args.stride_qb + h_kv * G * args.stride_qh, args.stride_qm, args.stride_qh, G};
     const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
     const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row, args.stride_block_table_1};
@@ -395,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) speculative_forward(const 
     const int hi = last_pos + 1;
     const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
     // this block's share: whole tiles, as many as the others have, or what is left of them
-    const int share = ((hi + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
+    const int share = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
     const int split_lo = split * share, split_hi = min(split_lo + share, hi);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     copy_rows<BLOCK_M>(q_tile, queries, row_lo, M * G);

@@ -85,7 +85,7 @@ def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr,
 def _ask_for_table(table, stride, entries):
     """Brings the first 4096 entries of a table into the L2 cache; none is looked at."""
     entry = tl.arange(0, 128) * 32
-    address = (table + entry * stride).to(tl.int64)
+    address = (table + entry.to(tl.int64) * stride).to(tl.int64)
     tl.inline_asm_elementwise(
         "{ .reg .pred inside; setp.ne.b32 inside, $2, 0; @inside prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l,r", [address, (entry < entries).to(tl.int32)], tl.int32, False, 1,
@@ -102,17 +102,19 @@ def _pages_of(
     is, so that entries can be loaded as vectors.
     """
     if PAGE % ROWS == 0:
-        page = tl.load(table + start // PAGE * stride, mask=start < stop, other=0)
+        page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
             # in registers of every thread: a short share is sooner done than by way of shared memory, a long loop later
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
-        page = tl.load(table + entry * stride, mask=start < stop if WHOLE else entry * PAGE < stop, other=0)
+        page = tl.load(
+            table + entry.to(tl.int64) * stride, mask=start < stop if WHOLE else entry * PAGE < stop, other=0,
+        )
     else:
         row = start + tl.arange(0, ROWS)
-        page = tl.load(table + row // PAGE * stride, mask=row < stop, other=0)
+        page = tl.load(table + (row // PAGE).to(tl.int64) * stride, mask=row < stop, other=0)
     return page
 
 
@@ -196,7 +198,7 @@ def speculative_forward(
         _ask_for_table(block_table_row, stride_block_table_1, N // 64)
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
-    N = tl.minimum(kv_len, N)
+    N = tl.maximum(tl.minimum(kv_len, N), 0)
     Q += b.to(tl.int64) * stride_qb
     K += h_kv.to(tl.int64) * stride_kh
     V += h_kv.to(tl.int64) * stride_vh
@@ -663,9 +665,9 @@ def _compiled(
     _register()
     if out is not None:
         o = out
-        torch.ops.attnc.speculative_d128_e6b2b2fe_out(q, k, v, block_table, kv_len, o, _written(config))
+        torch.ops.attnc.speculative_d128_080f0e96_out(q, k, v, block_table, kv_len, o, _written(config))
         return o
-    return torch.ops.attnc.speculative_d128_e6b2b2fe(q, k, v, block_table, kv_len, _written(config))
+    return torch.ops.attnc.speculative_d128_080f0e96(q, k, v, block_table, kv_len, _written(config))
 
 
 def _operate(
@@ -714,11 +716,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of speculative, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "speculative_d128_e6b2b2fe"):
+    if hasattr(torch.ops.attnc, "speculative_d128_080f0e96"):
         return True
-    forward = torch.library.custom_op("attnc::speculative_d128_e6b2b2fe", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::speculative_d128_080f0e96", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::speculative_d128_e6b2b2fe_out", _operate_out, mutates_args=("o",))
+    into = torch.library.custom_op("attnc::speculative_d128_080f0e96_out", _operate_out, mutates_args=("o",))
     into.register_fake(lambda *tensors: None)
     return True
 

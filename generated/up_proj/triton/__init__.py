@@ -5,4 +5,6 @@ Made from specs/llama_7b.attn; `attnc compile specs/llama_7b.attn` makes it agai
 
 from . import default
 
+#: What the modules' CONFIGS hold.
+Config = default.Config
 up_proj = default.up_proj

@@ -644,11 +644,11 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.varlen_d128_9629458d_out(
+        torch.ops.attnc.varlen_d128_38e7637b_out(
             q, k, v, cu_q, cu_k, o, lse, _written(config, backward_config),
         )
         return o, lse
-    return torch.ops.attnc.varlen_d128_9629458d(q, k, v, cu_q, cu_k, _written(config, backward_config))
+    return torch.ops.attnc.varlen_d128_38e7637b(q, k, v, cu_q, cu_k, _written(config, backward_config))
 
 
 def _operate(
@@ -703,7 +703,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.varlen_d128_9629458d_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
+    dq, dk, dv = torch.ops.attnc.varlen_d128_38e7637b_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
     return dq, dk, dv, None, None, None
 
 
@@ -727,14 +727,14 @@ def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
 
 def _register() -> bool:
     """Makes the operators of varlen, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "varlen_d128_9629458d"):
+    if hasattr(torch.ops.attnc, "varlen_d128_38e7637b"):
         return True
-    forward = torch.library.custom_op("attnc::varlen_d128_9629458d", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::varlen_d128_38e7637b", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::varlen_d128_9629458d_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::varlen_d128_38e7637b_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     backward = torch.library.custom_op(
-        "attnc::varlen_d128_9629458d_backward", _operate_backward, mutates_args=(),
+        "attnc::varlen_d128_38e7637b_backward", _operate_backward, mutates_args=(),
     )
     backward.register_fake(_operate_backward_fake)
     forward.register_autograd(_pull, setup_context=_keep)

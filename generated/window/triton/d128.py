@@ -543,9 +543,9 @@ def _compiled(
     _register()
     if out is not None:
         o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.window_d128_b5b6bb6d_out(q, k, v, o, lse, _written(config))
+        torch.ops.attnc.window_d128_789e0a49_out(q, k, v, o, lse, _written(config))
         return o, lse
-    return torch.ops.attnc.window_d128_b5b6bb6d(q, k, v, _written(config))
+    return torch.ops.attnc.window_d128_789e0a49(q, k, v, _written(config))
 
 
 def _operate(
@@ -591,11 +591,11 @@ def _read(chosen: str) -> Config | None:
 
 def _register() -> bool:
     """Makes the operators of window, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "window_d128_b5b6bb6d"):
+    if hasattr(torch.ops.attnc, "window_d128_789e0a49"):
         return True
-    forward = torch.library.custom_op("attnc::window_d128_b5b6bb6d", _operate, mutates_args=())
+    forward = torch.library.custom_op("attnc::window_d128_789e0a49", _operate, mutates_args=())
     forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::window_d128_b5b6bb6d_out", _operate_out, mutates_args=("o", "lse"))
+    into = torch.library.custom_op("attnc::window_d128_789e0a49_out", _operate_out, mutates_args=("o", "lse"))
     into.register_fake(lambda *tensors: None)
     return True
 
