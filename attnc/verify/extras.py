@@ -33,9 +33,13 @@ def _one(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
 
 def _negative(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
     """Scales turn scores around; quotients and remainders of integers round below zero."""
-    if drawn.dtype == np.bool_ or tensor.name in probabilities(attention):
-        return ~drawn if drawn.dtype == np.bool_ else drawn
-    return -np.abs(drawn) - (1 if np.issubdtype(drawn.dtype, np.integer) else 0)
+    if drawn.dtype == np.bool_:
+        return ~drawn
+    if tensor.name in probabilities(attention):
+        return drawn
+    if np.issubdtype(drawn.dtype, np.integer):
+        return np.minimum(drawn, ~drawn)  # the least integer has no opposite
+    return -np.abs(drawn)
 
 
 def _masked(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
