@@ -209,7 +209,7 @@ WRITTEN = sorted(
     if path.is_file() and "__pycache__" not in path.parts
 )
 VAGUE_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
-MAX_LINES = 400
+MAX_LINES = 600
 LEFTOVERS = re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X)\b|Not[I]mplementedError")
 FOREIGN = re.compile(r"/(wor[k]|hom[e]|Use[r]s|roo[t]|op[t])/\w|\bthis sessio[n]\b|sub[a]gent|\bissue #?\d")
 UNEXPLAINED = re.compile(r"#\s*(type:\s*ignore|noqa)(\[[\w-]+\]|: ?[A-Z0-9, ]+)?\s*$")

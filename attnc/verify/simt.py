@@ -87,7 +87,8 @@ def run_on_cpu(generated: ModuleType) -> None:
 
 
 def _is_cuda(part: Any) -> bool:
-    return isinstance(part, ModuleType) and hasattr(part, "_KERNELS") and hasattr(part, "_starter")
+    # not hasattr: namespaces of torch have every attribute that they are asked for
+    return isinstance(part, ModuleType) and {"_KERNELS", "_starter"} <= vars(part).keys()
 
 
 def attach(module: ModuleType) -> None:

@@ -115,9 +115,9 @@ BUGS: tuple[TritonBug, ...] = (
     TritonBug(
         name="second pass without the sum",
         attention="cross",
-        story="the second pass subtracted the maximum instead of the log-sum-exp",
-        anchor="shift = tl.where(l == 0.0, 0.0, m + tl.log2(l))",
-        patch="shift = tl.where(l == 0.0, 0.0, m)",
+        story="the second pass subtracted the maximum, and nobody divided by the sum of the first",
+        anchor="o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]",
+        patch="o = acc",
     ),
     TritonBug(
         name="scale of the padded head dim",
