@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_the_table() -> None:
         "| causal | 1.000 | 1.500 | 1.50x | 4.000 | 5.000 | 1.25x"
         " | 2.0 | 20.0 | 0.01 + 0.02 | 10.00 + 0.50 | 60 | 80 |"
     )
+
+
+def test_a_program_that_torch_cannot_run_has_no_figure_of_it() -> None:
+    alone = replace(RESULT, both={OURS: timing(4.0)})
+    (row,) = markdown([alone], MACHINE).splitlines()[-1:]
+    assert row.startswith("| causal | 1.000 | 1.500 | 1.50x | 4.000 | n/a |  | 2.0 |")
 
 
 def test_the_files(tmp_path: Path) -> None:
