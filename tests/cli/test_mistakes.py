@@ -268,7 +268,7 @@ def verify(*arguments):
 
 AttentionJudge.verify = verify
 sys.argv = ["attnc", "verify"]
-main()
+sys.exit(main())
 """
 
 
