@@ -49,7 +49,7 @@ def subject(name: str, variant: str) -> ProjectionSubject:
     ],
 )
 def test_the_fixed_cases(name: str, variant: str) -> None:
-    report = verify_projection(subject(name, variant), count=1, fills=("nan", "large"))
+    report = verify_projection(subject(name, variant), count=13, fills=("nan", "large"))
     assert not report.failures
     assert report.examples > 13  # those that meet the boundaries of the plan come first
     assert 0 < report.worst <= 1
