@@ -22,7 +22,7 @@ from attnc.plan.device import Device
 from attnc.plan.ir_backward import KernelName, kernels_of
 from attnc.runtime.loader import load_module
 from attnc.runtime.nvrtc import compile_cubin
-from attnc.target.triton_kernel import MATRICES
+from attnc.target.triton.kernel import MATRICES
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 

@@ -11,8 +11,8 @@ from attnc.model.tensors import Paged, Role
 from attnc.plan.ir import Arg, Kernel, Module
 from attnc.plan.storage import longest
 from attnc.target.call_signature import Signature
-from attnc.target.triton import FLOATS, torch_dtype
-from attnc.target.triton_kernel import KernelText
+from attnc.target.triton.kernel import KernelText
+from attnc.target.triton.printer import FLOATS, torch_dtype
 
 
 class CallText(Signature):

@@ -10,7 +10,7 @@ import jinja2
 from attnc.plan.ir import Kernel
 from attnc.resources import resource
 from attnc.target.quote import quote
-from attnc.target.triton import load, scalar, score, statement, tiled
+from attnc.target.triton.printer import load, scalar, score, statement, tiled
 
 
 def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environment:

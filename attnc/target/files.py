@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attnc.plan.ir import Module
 from attnc.plan.tuned import NOT_TUNED, Tuned
-from attnc.target.cuda_render import render_cuda
 from attnc.target.render import render
+from attnc.target.sm80.render import render_cuda
 
 
 def render_files(

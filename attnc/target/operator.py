@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from attnc.expr.show import show
 from attnc.plan.ir import Module
 from attnc.target.call import CallText, corrections, kept_shape
-from attnc.target.triton import torch_dtype
+from attnc.target.triton.printer import torch_dtype
 
 
 class OperatorText:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attnc.target.call import CallText
 from attnc.target.parameter import names
-from attnc.target.triton import torch_dtype
+from attnc.target.triton.printer import torch_dtype
 
 
 def described(name: str) -> str:

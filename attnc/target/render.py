@@ -15,14 +15,14 @@ from attnc.target.layout import tidy
 from attnc.target.numbers import numbers_in
 from attnc.target.operator import OperatorText
 from attnc.target.quote import without_comments
-from attnc.target.triton_backward import BackwardText
-from attnc.target.triton_backward_host import BackwardHostText
-from attnc.target.triton_combine import CombineText
-from attnc.target.triton_decode import DecodeText
-from attnc.target.triton_decode_host import DecodeHost
-from attnc.target.triton_host import HostText
-from attnc.target.triton_kernel import KernelText
-from attnc.target.triton_parameters import dp_order, limits_registers
+from attnc.target.triton.backward import BackwardText
+from attnc.target.triton.backward_host import BackwardHostText
+from attnc.target.triton.combine import CombineText
+from attnc.target.triton.decode import DecodeText
+from attnc.target.triton.decode_host import DecodeHost
+from attnc.target.triton.host import HostText
+from attnc.target.triton.kernel import KernelText
+from attnc.target.triton.parameters import dp_order, limits_registers
 from attnc.target.tuning import tuning
 
 _OF_THE_BACKWARD = """\

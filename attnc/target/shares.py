@@ -10,7 +10,7 @@ from attnc.model.tensors import DType
 from attnc.plan.decode import MOST_SPLITS, has_fixed_shares
 from attnc.plan.device import DEVICES
 from attnc.plan.ir import Kernel
-from attnc.target.triton_decode import DecodeText
+from attnc.target.triton.decode import DecodeText
 
 #: Prints a quotient, rounded up.
 Quotient: TypeAlias = Callable[[str, str], str]

@@ -9,7 +9,7 @@ from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.tuned import Buckets, Tuned
 from attnc.target.quote import literal
-from attnc.target.triton_parameters import dp_order
+from attnc.target.triton.parameters import dp_order
 
 
 def tuning(module: Module, tuned: Tuned) -> dict[str, object]:

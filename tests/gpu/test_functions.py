@@ -12,7 +12,7 @@ from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Call, Dot
 from attnc.plan.error_bound import INTRINSICS
 from attnc.runtime.loader import load_text
-from attnc.target.triton import SYNTAX
+from attnc.target.triton.printer import SYNTAX
 from tests.verify.judging import TARGETS, right
 from tests.verify.test_functions import SCORES, STYLES, scored, small
 

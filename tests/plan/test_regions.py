@@ -12,7 +12,7 @@ import pytest
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
 from attnc.plan.ir import Kernel, Let
-from attnc.target.triton import scalar, statement
+from attnc.target.triton.printer import scalar, statement
 from tests.plan.planning import planned
 
 Ints: TypeAlias = npt.NDArray[np.int64]

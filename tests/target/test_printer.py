@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.logic import conj, disj
 from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Dim, Expr, Index, Not
-from attnc.target.cuda import scalar as cuda_scalar
-from attnc.target.triton import scalar, tiled
+from attnc.target.sm80.printer import scalar as cuda_scalar
+from attnc.target.triton.printer import scalar, tiled
 from tests.expr.spell import spell
 
 TEXTS = {

@@ -1,0 +1,104 @@
+"""The one struct of arguments that all backward kernels of a CUDA module take, as C++ declares it and Python
+packs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.model.tensors import DType, Role
+from attnc.plan.ir import Module
+from attnc.plan.ir_backward import Adjoint
+from attnc.target.sm80.printer import STORED
+from attnc.target.triton.tensors import Tensors
+
+
+class Arguments:
+    """Pointers, strides and sizes, in the order of the struct."""
+
+    def __init__(self, module: Module) -> None:
+        assert module.backward is not None
+        self.module, self._backward = module, module.backward
+        self.tensors = Tensors(module)
+        self.has_dlse = not module.kept
+        self.adds_dq = any(planned.chain.adds_dq is not None for planned in self._backward.kernels)
+        made = dict.fromkeys(name for planned in self._backward.kernels for name in planned.makes)
+        self.made: list[str] = [*(["dq"] if self.adds_dq else []), *made]
+        self.inputs = [arg.tensor.name for arg in module.args]
+        dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs)}
+        self.dtypes = {**dtypes, "do": dtypes["o"]}
+
+    @property
+    def adjoints(self) -> Iterator[Adjoint]:
+        """Every gradient besides those of q, k and v, kernel by kernel."""
+        if self._backward.preprocess is not None:
+            yield from self._backward.preprocess.prologue.adjoints
+        for planned in self._backward.kernels:
+            yield from planned.chain.adjoints
+
+    def adjoint_dtype(self, adjoint: Adjoint) -> DType:
+        """The type of its workspace: that of the gradient itself, where nothing is left to sum."""
+        part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
+        whole = adjoint.along == ("q", "kv") and adjoint.accumulate == "two_pass" and len(part.places) == 4
+        return self.dtypes[adjoint.load.tensor] if whole else DType.F32
+
+    @property
+    def rounded_types(self) -> list[str]:
+        found = {self.adjoint_dtype(adjoint) for adjoint in self.adjoints} - {DType.F32}
+        return sorted(STORED[dtype] for dtype in found)
+
+    @property
+    def pointers(self) -> list[tuple[str, str]]:
+        """(type, name of the tensor)."""
+        element = STORED[self.dtypes["q"]]
+        found = [(f"const {STORED[self.dtypes[name]]}", name) for name in self.inputs]
+        found += [(f"const {STORED[self.dtypes['o']]}", name) for name in ("o", "do")]
+        found += [("const float", name) for name in ("lse", *(["dlse"] if self.has_dlse else []))]
+        found += [(element, name) for name in self.made]
+        found += [("float", name) for name in ("lse2", "delta", *(["dq_sum"] if self.adds_dq else []))]
+        found += [(STORED[self.adjoint_dtype(adjoint)], adjoint.name) for adjoint in self.adjoints]
+        return found
+
+    @property
+    def strides(self) -> list[list[tuple[str, str]]]:
+        """(name, Python expression), tensor by tensor."""
+        matrices = {"q", "k", "v"}
+        found = [self.tensors.strides(name) for name in ("q", "k", "v", "o", "do", "lse")]
+        if self.has_dlse:
+            found.append(
+                [
+                    (name, f"_stride(dlse, {axis})")
+                    for axis, (name, _) in enumerate(self.tensors.strides("dlse"))
+                ]
+            )
+        found += [self.tensors.strides(name) for name in self.made]
+        found += [self.tensors.extra_strides(name, name) for name in self.inputs if name not in matrices]
+        found += [
+            self.tensors.extra_strides(adjoint.name, adjoint.load.tensor)
+            for adjoint in self.adjoints
+            if adjoint.accumulate == "atomic"
+        ]
+        return [line for line in found if line]
+
+    @property
+    def sizes(self) -> list[str]:
+        dims = [name for planned in self._backward.kernels for name in planned.kernel.dims]
+        if self._backward.preprocess is not None:
+            dims += self._backward.preprocess.dims
+        padded = ["M_padded", *(["ROW_TILE"] if self.tensors.packs(Role.QUERY) else [])]
+        return [*dict.fromkeys(dims), *padded, "SECTION", "KV_SECTION"]
+
+    @property
+    def fields(self) -> Iterator[str]:
+        """Declarations of the struct's fields."""
+        for kind, name in self.pointers:
+            yield f"{kind}* {name}_ptr;"
+        for line in self.strides:
+            yield f"long long {', '.join(name for name, _ in line)};"
+        yield f"int {', '.join(self.sizes)};"
+
+    @property
+    def formats(self) -> tuple[str, str]:
+        """Of two `struct.Struct`: the pointers, and the numbers behind them as C++ lays out struct Args."""
+        strides, sizes = sum(map(len, self.strides)), len(self.sizes)
+        return f"={len(self.pointers)}Q", f"={strides}q{sizes}i{'4x' if sizes % 2 else ''}"

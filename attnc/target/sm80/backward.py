@@ -1,0 +1,271 @@
+"""The pieces of a CUDA backward kernel's text that its template places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from attnc.expr.nodes import Index, walk
+from attnc.plan.ir import Fetch, Module, Statement
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.steps import fetch_expressions, fetches_for, of_a_head
+from attnc.target.sm80.adjoints import CudaSums
+from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.backward_tiles import CudaTileText
+from attnc.target.sm80.loops import CudaLoopText
+from attnc.target.sm80.printer import load, scalar, value_type
+
+
+class CudaBackwardText(CudaLoopText, CudaTileText):
+    """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
+
+    def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
+        super().__init__(module, arguments, planned)
+        self.planned, self.chain, self.makes = planned, planned.chain, planned.makes
+        self.exchange = self.plan.exchange and not self.over_q
+        self.by_row = "[r]" if self.over_q else ""
+        self.first_query = "first_query" if self.exchange else "0"
+        self.first_column = "first_query + " if self.exchange else ""
+        self.sums = CudaSums(
+            adjoints=self.chain.adjoints,
+            over_q=self.over_q,
+            show=self.show,
+            of_keys=tuple(fetch for fetch in self._fetches if fetch.axes == ("kv",)),
+            dtypes=self.dtypes,
+        )
+        self.needs_sums = bool(self.sums.vectors)
+        self.uses_q_pos = planned.uses("q_pos")
+        has_adjoints, drops = bool(self.chain.adjoints), self.kernel.softmax.dropout is not None
+        self.needs_q_idx = has_adjoints or self.uses_q_pos or planned.uses("q_idx")
+        self.needs_kv_idx = has_adjoints or drops or planned.uses("kv_idx")
+
+    @property
+    def constants(self) -> Iterator[str]:
+        if self.over_q:
+            yield "constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys"
+            yield "constexpr int COLUMNS = BLOCK_N;  // of the scores of a warp"
+            yield "constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4"
+            return
+        d, dv = self.d_tile, self.dv_tile
+        if self.exchange:
+            yield "constexpr int WARP_N = 32;  // keys of a warp: PARTS warps share them"
+            yield "constexpr int PARTS = WARPS * WARP_N / BLOCK_N;"
+            yield "constexpr int COLUMNS = BLOCK_M / PARTS;  // queries of the scores of a warp"
+            yield f"constexpr int D_COLUMNS = ({d} / 16 + PARTS - 1) / PARTS * 16;  // of dk, for each"
+            yield f"constexpr int DV_COLUMNS = ({dv} / 16 + PARTS - 1) / PARTS * 16;  // of dv"
+            yield f"constexpr bool WHOLE_D = D_COLUMNS * PARTS == {d}, WHOLE_DV = DV_COLUMNS * PARTS == {dv};"
+        else:
+            yield "constexpr int WARP_N = BLOCK_N / WARPS;  // keys of a warp, which walks over all queries"
+            yield "constexpr int COLUMNS = BLOCK_M;  // queries of the scores of a warp"
+            yield f"constexpr int D_COLUMNS = {d}, DV_COLUMNS = {dv};  // of dk and dv"
+            if self.needs_sums:
+                yield "constexpr int PARTS = 1;  // warps that share their keys"
+        yield "constexpr int ROWS = WARP_N / 8;  // rows of a thread: 8 * r + lane / 4"
+        if self.chain.adds_dq:
+            yield from self.dq_constants
+            yield f"constexpr bool WHOLE_DQ = DQ_COLUMNS * DQ_WARPS == {d};"
+
+    # -- expressions ---------------------------------------------------------------------------------------
+
+    @property
+    def slope(self) -> str:
+        """d score / d dot, as a factor of ds."""
+        assert self.chain.slope is not None
+        return self.sums.factor(self.chain.slope)
+
+    @property
+    def score_name(self) -> str:
+        return "s" if self.kernel.step.score is None else "score"
+
+    @property
+    def keep_text(self) -> str:
+        assert self.kernel.step.keep is not None
+        return self.show(self.kernel.step.keep)
+
+    @property
+    def keep(self) -> str:
+        """The mask as the condition of a selection."""
+        text = self.keep_text
+        return f"({text})" if re.search(r" (&&|\|\|) ", text) else text
+
+    @property
+    def keeps(self) -> str:
+        fills = self.over_q or self.planned.fills_keys
+        return super().keeps if fills else ""
+
+    @property
+    def clears_ds(self) -> bool:
+        """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
+        return not self.over_q and self.kernel.step.kept is not None and not self.planned.fills_keys
+
+    @property
+    def dropout(self) -> str:
+        dropout = self.kernel.softmax.dropout
+        assert dropout is not None
+        return f"{scalar(dropout.p)}, {scalar(dropout.seed)}"
+
+    @property
+    def keep_scale(self) -> str:
+        assert self.kernel.softmax.dropout is not None
+        p = scalar(self.kernel.softmax.dropout.p)
+        return f"{p} < 1.0f ? 1.0f / (1.0f - {p}) : 0.0f"
+
+    @property
+    def scale(self) -> str:
+        """The factor of dq and dk."""
+        return f"{self.chain.scale!r}f"
+
+    # -- loads, by what they vary along ---------------------------------------------------------------------
+
+    @property
+    def _fetches(self) -> tuple[Fetch, ...]:
+        step = self.kernel.step
+        return tuple(dict.fromkeys((*self.kernel.outer, *step.fetches, *step.masked_fetches)))
+
+    @property
+    def row_fetches(self) -> tuple[Fetch, ...]:
+        """Loads with one value for each row of the tile."""
+        rows = ("q",) if self.over_q else ("kv",)
+        return tuple(fetch for fetch in self._fetches if fetch.axes == rows)
+
+    def row_array(self, fetch: Fetch) -> str:
+        return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
+
+    def row_value(self, fetch: Fetch) -> str:
+        return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor], self.show)};"
+
+    @property
+    def _columns(self) -> list[Fetch]:
+        columns = ("kv",) if self.over_q else ("q",)
+        return [fetch for fetch in self._fetches if fetch.axes == columns]
+
+    @property
+    def column_values(self) -> Iterator[str]:
+        """Loads with one value for each column of the tile; some only where the mask is tested."""
+        masked = self.kernel.step.masked_fetches
+        for fetch in self._columns:
+            if fetch not in masked or self.mode == "always":
+                yield self.statement(fetch)
+            elif self.mode == "each":
+                dtype = self.dtypes[fetch.load.tensor]
+                element = load(fetch, dtype, self.show)
+                guarded = f"({element})" if " ? " in element else element
+                yield f"const {value_type(fetch, dtype)} {fetch.name} = partial ? {guarded} : 0;"
+
+    @property
+    def column_mask_values(self) -> Iterator[str]:
+        """Those that the mask needs, where it is tested apart."""
+        assert self.kernel.step.keep is not None
+        wanted = fetches_for(self._fetches, self.kernel.step.keep)
+        return (self.statement(fetch) for fetch in self._columns if fetch in wanted)
+
+    @property
+    def element_values(self) -> Iterator[str]:
+        """What the score of one element is made from."""
+        for fetch in self.kernel.step.fetches:
+            if fetch.axes == ("q", "kv"):
+                yield self.statement(fetch)
+        for let in self.chain.shared:
+            yield f"const float {let.name} = {self.show(let.value)};"
+        if self.kernel.step.score is not None:
+            yield f"const float score = {self.show(self.kernel.step.score)};"
+
+    @property
+    def element_mask_values(self) -> Iterator[str]:
+        """Those that the mask needs element by element, besides what the score has."""
+        assert self.kernel.step.keep is not None
+        wanted = fetches_for(self._fetches, self.kernel.step.keep)
+        for fetch in (*self.kernel.step.fetches, *self.kernel.step.masked_fetches):
+            known = self.mode != "after" and fetch in self.kernel.step.fetches
+            if fetch.axes == ("q", "kv") and fetch in wanted and not known:
+                yield self.statement(fetch)
+
+    def mask_reads(self, index: str) -> bool:
+        """Whether the pass that only tests the mask mentions an index."""
+        step = self.kernel.step
+        assert step.keep is not None
+        exprs = [step.keep, *fetch_expressions(fetches_for(self._fetches, step.keep))]
+        return any(Index(index) in walk(expr) for expr in exprs)
+
+    def elements_read(self, index: str) -> bool:
+        """Whether the pass over the elements mentions an index."""
+        step = self.kernel.step
+        exprs = [*self.chain.expressions, *([] if step.score is None else [step.score])]
+        fetches = [*step.fetches, *(step.masked_fetches if self.mode != "after" else ())]
+        exprs += (expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
+        if self.mode in ("always", "each") and step.keep is not None:
+            exprs.append(step.keep)
+        used = any(Index(index) in walk(expr) for expr in exprs)
+        if index == "q_idx":
+            used = used or self.elements_read("q_pos")
+        scattered = any(not self.sums.is_vector(adjoint) for adjoint in self.chain.adjoints)
+        return used or (scattered and index != "q_pos")
+
+    # -- the sums of other gradients ------------------------------------------------------------------------
+
+    @property
+    def starts(self) -> Iterator[str]:
+        return self.sums.starts
+
+    @property
+    def adjoint_steps(self) -> Iterator[str]:
+        return self.sums.steps
+
+    @property
+    def column_sums(self) -> list[str]:
+        return self.sums.column_sums
+
+    @property
+    def column_ends(self) -> Iterator[str]:
+        return self.sums.column_ends
+
+    @property
+    def ends(self) -> Iterator[str]:
+        return self.sums.ends
+
+    # -- the frame -----------------------------------------------------------------------------------------
+
+    @property
+    def counts_tiles(self) -> bool:
+        """Whether some sum has an entry for each kv tile."""
+        return any("* kv_tiles" in line for line in self.sums.ends)
+
+    @property
+    def paper(self) -> str:
+        """Where the loops come from."""
+        return f"FlashAttention-{'1, algorithm 4' if self.is_sequential else '2, algorithm 2'}"
+
+    @property
+    def program(self) -> tuple[Statement, ...]:
+        """Statements in front of the loop over query heads: those that no head changes."""
+        if not self.groups:
+            return self.kernel.program if self._starts_with_program else ()
+        late = self.head_program
+        return tuple(item for item in self.kernel.program if item not in late)
+
+    @property
+    def _starts_with_program(self) -> bool:
+        """Whether they need no head but that of the keys, or the tiles of k and v cannot be made without."""
+        return self.kv_name == "h" or self.planned.fills_keys
+
+    @property
+    def head_program(self) -> tuple[Statement, ...]:
+        if not self.groups:
+            return () if self._starts_with_program else self.kernel.program
+        return of_a_head(self.kernel.program)
+
+    @property
+    def what(self) -> str:
+        names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
+        own = (*(("dq",) if self.chain.adds_dq else ()), *self.makes, *names)
+        return " and ".join(filter(None, (", ".join(own[:-1]), *own[-1:])))
+
+    @property
+    def mode(self) -> str:
+        """Where the mask is tested: "never", "always", in partial tiles "after" everything else, or, where
+        sums need it earlier, for "each" element.
+        """
+        if self.kernel.step.keep is None:
+            return "never"
+        known = {"true": "always", "false": "never"}.get(self.masked)
+        return known or ("each" if self.chain.adjoints else "after")

@@ -1,0 +1,150 @@
+"""The pieces of a CUDA decode kernel's text, and of the kernel that joins its shares."""
+
+from __future__ import annotations
+
+from attnc.expr.nodes import Const, Ref, walk
+from attnc.expr.show import show
+from attnc.model.tensors import Role
+from attnc.plan.cuda_layout import CudaLayout
+from attnc.plan.decode import has_fixed_shares
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.regions import ZERO
+from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.places import PLACES
+from attnc.target.sm80.printer import scalar
+
+
+class CudaDecodeText(CudaText):
+    """Attribute by attribute what `templates/cuda/decode.cu.jinja` and `combine.cu.jinja` print."""
+
+    def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
+        super().__init__(module, kernel, layout)
+        self.is_split = kernel.split is not None
+        self.has_fixed_shares = has_fixed_shares(kernel)
+        self.update = "q" if layout.warp_split == "q" or self.own_copies else "kv"
+        self.finish = "rows" if layout.warp_split == "q" else "warps" if self.own_copies else "sums"
+        self.combine_name = f"{module.variant.attention.name}_combine"
+        self.one_kv_head = kernel.kv_head == Const(0)
+        self.kv_heads = show(module.variant.attention.k.size(Role.HEAD))
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        return "" if self.kernel.pack is None else scalar(self.kernel.pack.group)
+
+    def all_rows(self, queries: str) -> str:
+        """Rows of a KV head with so many queries."""
+        return f"{queries} * {self.group}" if self.group else queries
+
+    @property
+    def heads(self) -> list[str]:
+        """From the number of a tile to b, the head, and the first and last q row."""
+        if not self.group:
+            lines = ["const int b = tile / row_tiles / H, h = tile / row_tiles % H, q_lo = row_lo;"]
+            if self.h_kv != "h":
+                lines.append(f"const int h_kv = {self.h_kv};")
+            last = "min(row_lo + BLOCK_M, M) - 1"
+        else:
+            lines = ["const int b = tile / row_tiles;"]
+            if not self.one_kv_head:
+                lines = ["const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;"]
+            lines.append(f"const int q_lo = row_lo / {self.group};")
+            last = f"(min(row_lo + BLOCK_M, M * {self.group}) - 1) / {self.group}"
+        return [*lines, *([f"const int q_hi = {last};"] if self.reads("q_hi") else [])]
+
+    def query_of(self, row: str) -> str:
+        return f"{row} / {self.group}" if self.group else row
+
+    def head_of(self, row: str) -> str:
+        if not self.group:
+            return "h"
+        return f"{self.first_head}{row} % {self.group}"
+
+    @property
+    def first_head(self) -> str:
+        """The first head of the group, as a summand."""
+        return "" if self.one_kv_head else f"h_kv * {self.group} + "
+
+    @property
+    def q_idx(self) -> str:
+        return f"(row_lo + {self.row}) / {self.group}" if self.group else f"row_lo + {self.row}"
+
+    @property
+    def row_head(self) -> str:
+        return f"{self.first_head}(row_lo + {self.row}) % {self.group}"
+
+    @property
+    def rows_have_heads(self) -> bool:
+        sink = self.kernel.softmax.sink
+        found = (*self._expressions(), *(() if sink is None else (sink,)))
+        return bool(self.group) and any(
+            isinstance(node, Ref) and node.name == "h" for expr in found for node in walk(expr)
+        )
+
+    def place(self, name: str) -> str:
+        if not self.group or name not in ("q", "o"):
+            return super().place(name)
+        first = f"args.{name}_ptr + b * args.stride_{name}b"
+        if not self.one_kv_head:
+            first += f" + h_kv * {self.group} * args.stride_{name}h"
+        kind = "Heads<element>" if name == "o" else "Heads<const element>"
+        strides = f"args.stride_{name}m, args.stride_{name}h"
+        return f"const {kind} {PLACES[name]} = {{{first}, {strides}, {self.group}}};"
+
+    @property
+    def lse_at(self) -> str:
+        """Of query q of head `head`."""
+        return "args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem]"
+
+    def if_exists(self, value: str, otherwise: str) -> str:
+        return f"q < M ? {value} : {otherwise}" if self.clears else value
+
+    # -- shares --------------------------------------------------------------------------------------------
+
+    @property
+    def more_pointers(self) -> list[str]:
+        parts = ["float* o_parts_ptr;", "float* lse_parts_ptr;"] if self.is_split else []
+        return [*parts, *(["int* fallbacks_ptr;"] if self.finds_top else [])]
+
+    @property
+    def size_names(self) -> list[str]:
+        shares = ["SPLITS", *(["SHARE"] if self.has_fixed_shares else [])]
+        return [*self.kernel.dims, *(shares if self.is_split else [])]
+
+    @property
+    def end(self) -> str:
+        return "split_hi" if self.is_split else "hi"
+
+    @property
+    def share(self) -> list[str]:
+        split = self.kernel.split
+        if split is None:
+            return []
+        lo, hi = scalar(split.lo), scalar(split.hi)
+        visited = f"max({hi if split.lo == ZERO else f'{hi} - {lo}'}, 0)"
+        tiles = f"({visited} + BLOCK_N - 1) / BLOCK_N"
+        fixed = "args.SHARE > 0 ? args.SHARE : " if self.has_fixed_shares else ""
+        first = "split * share" if split.lo == ZERO else f"{lo} + split * share"
+        return [
+            "// this block's share: whole tiles, as many as the others have, or what is left of them",
+            f"const int share = {fixed}({tiles} + args.SPLITS - 1) / args.SPLITS * BLOCK_N;",
+            f"const int split_lo = {first}, split_hi = min(split_lo + share, {hi});",
+        ]
+
+    def in_first_share(self, value: str, otherwise: str) -> str:
+        return f"split == 0 ? {value} : {otherwise}" if self.is_split else value
+
+    @property
+    def first_m(self) -> str:
+        return self.in_first_share(super().first_m, "-INF")
+
+    @property
+    def first_lane(self) -> str:
+        lane = super().first_lane
+        return f"{lane} && split == 0" if self.is_split else lane
+
+    @property
+    def part(self) -> str:
+        """The number of the result for query q of head `head`."""
+        return f"((long long)(b * H + head) * {self.stored} + q) * args.SPLITS + split"

@@ -1,0 +1,253 @@
+"""The pieces of a CUDA kernel's text that its template places: arguments, row values, expressions of a
+fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.expr.nodes import Const, Dim, Expr, Index, walk
+from attnc.model.tensors import Role
+from attnc.plan.cuda_layout import CudaLayout
+from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement
+from attnc.plan.steps import fetches_for, statement_expressions
+from attnc.target.sm80.loops import CudaLoopText
+from attnc.target.sm80.printer import STORED, at_row, load, scalar, statement, value_type
+from attnc.target.sm80.tiles import TileText
+
+
+class CudaText(CudaLoopText, TileText):
+    """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
+
+    def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
+        super().__init__(module, kernel, layout)
+        attention = module.variant.attention
+        self.default = kernel.configs[0]
+        self.element = STORED[layout.element]
+        self.ptx = self.element
+        self.split = layout.warp_split
+        self.has_lse = attention.lse is not None or bool(module.kept)
+        self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
+        self.scalar, self.expression = scalar, at_row
+        self.finds_top = kernel.unified is not None and kernel.unified.fallback
+        self._score_text = _Uses(self)
+
+    # -- types and arguments -------------------------------------------------------------------------------
+
+    @property
+    def loaded_types(self) -> frozenset[str]:
+        """16-bit floats that scores read element by element."""
+        return frozenset(STORED[self.dtypes[fetch.load.tensor]] for fetch in self._fetches())
+
+    @property
+    def fields(self) -> Iterator[str]:
+        """Declarations of the arguments: pointers, strides, sizes."""
+        for arg in self.arguments:
+            const = "const " if arg in self.module.args else ""
+            yield f"{const}{STORED[self.dtypes[arg.tensor.name]]}* {arg.tensor.name}_ptr;"
+        if self.kernel.grid.over == "head":
+            yield "float *acc_ptr, *l_ptr, *m_ptr;"
+        yield from self.more_pointers
+        for arg in self.arguments:
+            names = ", ".join(self.strides(arg))
+            if names:
+                yield f"long long {names};"
+        yield f"int {', '.join(self.size_names)};"
+
+    @property
+    def more_pointers(self) -> list[str]:
+        """Fields for what the callable allocates, one pointer each."""
+        return []
+
+    @property
+    def arguments(self) -> list[Arg]:
+        return [*self.module.args, *self.module.outputs, *self.module.kept]
+
+    def strides(self, arg: Arg) -> list[str]:
+        """Strides that the kernel takes of a tensor, in elements."""
+        no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
+        return [
+            name
+            for axis, name in enumerate(arg.strides)
+            if name and not (no_head and arg.tensor.axis(Role.HEAD) == axis)
+        ]
+
+    @property
+    def size_names(self) -> list[str]:
+        return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
+
+    @property
+    def sizes(self) -> Iterator[str]:
+        """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
+        shortened = {item.name for item in self.kernel.program if isinstance(item, Let)}
+        by_head = self.kernel.grid.over == "head" and not any(
+            Dim("B") in walk(expr) for expr in self._expressions()
+        )
+        dims = [name for name in self.kernel.dims if not (name == "B" and by_head)]
+        for const, names in (
+            ("const ", [name for name in dims if name not in shortened]),
+            ("", [name for name in dims if name in shortened]),
+        ):
+            if names:
+                yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
+
+    # -- rows of a thread ----------------------------------------------------------------------------------
+
+    @property
+    def first_row(self) -> str:
+        return "warp * WARP_M" if self.split == "q" else "0"
+
+    @property
+    def first_key(self) -> str:
+        return "0" if self.split == "q" else "warp * WARP_N"
+
+    @property
+    def key_offset(self) -> str:
+        return "" if self.split == "q" else "warp * WARP_N + "
+
+    @property
+    def row(self) -> str:
+        return "warp * WARP_M + 8 * r + g" if self.split == "q" else "8 * r + g"
+
+    @property
+    def first_lane(self) -> str:
+        """The one thread of a row that starts its sum with the sink's 1."""
+        if self.kernel.softmax.rescale == "every_step":
+            return "true"
+        return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
+
+    @property
+    def uses_q_pos(self) -> bool:
+        return any(Index("q_pos") in walk(expr) for expr in self._expressions())
+
+    @property
+    def needs_q_idx(self) -> bool:
+        return (
+            self.uses_q_pos
+            or self.kernel.softmax.dropout is not None
+            or any(Index("q_idx") in walk(expr) for expr in self._expressions())
+        )
+
+    @property
+    def row_values(self) -> str:
+        names = ["q_idx[ROWS]"] if self.needs_q_idx else []
+        names += ["h[ROWS]"] if self.rows_have_heads else []
+        return ", ".join([*names, *(["q_pos[ROWS]"] if self.uses_q_pos else [])])
+
+    @property
+    def q_idx(self) -> str:
+        """Of row r."""
+        return f"q_lo + {self.row}"
+
+    @property
+    def rows_have_heads(self) -> bool:
+        """Whether h is a value of each row."""
+        return False
+
+    @property
+    def first_m(self) -> str:
+        """The maximum of row r before it has seen a key, where there is a sink."""
+        sink = self.kernel.softmax.sink
+        assert sink is not None
+        return at_row(sink)
+
+    @property
+    def row_fetches(self) -> tuple[Fetch, ...]:
+        """Loads with one value for each row of the tile."""
+        step = self.kernel.step
+        loads = (*self.kernel.outer, *step.fetches, *step.masked_fetches)
+        return tuple(fetch for fetch in loads if fetch.axes == ("q",))
+
+    def row_array(self, fetch: Fetch) -> str:
+        return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
+
+    def row_value(self, fetch: Fetch) -> str:
+        return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor])};"
+
+    # -- statements and expressions ------------------------------------------------------------------------
+
+    def statement(self, item: Statement) -> str:
+        return statement(item, self.dtypes, self.kernel.dims)
+
+    @property
+    def score_fetches(self) -> tuple[Fetch, ...]:
+        """Loads of the score, key by key or element by element; those of a row are arrays already."""
+        return self._in_step(self.kernel.step.fetches, self.kernel.step.score)
+
+    @property
+    def mask_fetches(self) -> tuple[Fetch, ...]:
+        step = self.kernel.step
+        return self._in_step((*step.fetches, *step.masked_fetches), step.keep)
+
+    def _in_step(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
+        """The loads along keys that the expression needs."""
+        candidates = [fetch for fetch in (*self.kernel.outer, *fetches) if "kv" in fetch.axes]
+        return () if expr is None else fetches_for(candidates, expr)
+
+    @property
+    def split_keep(self) -> bool:
+        """Whether the mask is long enough for a line of its own."""
+        keep = self.kernel.step.keep
+        return keep is not None and len(at_row(keep)) > 40
+
+    @property
+    def guarded(self) -> bool:
+        return self.kernel.softmax.safe_everywhere or self.kernel.step.keep is not None
+
+    @property
+    def keep_scale(self) -> str:
+        """The factor of o for what dropout took away."""
+        if self.kernel.softmax.dropout is None:
+            return "1.0f"
+        p = scalar(self.kernel.softmax.dropout.p)
+        return f"({p} < 1.0f ? 1.0f / (1.0f - {p}) : 0.0f)"
+
+    @property
+    def times_keep_scale(self) -> str:
+        return "" if self.kernel.softmax.dropout is None else f" * {self.keep_scale}"
+
+    @property
+    def row_writer(self) -> str:
+        """The one thread that writes the statistics of a row."""
+        return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
+
+    # -- loops ---------------------------------------------------------------------------------------------
+
+    @property
+    def share(self) -> list[str]:
+        """Statements that cut a share from the keys."""
+        return []
+
+    def uses(self, name: str) -> bool:
+        """Whether an expression of the kernel prints this function's name."""
+        return name in self._score_text.text
+
+    def _fetches(self) -> Iterator[Fetch]:
+        kernel = self.kernel
+        for item in (*kernel.program, *kernel.outer, *kernel.regions.statements):
+            if isinstance(item, Fetch):
+                yield item
+        yield from (*kernel.step.fetches, *kernel.step.masked_fetches)
+
+    def _expressions(self) -> Iterator[Expr]:
+        kernel = self.kernel
+        for item in (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches):
+            yield from statement_expressions(item)
+        exprs = (kernel.step.score, kernel.step.keep, kernel.step.kept)
+        yield from (expr for expr in exprs if expr is not None)
+
+
+class _Uses:
+    """All expressions of a kernel as one text."""
+
+    def __init__(self, text: CudaText) -> None:
+        kernel = text.kernel
+        parts = [at_row(expr) for expr in text._expressions()]
+        parts += [scalar(expr) for loop in kernel.regions.loops for expr in loop.expressions]
+        parts += [text.statement(item) for item in kernel.regions.statements]
+        parts += [load(fetch, text.dtypes[fetch.load.tensor]) for fetch in text._fetches()]
+        if kernel.softmax.rescale == "lazy":
+            parts.append("any_lane")
+        if kernel.softmax.sink is not None:
+            parts.append(scalar(kernel.softmax.sink))
+        self.text = "\n".join(parts)

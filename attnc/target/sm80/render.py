@@ -1,0 +1,162 @@
+"""ir.Module -> the two files of a CUDA kernel: the `.cu` text, and the Python module beside it that
+launches it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import jinja2
+
+from attnc.plan.ir import Module
+from attnc.plan.tuned import NOT_TUNED, Tuned
+from attnc.target.environment import python_environment, template_environment
+from attnc.target.header import GLOSSARY, header
+from attnc.target.layout import tidy
+from attnc.target.numbers import numbers_in
+from attnc.target.operator import OperatorText
+from attnc.target.quote import quote, without_comments
+from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.backward import CudaBackwardText
+from attnc.target.sm80.backward_file import CudaFileText
+from attnc.target.sm80.backward_host import CudaBackwardHost
+from attnc.target.sm80.backward_rows import FinishText, RowsText
+from attnc.target.sm80.decode import CudaDecodeText
+from attnc.target.sm80.decode_host import CudaDecodeHost
+from attnc.target.sm80.host import CudaHostText
+from attnc.target.sm80.kernel import CudaText
+from attnc.target.tuning import tuning
+from attnc.target.unread import without_unread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFiles:
+    """source: the `.cu` text; host: the `.py` text, which reads the sources from beside it; backward: the
+    `.cu` texts of the kernels that make gradients, by name.
+    """
+
+    source: str
+    host: str
+    backward: Mapping[str, str]
+
+
+def render_cuda(
+    module: Module,
+    *,
+    path: str,
+    sha256: str,
+    tuned: Tuned = NOT_TUNED,
+) -> CudaFiles:
+    """The texts of one variant. Arguments as for `render.render`."""
+    (kernel,) = module.kernels
+    if kernel.cuda is None:
+        raise ValueError(f"{kernel.name} has no layout for {module.target}")
+    decodes = kernel.structure == "decode"
+    text = (CudaDecodeText if decodes else CudaText)(module, kernel, kernel.cuda)
+    page = _header(module, path, sha256)
+    common = {"module": module, "kernel": kernel, "text": text, "header": page}
+    environment = _environment()
+    body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
+    source = environment.get_template("cuda/module.cu.jinja").render(
+        common,
+        numbers=numbers_in(without_comments(body, "//"), kernel, tanh=text.uses("tanh_")),
+        body=body,
+    )
+    source = _tidy(source)
+    page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
+    call = (
+        CudaDecodeHost(module, kernel, text)
+        if isinstance(text, CudaDecodeText)
+        else CudaHostText(module, kernel, text)
+    )
+    back, files = _backward(module, page)
+    if back is not None:
+        page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
+    host = (
+        python_environment()
+        .get_template("cuda/host.py.jinja")
+        .render(
+            common,
+            host=call,
+            call=call.call,
+            back=back,
+            operator=OperatorText(
+                module, call.call, without_comments("".join((source, *files.values())), "//")
+            ),
+            tuning=tuning(module, tuned),
+        )
+    )
+    return CudaFiles(source=source, host=tidy(host), backward=files)
+
+
+def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardHost | None, dict[str, str]]:
+    """The text of the function that launches the backward, and its kernels' files by name; nothing without
+    gradients.
+    """
+    backward = module.backward
+    if backward is None or backward.preprocess is None:
+        return None, {}
+    arguments = Arguments(module)
+    texts: list[tuple[str, CudaFileText]] = [
+        ("backward_preprocess", RowsText(module, arguments, backward.preprocess))
+    ]
+    texts += ((p.kernel.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
+    if arguments.adds_dq:
+        texts.append(("backward_finish", FinishText(module, arguments)))
+    names = {text.name: f"{module.variant.name}_{template}.cu" for template, text in texts}
+    files = {names[text.name]: _backward_source(template, text, page) for template, text in texts}
+    return CudaBackwardHost(module, backward, arguments, names), files
+
+
+def _backward_source(template: str, text: CudaFileText, page: Mapping[str, object]) -> str:
+    environment = _environment()
+    kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernels[0]
+    chain = text.chain if isinstance(text, CudaBackwardText) else None
+    common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
+    body = environment.get_template(f"cuda/{template}.cu.jinja").render(common)
+    text.code = without_comments(body, "//")
+    text.numbers = numbers_in(text.code, kernel, tanh=text.uses("tanh_"))
+    title = str(page["title"]).split(": forward,")[0]
+    header = {**page, "title": f"{title}: backward, {_TASKS[template]}."}
+    module = environment.get_template("cuda/backward_module.cu.jinja")
+    return _tidy(module.render(common, header=header, body=body))
+
+
+_TASKS = {
+    "backward_preprocess": "what the other kernels need of each row",
+    "backward_dq": "a block of threads per q tile",
+    "backward_dkdv": "a block of threads per kv tile",
+    "backward_finish": "dq rounded",
+}
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = template_environment("[[", "]]")  # C++ has braces of its own
+    environment.filters.update(quote=quote)
+    return environment
+
+
+def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
+    kernel = module.kernels[0]
+    split = "split-K" if kernel.cuda is not None and kernel.cuda.warp_split == "kv" else "split-Q"
+    return {
+        **header(module, f"{module.target} and newer", f", {split} between warps", path, sha256),
+        "glossary": GLOSSARY.splitlines(),
+        "module": f"{module.variant.name}.py",
+        "source": f"{module.variant.name}.cu",
+    }
+
+
+def _tidy(text: str) -> str:
+    """One blank line in a row, none at a block's start or end, pragmas indented like what they are about."""
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
+    text = re.sub(r"(\{)\n\n", r"\1\n", text)
+    text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
+    return without_unread(text.strip("\n")) + "\n"

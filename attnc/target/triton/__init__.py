@@ -1,0 +1,1 @@
+"""The Triton target: every kernel of an attention in one Python module."""

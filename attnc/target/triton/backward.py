@@ -1,0 +1,254 @@
+"""The pieces of a Triton backward kernel's text that its template places: expressions, steps, the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.expr.nodes import Dot, Expr, Index, walk
+from attnc.model.tensors import DType
+from attnc.plan.columns import block
+from attnc.plan.ir import Fetch, Loop, Module, Statement
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.steps import kept_fetches, of_a_head
+from attnc.target.triton.adjoints import Sums
+from attnc.target.triton.backward_tiles import BackwardTileText
+from attnc.target.triton.kernel import typed, unique
+from attnc.target.triton.parameters import Parameters
+from attnc.target.triton.printer import load, scalar, score, tiled, transposed
+from attnc.target.triton.prologue import PrologueText
+from attnc.target.triton.tensors import BY_QUERY
+
+
+class BackwardText(BackwardTileText):
+    """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
+
+    def __init__(self, module: Module, planned: BackwardKernel) -> None:
+        super().__init__(module, planned)
+        attention = module.variant.attention
+        self.step_function = f"_backward_{''.join(self.makes) or 'rows'}_step"
+        self.by_row = "[:, None]" if self.over_q else "[None, :]"
+        self.show = tiled if self.over_q else transposed
+        self._shortened = frozenset(attention.lengths)
+        self.sums = Sums(
+            adjoints=self.chain.adjoints,
+            over_q=self.over_q,
+            show=self.show,
+            all_n=self.length("N"),
+        )
+        self.uses_q_pos = planned.uses("q_pos")
+        self.prologue = planned.prologue
+        self.first = (
+            None
+            if self.prologue is None
+            else PrologueText(module=module, prologue=self.prologue, tensors=self.tensors)
+        )
+        self.parameters = Parameters(module, planned, self.tensors, self.first)
+        self.dp_order = self.parameters.dp_order
+        self.is_sequential = self.kernel.grid.over == "head"
+        self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
+
+    # -- expressions ---------------------------------------------------------------------------------------
+
+    def load(self, fetch: Fetch) -> str:
+        return load(fetch, self.show)
+
+    @property
+    def slope(self) -> str:
+        """d score / d dot, as a factor of ds."""
+        assert self.chain.slope is not None
+        return self.sums.factor(self.chain.slope)
+
+    def scored(self, expr: Expr) -> str:
+        """The score, from the product of q and k."""
+        return score(expr, self.show)
+
+    @property
+    def score(self) -> str:
+        """Name of the score: that of the dot product, unless a derivative needs the dot product too."""
+        later = (*(a.value for a in self.chain.adjoints), *([self.chain.slope] if self.chain.slope else []))
+        return "score" if any(Dot() in walk(expr) for expr in later) else "s"
+
+    def block(self, name: str) -> int:
+        return block(self.tensors.size(name))
+
+    # -- the step ------------------------------------------------------------------------------------------
+
+    @property
+    def step_names(self) -> list[str]:
+        """Parameters of the step that are not about masking."""
+        step, vectors = self.kernel.step, self.sums.vectors
+        if self.over_q:
+            own = [*self.makes, *vectors]
+            own += ["q", "K", "V", "do", "lse2", "delta", *(["b", self.kv_name] if self.kernel.tma else [])]
+            own += ["kv_lo", "N"]
+            own += ["stride_kn", "stride_vn"]
+            if any(adjoint.along == ("q", "kv") for adjoint in self.chain.adjoints):
+                own += ["q_idx", "M"]
+            return unique((*own, *step.names, *self.sums.step_names))
+        own = [
+            *self.makes,
+            *vectors,
+            "k",
+            *(["v"] if self.needs_dp else []),
+            "q_head",
+            "do_head",
+            "lse2_head",
+        ]
+        if self.needs_dp:
+            own.append("delta_head")
+        own += [*(["b", "h", "row"] if self.kernel.tma else []), "q_lo", "M"]
+        if self.uses_q_pos:
+            own.append("N")
+        own += ["stride_qm", "stride_dom"]
+        if self._step_reads("kv_idx"):
+            own.append("kv_idx")
+        if self.kernel.softmax.dropout is not None:
+            own.append("kv_lo")
+        if self.chain.adds_dq is not None:
+            own += ["dq_head", "stride_dqm"]
+        names = (name for name in step.names if name not in ("q_idx", "q_pos"))
+        return unique((*own, *names, *self.sums.step_names))
+
+    @property
+    def uses_q_idx(self) -> bool:
+        """Whether a step whose rows are keys needs the queries' numbers."""
+        return (
+            self.uses_q_pos
+            or self.packs_queries
+            or self.chain.adds_dq is not None
+            or self.kernel.softmax.dropout is not None
+            or self._step_reads("q_idx")
+            or any("q_idx" in line for line in self.sums.steps)
+        )
+
+    @property
+    def uses_kv_idx(self) -> bool:
+        """Whether a program whose rows are keys needs the keys' numbers."""
+        loaded = any("kv" in fetch.axes for fetch in self.kernel.outer) or self.planned.fills_keys
+        return loaded or "kv_idx" in self.step_names or any("kv_idx" in line for line in self.sums.ends)
+
+    def _step_reads(self, index: str) -> bool:
+        step = self.kernel.step
+        fetches = (expr for f in (*step.fetches, *step.masked_fetches) for expr in (*f.load.indices, f.guard))
+        exprs = (*fetches, *(e for e in (step.score, step.keep) if e is not None), *self.chain.expressions)
+        return any(Index(index) in walk(expr) for expr in exprs)
+
+    @property
+    def step_parameters(self) -> str:
+        return ", ".join(typed((*self.step_names, *self._constants)))
+
+    def step_arguments(self, loop: Loop) -> str:
+        partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
+        known = {self.masked: partial, "ZERO_FILL": str(loop.zero_fill)}
+        values = (f"{name}={known.get(name, name)}" for name in self._constants)
+        return ", ".join((*self.step_names, *values))
+
+    @property
+    def clears_ds(self) -> bool:
+        """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
+        kernel = self.kernel
+        return not self.over_q and kernel.step.kept is not None and not self.planned.fills_keys
+
+    @property
+    def kept_fetches(self) -> tuple[Fetch, ...]:
+        """Loads that say which keys some query keeps."""
+        return kept_fetches(self.kernel)
+
+    @property
+    def of_keys(self) -> tuple[Fetch, ...]:
+        """Values along the keys, those that a query head may change: the rows of k and v are made without."""
+        known = self.kept_fetches if self.planned.fills_keys else ()
+        return tuple(fetch for fetch in self.kernel.outer if fetch not in known)
+
+    @property
+    def _masked_is_constant(self) -> bool:
+        return all(isinstance(loop.masked, bool) for loop in self.kernel.regions.loops)
+
+    @property
+    def masked(self) -> str:
+        return "MASKED" if self._masked_is_constant else "partial"
+
+    @property
+    def _constants(self) -> list[str]:
+        masked = [self.masked] if self.kernel.step.keep is not None else []
+        masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
+        dropout = self.kernel.softmax.dropout is not None
+        tiles = ["BLOCK_N"] if self.over_q else ["BLOCK_M"]
+        return [
+            *masked,
+            *(["BLOCK_M", "BLOCK_N"] if dropout else tiles),
+            *(["EARLY_DP"] if self.dp_order == "both" else []),
+            *(["TMA"] if self.kernel.tma else []),
+        ]
+
+    @property
+    def step_result(self) -> str:
+        return ", ".join((*self.makes, *self.sums.vectors))
+
+    @property
+    def step_assignment(self) -> str:
+        return f"{self.step_result} = " if self.step_result else ""
+
+    # -- the frame -----------------------------------------------------------------------------------------
+
+    def length(self, name: str) -> str:
+        """M or N of the tensors, which a `length` does not shorten."""
+        return f"{name}_all" if name in self._shortened else name
+
+    @property
+    def full_lengths(self) -> Iterator[str]:
+        if not self.is_packed:  # then no sum has a place for each key
+            yield from (f"{name}_all = {name}" for name in ("M", "N") if name in self._shortened)
+
+    @property
+    def reads_first_row(self) -> bool:
+        lines = (*self.sums.starts, *self.sums.ends, *self.heads)
+        return any("first_row" in line for line in lines)
+
+    @property
+    def advance(self) -> Iterator[str]:
+        """Statements that move the pointers to row 0 of the head at hand; those of q heads move in the
+        loop.
+        """
+        for name in self.parameters.matrices:
+            if self.over_q or name not in BY_QUERY:
+                yield f"{name.upper()} += {self.offset(name)}"
+
+    @property
+    def program(self) -> tuple[Statement, ...]:
+        """Statements in front of the loop over query heads: those that no head changes."""
+        if not self.groups:
+            return self.kernel.program if self._starts_with_program else ()
+        late = self.head_program
+        return tuple(item for item in self.kernel.program if item not in late)
+
+    @property
+    def _starts_with_program(self) -> bool:
+        """Whether the tiles of k and v cannot be made without them."""
+        return self.is_packed or self.planned.fills_keys
+
+    @property
+    def head_program(self) -> tuple[Statement, ...]:
+        if not self.groups:
+            return () if self._starts_with_program else self.kernel.program
+        return of_a_head(self.kernel.program)
+
+    @property
+    def what(self) -> str:
+        names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
+        return " and ".join((*self.makes, *names)) or "rows"
+
+    @property
+    def paper(self) -> str:
+        """Where the step comes from."""
+        if self.is_sequential:
+            return "FlashAttention-1, algorithm 4, lines 10 to 22"
+        return "FlashAttention-2, algorithm 2, lines 11 to 16"
+
+    @property
+    def and_the_rest(self) -> str:
+        return ", and what its scores add to dq" if self.chain.adds_dq is not None else ""
+
+    @property
+    def without_mask(self) -> str:
+        return "no mask: whole tiles, then those that are cut short"

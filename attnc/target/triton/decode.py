@@ -1,0 +1,287 @@
+"""The pieces of a decode kernel's text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import takewhile
+
+from attnc.expr.nodes import Const
+from attnc.expr.show import show
+from attnc.model.tensors import Role
+from attnc.plan.columns import block
+from attnc.plan.decode import has_fixed_shares
+from attnc.plan.ir import Fetch, Kernel, Loop, Module, Statement
+from attnc.plan.regions import ZERO
+from attnc.target.triton.kernel import MATRICES, KernelText, PartText
+from attnc.target.triton.pages import PagesText
+from attnc.target.triton.printer import scalar
+
+
+class DecodeText(KernelText):
+    """Attribute by attribute what `templates/triton/decode.py.jinja` prints."""
+
+    def __init__(self, module: Module, kernel: Kernel) -> None:
+        super().__init__(module, kernel)
+        widths = [*(part.width for part in kernel.parts), self.dv]
+        self.padded = any(width != block(width) for width in widths)
+        self.group = None if kernel.pack is None else scalar(kernel.pack.group)
+        self.kv_heads = show(module.variant.attention.k.size(Role.HEAD))
+
+    @property
+    def summary(self) -> str:
+        rows = "q rows of one head" if self.group is None else "(q row, head) rows of one KV head"
+        share = "" if self.kernel.split is None else ", from a share of its keys"
+        return f"o and lse of one tile of {rows}{share}."
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    @property
+    def all_rows(self) -> str:
+        """Rows of a KV head, before a length shortens them."""
+        return "M" if self.group is None else f"M * {self.group}"
+
+    @property
+    def heads(self) -> list[str]:
+        """From the number of a tile to b, the head, and the first and last q row."""
+        if self.group is None:
+            lines = ["head = tile // row_tiles", "b = head // H", "h = head % H"]
+            if self.h_kv != "h":
+                lines.append(f"h_kv = {self.h_kv}")
+            ends = {"q_lo": "row_lo", "q_hi": "tl.minimum(row_lo + BLOCK_M, M) - 1"}
+            return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+        if self.kernel.kv_head == Const(0):
+            lines = ["b = tile // row_tiles"]
+        else:
+            lines = ["head = tile // row_tiles", "b = head // Hkv", "h_kv = head % Hkv"]
+        last = f"tl.minimum(row_lo + BLOCK_M, M * {self.group}) - 1"
+        ends = {"q_lo": f"row_lo // {self.group}", "q_hi": f"({last}) // {self.group}"}
+        return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+
+    @property
+    def before_loads(self) -> tuple[Statement, ...]:
+        """What a program finds out about itself without reading memory, while the kernel before it ends."""
+        return tuple(takewhile(lambda statement: not isinstance(statement, Fetch), self.kernel.program))
+
+    @property
+    def from_first_load(self) -> tuple[Statement, ...]:
+        return self.kernel.program[len(self.before_loads) :]
+
+    @property
+    def asks_for_table(self) -> bool:
+        return any(statement.name == self.rows("k").table for statement in self.before_loads)
+
+    @property
+    def rows_of_tile(self) -> list[str]:
+        """q_idx, h and whether the row exists, row by row."""
+        rows = scalar(self.kernel.stored)
+        exists = f"exists = row < {rows if self.group is None else f'{rows} * {self.group}'}"
+        if self.group is None:
+            return ["q_idx = row", exists]
+        first = "" if self.kernel.kv_head == Const(0) else f"h_kv * {self.group} + "
+        return [f"q_idx = row // {self.group}", f"h = {first}row % {self.group}", exists]
+
+    @property
+    def advance(self) -> list[str]:
+        """K and V move to the KV head; rows of q and o have heads of their own."""
+        moves = [line for line in super().advance if line.startswith(("K", "V"))]
+        return ["Q += b.to(tl.int64) * stride_qb", *moves]
+
+    @property
+    def kv_name(self) -> str:
+        return "h_kv" if self.group is not None else super().kv_name
+
+    def row_at(self, name: str) -> str:
+        """Pointers to the rows of q, o or lse, once the tensor's own points to the sequence."""
+        pointer = MATRICES.get(name, f"{name}_ptr")
+        return f"{pointer} + q_idx.to(tl.int64) * stride_{name}m + h.to(tl.int64) * stride_{name}h"
+
+    @property
+    def row_mask(self) -> str:
+        return "exists[:, None]" + ("" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})")
+
+    # -- parts of q and k ----------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> list[PartText]:
+        return [self._part(number) for number in range(len(self.kernel.parts))]
+
+    @property
+    def more_parts(self) -> list[PartText]:
+        return self.parts[1:]
+
+    def _part(self, number: int) -> PartText:
+        part, suffix = self.kernel.parts[number], f"_{number + 1}" if number else ""
+        width = block(part.width)
+        columns = f"({part.first} + tl.arange(0, {width}))" if part.first else f"tl.arange(0, {width})"
+        mask = "exists[:, None]"
+        if width != part.width:
+            mask += f" & ({columns} < {part.width})[None, :]"
+        return PartText(
+            q=f"q{suffix}",
+            k=f"k{suffix}",
+            load_q=f"tl.load(q_at[:, None] + {columns}[None, :], mask={mask}, other=0.0)",
+            load_k=self._load_kv("k", part.width, part.first),
+        )
+
+    def _load_kv(self, name: str, width: int, first: int = 0) -> str:
+        rows = self.rows(name)
+        of = rows.tensor
+        x = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
+        tile = f"{self._cut}, BLOCK_N"
+        if not rows.page:
+            return f"_load_tile({x}, kv_lo, N, stride_{of}n, {tile}, {self._width(width)})"
+        where = f"page, kv_lo, N, stride_{of}p, stride_{of}n"
+        return f"_load_paged({x}, {where}, {tile}, {rows.page}, {self._width(width)})"
+
+    @property
+    def _cut(self) -> str:
+        """Whether a tile may reach past the last key, as far as the step knows when it is compiled."""
+        return "True" if self.branches or self.kernel.step.keep is None else "MASKED"
+
+    @property
+    def load_k(self) -> str:
+        return self.parts[0].load_k
+
+    @property
+    def load_v(self) -> str:
+        shares = self.rows("v").tensor == "k" and self.kernel.parts[0].width == self.dv
+        return "k" if shares else super().load_v
+
+    @property
+    def step_names(self) -> list[str]:
+        names = super().step_names
+        at = names.index("q") + 1
+        return [*names[:at], *(part.q for part in self.more_parts), *names[at:]]
+
+    # -- the walk over the keys ----------------------------------------------------------------------------
+
+    @property
+    def pages(self) -> PagesText | None:
+        """None where keys do not lie in pages."""
+        k, first = self.rows("k"), self.kernel.regions.loops[0]
+        if not k.page:
+            return None
+        whole = self._cut == "MASKED" and first.masked is False  # as a step then does not mask them
+        return PagesText(rows=k, first=first, whole=whole, split=self.kernel.split is not None)
+
+    @property
+    def find_pages(self) -> str:
+        """Nothing: a step gets the pages of its tile, found some tiles ahead."""
+        return ""
+
+    def keys_of(self, loop: Loop) -> str:
+        """What a loop runs over; the few partial tiles after full ones are not worth filling a pipeline."""
+        bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
+        return f"tl.range({bounds}, num_stages=1)" if self._is_rest(loop) else f"range({bounds})"
+
+    def _is_rest(self, loop: Loop) -> bool:
+        return loop is not self.kernel.regions.loops[0]
+
+    def looks_ahead(self, loop: Loop) -> bool:
+        return self.pages is not None and not self._is_rest(loop)
+
+    @property
+    def again(self) -> tuple[Loop]:
+        """One plain loop over all tiles, for what is seldom done: addresses and a pipeline would cost the
+        kernel registers that the loops before it need.
+        """
+        first, last = self.kernel.regions.loops[0], self.kernel.regions.loops[-1]
+        return (replace(last, start=first.start),)
+
+    def step_arguments(self, loop: Loop) -> str:
+        return self._arguments(self.step_names, loop)
+
+    def _arguments(self, names: list[str], loop: Loop) -> str:
+        """Pages of the rest are looked up as they come: were those of the first loop used after it, the
+        compiler would wait for them at the end of every step.
+        """
+        page = "own_page" if self._is_rest(loop) else "page"
+        return ", ".join((*(page if name == "page" else name for name in names), *self._step_values(loop)))
+
+    def _key_names(self, names: str) -> list[str]:
+        table, stride = self.rows("k").table, self.rows("k").table_stride
+        own = super()._key_names(names)
+        return [("page" if name == table else name) for name in own if name != stride] if table else own
+
+    # -- a unified maximum ---------------------------------------------------------------------------------
+
+    @property
+    def _finds_top(self) -> bool:
+        return self.kernel.unified is not None and self.kernel.unified.fallback
+
+    @property
+    def unified_result(self) -> str:
+        return "acc, l, top" if self._finds_top else "acc, l"
+
+    @property
+    def _unified_names(self) -> list[str]:
+        renamed = ["top" if name == "m" else name for name in self.step_names]
+        return [name for name in renamed if name != "top" or self._finds_top]
+
+    @property
+    def unified_parameters(self) -> str:
+        constants = [f"{name}: tl.constexpr" for name in self._step_constants()]
+        return ", ".join([*self._unified_names, *constants])
+
+    def unified_arguments(self, loop: Loop) -> str:
+        return self._arguments(self._unified_names, loop)
+
+    def in_first_share(self, value: str, otherwise: str) -> str:
+        return value if self.kernel.split is None else f"tl.where(split == 0, {value}, {otherwise})"
+
+    # -- shares --------------------------------------------------------------------------------------------
+
+    @property
+    def visited(self) -> str:
+        """Keys that the shares are of: none, not fewer, where a tile's rows stand before the first key."""
+        split = self.kernel.split
+        assert split is not None
+        keys = scalar(split.hi) if split.lo == ZERO else f"{scalar(split.hi)} - {scalar(split.lo)}"
+        return f"tl.maximum({keys}, 0)"
+
+    @property
+    def split_lo(self) -> str:
+        split = self.kernel.split
+        assert split is not None
+        return "split * share" if split.lo == ZERO else f"{scalar(split.lo)} + split * share"
+
+    @property
+    def row_number(self) -> str:
+        return f"(b * H + h) * {scalar(self.kernel.stored)} + q_idx"
+
+    @property
+    def store(self) -> str:
+        lines = [
+            "O += b.to(tl.int64) * stride_ob",
+            f"o_at = {self.row_at('o')}",
+            f"tl.store(o_at[:, None] + d[None, :], o.to({self.o_dtype}), mask={self.row_mask})",
+        ]
+        if self.has_lse:
+            lines.append("lse_ptr += b.to(tl.int64) * stride_lseb")
+            lines.append(f"lse_at = {self.row_at('lse')}")
+            lines.append("tl.store(lse_at, (m + tl.log2(l)) * LN2, mask=exists)")
+        return "\n".join(lines)
+
+    @property
+    def parameter_lines(self) -> list[list[str]]:
+        tensors, *rest = super().parameter_lines
+        return [[*tensors, *self._parts_pointers], *rest]
+
+    @property
+    def _parts_pointers(self) -> list[str]:
+        counter = ["fallbacks_ptr"] if self._finds_top else []
+        return [*([] if self.kernel.split is None else ["parts_ptr"]), *counter]
+
+    @property
+    def sizes(self) -> list[str]:
+        return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS", "PARTS"])]
+
+    @property
+    def tiles(self) -> list[str]:
+        split = [] if self.kernel.split is None else ["SPLIT"]
+        return ["BLOCK_M", "BLOCK_N", *split, *self.shares, "PDL"]
+
+    @property
+    def shares(self) -> list[str]:
+        """The constant of configs that give a share a fixed number of keys."""
+        return ["SHARE"] if has_fixed_shares(self.kernel) else []

@@ -1,0 +1,299 @@
+"""The pieces of a Triton kernel's text that its template places: parameter lists, offsets, tile loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from attnc.expr.nodes import Const, Index, walk
+from attnc.model.tensors import DType, Role
+from attnc.plan.access import Rows
+from attnc.plan.columns import block, feature
+from attnc.plan.ir import Arg, Kernel, Loop, Module
+from attnc.plan.steps import kernel_expressions
+from attnc.target.triton.printer import TL_DTYPES, scalar
+from attnc.target.triton.program import ProgramText
+
+CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA", "ZERO_FILL")
+#: Tensors that are read or written in whole tiles.
+MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
+
+
+@dataclass(frozen=True, slots=True)
+class PartText:
+    """Names and loads of some columns of q and k."""
+
+    q: str
+    k: str
+    load_q: str
+    load_k: str
+
+
+class KernelText(ProgramText):
+    """Text of one kernel; attribute by attribute what `templates/triton/forward_*.py.jinja` prints."""
+
+    def __init__(self, module: Module, kernel: Kernel) -> None:
+        attention = module.variant.attention
+        self.module, self.kernel = module, kernel
+        self.d, self.dv = feature(attention.q), feature(attention.v)
+        self.block_d, self.block_dv = block(self.d), block(self.dv)
+        self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
+        self.has_lse = attention.lse is not None or bool(module.kept)
+        self.may_lack_lse = bool(module.kept)
+        self.two_pass = kernel.softmax.kind == "two_pass"
+        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel_expressions(kernel))
+        self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
+        self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
+
+    # -- loads of tiles ------------------------------------------------------------------------------------
+
+    @property
+    def more_parts(self) -> list[PartText]:
+        """Parts of q and k besides the first; most kernels have one."""
+        return []
+
+    @property
+    def load_q(self) -> str:
+        return self._load_rows("q", "h", "q_lo, M, stride_qm, BLOCK_M", self.d)
+
+    @property
+    def load_k(self) -> str:
+        return self._load_kv("k", self.d)
+
+    @property
+    def load_v(self) -> str:
+        return self._load_kv("v", self.dv)
+
+    def _load_kv(self, name: str, width: int, first: int = 0) -> str:
+        """A tile of rows of k or v: `width` columns from column `first` on."""
+        rows = self.rows(name)
+        of = rows.tensor
+        if not rows.page:
+            return self._load_rows(of, self.kv_name, f"kv_lo, N, stride_{of}n, BLOCK_N", width, first)
+        where = f"page, kv_lo, N, stride_{of}p, stride_{of}n"
+        x = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
+        return f"_load_pages({x}, {where}, BLOCK_N, {rows.page}, {self._width(width)})"
+
+    def _load_rows(self, of: str, head: str, what: str, width: int, first: int = 0) -> str:
+        name = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
+        return (
+            f"_load_rows({name}, b, {head}, {what}, {self._width(width)}, TMA)"
+            if self.kernel.tma
+            else f"_load_rows({name}, {what}, {self._width(width)})"
+        )
+
+    @property
+    def find_pages(self) -> str:
+        """The pages of the tile's keys, for both k and v; empty where keys do not lie in pages."""
+        k = self.rows("k")
+        if not k.page:
+            return ""
+        return f"_find_pages({k.table}, {k.table_stride}, kv_lo, N, BLOCK_N, {k.page})"
+
+    def rows(self, name: str) -> Rows:
+        return self.kernel.rows.get(name, Rows(tensor=name))
+
+    def _width(self, size: int) -> str:
+        return f"{size}, {block(size)}" if self.padded else str(size)
+
+    @property
+    def kv_name(self) -> str:
+        return "h" if self.h_kv == "h" else "h_kv"
+
+    @property
+    def matrices(self) -> list[str]:
+        """q, k, v, o, as far as they have memory of their own."""
+        return [name for name in MATRICES if self.rows(name).tensor == name]
+
+    @property
+    def advance(self) -> list[str]:
+        """Statements that move the pointers to row 0 of the head at hand."""
+        moves = ((name, self.offset(name)) for name in self.matrices)
+        return [f"{MATRICES[name]} += {offset}" for name, offset in moves if offset]
+
+    @property
+    def lse_offset(self) -> str:
+        return self.offset("lse")
+
+    def offset(self, name: str) -> str:
+        """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
+        rows = self.rows("o" if name == "lse" else name)
+        row = "n" if name in ("k", "v") else "m"
+        terms = [] if rows.page else [f"b.to(tl.int64) * stride_{name}b"]
+        if rows.first is not None:
+            terms = [f"{rows.first}.to(tl.int64) * stride_{name}{row}"]
+        if name not in ("k", "v"):
+            terms.append(f"h.to(tl.int64) * stride_{name}h")
+        elif self.kernel.kv_head != Const(0):
+            terms.append(f"{self.kv_name}.to(tl.int64) * stride_{name}h")
+        return " + ".join(terms)
+
+    # -- parameters and arguments --------------------------------------------------------------------------
+
+    @property
+    def kernel_parameters(self) -> list[str]:
+        """Lines of the kernel's parameter list: tensors, strides tensor by tensor, sizes, constants."""
+        return [", ".join(typed(line)) for line in self.parameter_lines]
+
+    @property
+    def parameter_lines(self) -> list[list[str]]:
+        tensors = [
+            *(MATRICES[name] for name in self.matrices),
+            *(f"{arg.tensor.name}_ptr" for arg in self._pointers()),
+        ]
+        tensors_with_strides = (*self.module.args, *self.module.outputs, *self.module.kept)
+        strides = [list(self.strides(arg)) for arg in tensors_with_strides]
+        if self.kernel.grid.over == "head":
+            tensors += ["acc_ptr", "l_ptr", "m_ptr"]
+        return [tensors, *(line for line in strides if line), self.sizes, self.tiles]
+
+    @property
+    def tiles(self) -> list[str]:
+        """Constants of a config."""
+        return ["BLOCK_M", "BLOCK_N", *self.tma]
+
+    @property
+    def tma(self) -> list[str]:
+        """Whether tiles come through tensor descriptors, if the kernel can do so at all."""
+        return ["TMA"] if self.kernel.tma else []
+
+    @property
+    def sizes(self) -> list[str]:
+        """Sizes known at run time; the kernel is not specialised on them, so that no length recompiles it."""
+        return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
+
+    @property
+    def unspecialised(self) -> list[str]:
+        """Arguments that change with the lengths: sizes, and the strides of lse."""
+        lse = (arg for arg in self.module.outputs if arg.tensor.name == "lse")
+        return [*self.sizes, *(name for arg in lse for name in self.strides(arg))]
+
+    @property
+    def tile_parameters(self) -> list[str]:
+        return ["tile", *self.kernel_parameters]
+
+    @property
+    def tile_arguments(self) -> str:
+        return ", ".join(["tile", *(name for line in self.parameter_lines for name in line)])
+
+    def strides(self, arg: Arg) -> Iterator[str]:
+        """Stride arguments the kernel takes for a tensor."""
+        no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
+        for axis, name in enumerate(arg.strides):
+            if name and not (no_head and arg.tensor.axis(Role.HEAD) == axis):
+                yield name
+
+    def _pointers(self) -> Iterator[Arg]:
+        everything = (*self.module.outputs, *self.module.kept, *self.module.args)
+        yield from (arg for arg in everything if arg.tensor.name not in MATRICES)
+
+    @property
+    def step_names(self) -> list[str]:
+        """Parameters of the step that are not about masking."""
+        own: list[str]
+        if self.kernel.grid.over == "q":
+            own = ["l", "m", "q", *self._key_names("k" if self.two_pass else "kv")]
+            if not self.two_pass:
+                own.insert(0, "acc")
+            return unique((*own, *self.kernel.step.names))
+        own = ["q_lo", "k", "v", "Q", "o_rows", "l_rows", "m_rows", "b", "h", "kv_lo", "M", "N", "stride_qm"]
+        if any(fetch.axes == ("kv",) for fetch in self.kernel.outer):
+            own.append("kv_idx")
+        names = (name for name in self.kernel.step.names if name not in ("q_idx", "q_pos"))
+        return unique((*own, *names))
+
+    @property
+    def apply_names(self) -> list[str]:
+        return unique(("acc", "shift", "q", *self._key_names("kv"), *self.kernel.step.names))
+
+    def _key_names(self, names: str) -> list[str]:
+        """What loads of k, or of k and v, take."""
+        of = unique(self.rows(name).tensor for name in names)
+        rows = self.rows("k")
+        where = ["b", self.kv_name] if self.kernel.tma else []
+        table = [rows.table, rows.table_stride] if rows.page else []
+        strides = [f"stride_{name}{axis}" for name in of for axis in ("pn" if rows.page else "n")]
+        return [*(MATRICES[name] for name in of), *table, *where, "kv_lo", "N", *strides]
+
+    @property
+    def step_parameters(self) -> str:
+        return ", ".join(typed((*self.step_names, *self._step_constants())))
+
+    @property
+    def apply_parameters(self) -> str:
+        return ", ".join(typed((*self.apply_names, *self._step_constants())))
+
+    def step_arguments(self, loop: Loop) -> str:
+        return ", ".join((*self.step_names, *self._step_values(loop)))
+
+    def apply_arguments(self, loop: Loop) -> str:
+        return ", ".join((*self.apply_names, *self._step_values(loop)))
+
+    @property
+    def branches(self) -> bool:
+        """Whether the step learns at run time that its tile is partial."""
+        return any(not isinstance(loop.masked, bool) for loop in self.kernel.regions.loops)
+
+    @property
+    def masked(self) -> str:
+        """The step's parameter that says so."""
+        return "partial" if self.branches else "MASKED"
+
+    def _step_constants(self) -> list[str]:
+        masked = [self.masked] if self.kernel.step.keep is not None else []
+        masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
+        return [*masked, *(["BLOCK_M"] if self._step_needs_block_m() else []), "BLOCK_N", *self.tma]
+
+    def _step_values(self, loop: Loop) -> list[str]:
+        partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
+        values = {self.masked: partial, "ZERO_FILL": str(loop.zero_fill)}
+        return [f"{name}={values.get(name, name)}" for name in self._step_constants()]
+
+    def _step_needs_block_m(self) -> bool:
+        return self.kernel.grid.over == "head" or self.kernel.softmax.dropout is not None
+
+    @property
+    def step_result(self) -> str:
+        return "l, m" if self.two_pass else "acc, l, m"
+
+    # -- single expressions --------------------------------------------------------------------------------
+
+    @property
+    def all_tiles(self) -> str:
+        """How many tiles there are in all, for programs that walk over them."""
+        tiles = self.q_tiles if self.kernel.grid.sequences is None else f"({self.q_tiles})"
+        return f"{tiles} * {self.all_heads}"
+
+    @property
+    def tile_in_sequence(self) -> str:
+        """From a sequence's tile numbers to its tiles; those that it has not lie past its end."""
+        forwards = "(tile - first // BLOCK_M - b)"
+        return "(end // BLOCK_M + b - tile)" if self.kernel.grid.longest_first else forwards
+
+    @property
+    def persistent_note(self) -> str:
+        return ", tile after tile: one program per SM" if self.kernel.grid.persistent else ""
+
+    @property
+    def row_mask(self) -> str:
+        return "row[:, None]" + ("" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})")
+
+    @property
+    def store_o(self) -> str:
+        return (
+            f"_store_rows(O, {'b, h, ' if self.kernel.tma else ''}q_lo, {self.stored}, stride_om, "
+            f"o.to({self.o_dtype}), BLOCK_M, {self._width(self.dv)}{', TMA' if self.kernel.tma else ''})"
+        )
+
+    @property
+    def stored(self) -> str:
+        """The number of rows of o to write."""
+        return scalar(self.kernel.stored)
+
+
+def typed(names: Iterable[str]) -> list[str]:
+    return [f"{name}: tl.constexpr" if name in CONSTEXPRS else name for name in names]
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

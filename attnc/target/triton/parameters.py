@@ -1,0 +1,206 @@
+"""Parameters of a backward kernel and what its launch passes for them: one list, so that they agree."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attnc.expr.nodes import Load, Search, walk
+from attnc.expr.show import show
+from attnc.model.tensors import Role
+from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
+from attnc.plan.ir_backward import Adjoint, BackwardKernel
+from attnc.plan.storage import longest
+from attnc.target.triton.kernel import typed
+from attnc.target.triton.prologue import Launch, PrologueText, values
+from attnc.target.triton.tensors import Pair, Tensors
+
+#: Heads of a section where a program visits few tiles of each: more than fit the cache as a whole.
+_MANY_HEADS = 16
+
+
+def config_name(planned: BackwardKernel) -> str:
+    """The host's variable that holds the kernel's config."""
+    return f"{planned.name}_config"
+
+
+def dp_order(planned: BackwardKernel) -> Literal["early", "late", "both"]:
+    """When a step over a q tile computes dP; "both": as the config says."""
+    if planned.kernel.grid.over == "q" or planned.name == "dv":
+        return "early"
+    orders = {config["dp"] for config in planned.kernel.configs}
+    return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
+
+
+def limits_registers(kernel: Kernel) -> bool:
+    """Whether a config of a backward kernel limits the registers of a thread."""
+    return any(config["maxnreg"] != "none" for config in kernel.configs)
+
+
+class Parameters:
+    """Parameters and arguments of one kernel. first: the text of its prologue, where it has one."""
+
+    def __init__(
+        self, module: Module, planned: BackwardKernel, tensors: Tensors, first: PrologueText | None
+    ) -> None:
+        self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
+        self.makes, self.prologue = planned.makes, planned.prologue
+        self.config = config_name(planned)
+        self.dp_order = dp_order(planned)
+        self.tensors, self.first = tensors, first
+        self.over_q = self.kernel.grid.over == "q"
+        self.needs_dp = self.makes != ("dv",)
+        self.kv_heads = "Hkv" if "Hkv" in self.kernel.dims and not self.over_q else "H"
+
+    @property
+    def matrices(self) -> list[str]:
+        """The matrices that the kernel reads and writes, in the order of its parameters."""
+        o = ["o"] if self.prologue is not None else []
+        return ["q", "k", *(["v"] if self.needs_dp else []), *o, "do", *self.makes]
+
+    @property
+    def lines(self) -> list[list[Pair]]:
+        """Parameters and arguments, line by line: matrices, pointers, strides tensor by tensor, sizes."""
+        return [
+            *([pair] for pair in self._own),
+            *([self._pointers] if self._pointers else []),
+            *self._numbers,
+        ]
+
+    @property
+    def _vectors(self) -> list[str]:
+        return ["lse2", *(["delta"] if self.needs_dp else [])]
+
+    @property
+    def _own(self) -> list[Pair]:
+        """What tiles are loaded from and stored to."""
+        vectors = self._vectors if self.prologue is None else []
+        return [(name.upper(), name) for name in (*self.matrices, *vectors)]
+
+    @property
+    def boxes(self) -> list[str]:
+        """How the copy engine moves those tiles, if the kernel lets it."""
+        if not self.kernel.tma:
+            return []
+        vectors = self._vectors if self.prologue is None else []
+        rows = (f"({x}.flatten(0, 1), (0, 1), (1, {self.config}.BLOCK_M))" for x in vectors)
+        return [*(self.tensors.box(name, self.config) for name in self.matrices), *rows]
+
+    @property
+    def _pointers(self) -> list[Pair]:
+        pointers: list[Pair] = [] if self.first is None else [*self.first.pointers]
+        if self.prologue is not None and self.prologue.stored:
+            pointers += [(f"{name}_ptr", name) for name in self._vectors]
+        if self.chain.adds_dq is not None:
+            pointers.append(("dq_ptr", "dq"))
+        pointers += [(f"{name}_ptr", name) for name in self._extras]
+        return pointers + [(f"{adjoint.name}_ptr", adjoint.name) for adjoint in self._adjoints]
+
+    @property
+    def _extras(self) -> list[str]:
+        return [arg.tensor.name for arg in self.module.args if arg.tensor.name in self._loaded]
+
+    @property
+    def _adjoints(self) -> list[Adjoint]:
+        return [*self.chain.adjoints, *(self.prologue.adjoints if self.prologue else ())]
+
+    @property
+    def _numbers(self) -> list[list[Pair]]:
+        strided = [*self.matrices, *([] if self.chain.adds_dq is None else ["dq"])]
+        strides = [self.tensors.strides(name) for name in strided]
+        strides += [] if self.first is None else self.first.strides
+        strides += [self.tensors.extra_strides(name, name) for name in self._extras]
+        strides += [
+            self.tensors.extra_strides(adjoint.name, adjoint.load.tensor)
+            for adjoint in self._adjoints
+            if adjoint.accumulate == "atomic"
+        ]
+        return [*(line for line in strides if line), self._sizes]
+
+    @property
+    def _sizes(self) -> list[Pair]:
+        row = self.tensors.packed_queries if self.tensors.packs(Role.QUERY) else "M_padded"
+        sizes = [(name, name) for name in dict.fromkeys((*self.kernel.dims, row))]
+        if self.kernel.grid.over == "head":
+            return sizes
+        shared, heads, role = ("k, v", "H", Role.KEY) if self.over_q else ("q, do", self.kv_heads, Role.QUERY)
+        heads = heads if self.kernel.grid.sequences is not None else f"B * {heads}"
+        section = f"_heads_per_section({shared}, {heads}, {self._usual_length(role)})"
+        if self.kernel.regions.are_short:
+            section = f"min({heads}, {_MANY_HEADS})"
+        return [*sizes, ("SECTION", section)]
+
+    @property
+    def _tma(self) -> list[str]:
+        return ["TMA"] if self.kernel.tma else []
+
+    @property
+    def _early_dp(self) -> list[str]:
+        return ["EARLY_DP"] if self.dp_order == "both" else []
+
+    @property
+    def sizes(self) -> list[str]:
+        return [name for name, _ in self._sizes]
+
+    @property
+    def signature(self) -> list[str]:
+        matrices = [name for line in self.lines for name, _ in line if name.isupper() and len(line) == 1]
+        rest = [[name for name, _ in line] for line in self.lines[len(matrices) :]]
+        constants = ["BLOCK_M", "BLOCK_N", *self._early_dp, *self._tma]
+        return [", ".join(typed(line)) for line in (matrices, *rest, constants)]
+
+    @property
+    def launch(self) -> Launch:
+        config = self.config
+        constants = f'"BLOCK_M": {config}.BLOCK_M, "BLOCK_N": {config}.BLOCK_N'
+        constants += f', "EARLY_DP": {config}.early_dp' if self._early_dp else ""
+        options = [f"num_warps={config}.num_warps", f"num_stages={config}.num_stages"]
+        options += [f"maxnreg={config}.maxnreg"] if limits_registers(self.kernel) else []
+        return Launch(
+            kernel=self.kernel.name,
+            grid=self.grid,
+            tensors=values([*self._own, *self._pointers]),
+            numbers=[values(line) for line in self._numbers],
+            constants=constants,
+            options=options,
+            boxes=self.boxes,
+        )
+
+    def _usual_length(self, role: Role) -> str:
+        """Rows of a sequence; of packed ones, their mean."""
+        rows = show(longest(self.module.variant.attention, role))
+        return f"{rows} // B" if self.tensors.packs(role) else rows
+
+    @property
+    def grid(self) -> str:
+        sequences = self.kernel.grid.sequences
+        if sequences is not None:
+            tile, heads = ("BLOCK_M", "H") if self.over_q else ("BLOCK_N", self.kv_heads)
+            return f"({show(sequences.rows)} // {self.config}.{tile} + B + 1) * {heads}"
+        match self.kernel.grid.over:
+            case "q":
+                return f"M_padded // {self.config}.BLOCK_M * B * H"
+            case "kv":
+                return f"triton.cdiv(N, {self.config}.BLOCK_N) * B * {self.kv_heads}"
+            case "head":
+                return f"B * {self.kv_heads}"
+
+    @property
+    def _loaded(self) -> frozenset[str]:
+        """Inputs besides q, k and v that this kernel reads."""
+        kernel = self.kernel
+        statements: tuple[Statement, ...] = (
+            *kernel.program,
+            *kernel.outer,
+            *kernel.regions.statements,
+            *kernel.step.fetches,
+            *kernel.step.masked_fetches,
+        )
+        sequences = kernel.grid.sequences
+        found = set() if sequences is None else {sequences.cu_seqlens}
+        for item in statements:
+            match item:
+                case Row(tensor=tensor) | Fetch(load=Load(tensor=tensor)):
+                    found.add(tensor)
+                case Let(value=value):
+                    found |= {node.tensor for node in walk(value) if isinstance(node, Search)}
+        return frozenset(found)
