@@ -18,6 +18,7 @@ from pathlib import Path
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
 from attnc.effort import limited, spend
 from attnc.model.attention import Program
+from attnc.model.configs import schedule_of
 from attnc.model.expansion import charged
 from attnc.model.projection import projection_variants
 from attnc.model.resolve import resolve
@@ -88,10 +89,11 @@ def plan_program(program: Program) -> Planned:
             for plain in variants(program, program.attention(schedule.attention)):
                 variant = labelled(plain, schedule.label)
                 try:
-                    modules.append(plan(variant, schedule))
+                    chosen = schedule_of(schedule, variant)
+                    warnings += [*check_differentiable(variant, chosen), *check_mask(variant)]
+                    modules.append(plan(variant, chosen))
                 except DiagnosticError as failure:
                     problems += failure.diagnostics
-                warnings += [*check_differentiable(variant, schedule), *check_mask(variant)]
     scheduled = {schedule.attention for schedule in program.schedules if schedule.target in TARGETS}
     for attention in program.attentions:
         if attention.name not in scheduled:

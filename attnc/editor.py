@@ -45,7 +45,10 @@ _STATEMENTS: Mapping[str, str] = {
     "output": "`output o: ...` and, if wanted, `output lse: f32[...]`",
     "grad": "`grad NAMES`: inputs to differentiate by",
     "where": "`where condition`: configs that it does not hold for are left out",
+    "config": "`config key = value, key in {a, b}`: configs said outright, one line or more",
+    "when": "`when condition { ... }`: entries for the variants that it holds for (params, D, Dv)",
 }
+_OF_SCHEDULES = ("where", "config", "when")
 _MEANINGS: Mapping[str, str] = {
     "b": "the sequence, 0 to B - 1",
     "h": "the query head, 0 to H - 1",
@@ -136,7 +139,7 @@ def _of_schedule(line: str) -> Iterator[Completion]:
     yield from (Completion(word=name, kind="property", detail=key.allowed) for name, key in KEYS.items())
     if re.fullmatch(r"\s*\w*", line):
         yield from (Completion(word=phase, kind="keyword") for phase in PHASES if phase != "forward")
-        yield Completion(word="where", kind="keyword", detail=_STATEMENTS["where"])
+        yield from (Completion(word=word, kind="keyword", detail=_STATEMENTS[word]) for word in _OF_SCHEDULES)
 
 
 def _of_attention(source: Source, block: tuple[str, str, int], line: str) -> Iterator[Completion]:
@@ -144,7 +147,7 @@ def _of_attention(source: Source, block: tuple[str, str, int], line: str) -> Ite
         yield from (
             Completion(word=word, kind="keyword", detail=detail)
             for word, detail in _STATEMENTS.items()
-            if word != "where"
+            if word not in _OF_SCHEDULES
         )
         return
     if re.search(r":\s*\w*$", line):

@@ -206,16 +206,17 @@ SCHEDULES = {
     ),
     "E0405": CodeInfo(
         "key or value that is given twice",
-        "A phase sets a key once, and a set lists a value once.",
+        "A phase sets a key once, and so do the 'when' blocks that hold for one variant together; a set lists "
+        "a value once.",
     ),
     "E0406": CodeInfo(
         "unknown or nested phase",
-        "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels. A projection "
-        "has gemv and flat.",
+        "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels. 'when' holds "
+        "no blocks. A projection has gemv and flat, without 'when' and 'config'.",
     ),
     "E0407": CodeInfo(
         "condition that cannot be evaluated",
-        "'where' compares keys, params, numbers and words: 'where tile.q <= tile.kv'.",
+        "'where' compares keys, params, numbers and words: 'where tile.q <= tile.kv'. 'when' has no keys.",
     ),
     "E0408": CodeInfo(
         "second schedule",

@@ -1,19 +1,55 @@
-"""Schedule x Variant -> Configs: the points of the schedule's knobs that its conditions admit."""
+"""Schedule x Variant -> Configs: the points of its knobs and `config` lines that its conditions admit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
-from attnc.diagnostics import DiagnosticError, error
+from attnc.diagnostics import DiagnosticError, Label, error
 from attnc.effort import spend
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
 from attnc.model.conditions import holds
 from attnc.model.knobs import keys_of
-from attnc.model.schedule import Config, Phase, Schedule, Value, knobs_of, whole_of
+from attnc.model.schedule import Config, Knob, Phase, Schedule, Value, listed_of, whole_of
 
 MAX_CONFIGS = 4096
+
+
+def schedule_of(schedule: Schedule, variant: Variant) -> Schedule:
+    """The schedule of one variant: what `when` blocks say of it put in, the blocks themselves gone.
+
+    Raises DiagnosticError where two blocks that hold for the variant set the same key.
+    """
+    if not schedule.whens:
+        return schedule
+    values = dict(variant.params) | _head_dims(variant)
+    knobs, where, listed = dict(schedule.knobs), dict(schedule.where), dict(schedule.listed)
+    for phase, whens in schedule.whens.items():
+        chosen = [when for when in whens if holds(when.condition, values)]
+        own: dict[str, Knob] = {}
+        for key, knob in ((key, knob) for when in chosen for key, knob in when.knobs.items()):
+            if own.setdefault(key, knob) is not knob:
+                raise _set_twice(own[key], knob, variant)
+        knobs[phase] = {**knobs.get(phase, {}), **own}
+        where[phase] = (*where.get(phase, ()), *(part for when in chosen for part in when.where))
+        lines = tuple(line for when in chosen for line in when.listed)
+        listed[phase] = lines or tuple(
+            {key: knob for key, knob in line.items() if key not in own} for line in listed.get(phase, ())
+        )
+    return replace(schedule, knobs=knobs, where=where, listed=listed, whens={})
+
+
+def _set_twice(first: Knob, second: Knob, variant: Variant) -> DiagnosticError:
+    assert first.span is not None, "a schedule comes from a file"
+    assert second.span is not None, "a schedule comes from a file"
+    message = f"'{first.key}' is set twice for variant '{variant.name}'"
+    related = (Label(first.span, "first time"),)
+    hints = ("both 'when' blocks hold for it; let one of them exclude it",)
+    return DiagnosticError(
+        [error("E0405", message, second.span, "second time", related=related, hints=hints)]
+    )
 
 
 def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config, ...]:
@@ -24,20 +60,25 @@ def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config,
     its own instead of those of the same name, and obeys the conditions of both. Raises DiagnosticError when
     no config satisfies the conditions, and when there are more than MAX_CONFIGS before pruning.
     """
+    schedule = schedule_of(schedule, variant)
     phases = (phase,) if (whole := whole_of(phase)) is None else (whole, phase)
-    knobs = knobs_of(schedule, phase)
     names = {key: of for part in phases for key, of in keys_of(part, variant.attention.grads).items()}
     dims = _head_dims(variant)
-    choices: dict[str, tuple[Value, ...]] = {
-        name: knobs[name].choices if name in knobs else (dims["D"] if name == "tile.d" else key.default,)
-        for name, key in names.items()
+    defaults: dict[str, tuple[Value, ...]] = {
+        name: (dims["D"] if name == "tile.d" else key.default,) for name, key in names.items()
     }
+    set_beside = {key: knob.choices for part in phases for key, knob in schedule.knobs.get(part, {}).items()}
+    lines = [
+        defaults | set_beside | {key: knob.choices for key, knob in line.items()}
+        for line in listed_of(schedule, phase) or ({},)
+    ]
     place = schedule.span or variant.source.span(0, 0)
-    if (count := prod(len(values) for values in choices.values())) > MAX_CONFIGS:
+    if (count := sum(prod(map(len, line.values())) for line in lines)) > MAX_CONFIGS:
         message = f"the {phase} phase has {count} configs before 'where'; the limit is {MAX_CONFIGS}"
         raise DiagnosticError([error("E0509", message, place, "too many to choose from")])
     spend(count)
-    points = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    every = dict.fromkeys(values for line in lines for values in product(*line.values()))
+    points = [dict(zip(defaults, values, strict=True)) for values in every]
     conditions = [condition for part in phases for condition in schedule.where.get(part, ())]
     params: dict[str, Value] = dict(variant.params)
     kept = tuple(

@@ -111,6 +111,8 @@ def resolve_dataflow(tree: ast.Schedule, report: Report) -> Dataflow | None:
                 report.error("E0407", "a condition of no implementation", condition.span, label)
             case ast.Phase():
                 block.implementation(entry)
+            case ast.When() | ast.Listed():
+                block.refuse_entry(entry)
     if report.errors > before:
         return None
     return Dataflow(
@@ -177,6 +179,13 @@ class _Block:
                 case ast.Phase(name=inner):
                     label = "implementations do not nest"
                     self.report.error("E0406", f"'{inner.id}' inside '{name}'", inner.span, label)
+                case ast.When() | ast.Listed():
+                    self.refuse_entry(entry)
+
+    def refuse_entry(self, entry: ast.When | ast.Listed) -> None:
+        word = "when" if isinstance(entry, ast.When) else "config"
+        label = "gemv and flat hold settings and 'where'"
+        self.report.error("E0406", f"'{word}' in the schedule of a projection", entry.span, label)
 
     def _setting(self, tree: ast.Setting, impl: Impl) -> None:
         key = KEYS.get(tree.key.id)

@@ -166,7 +166,8 @@ def check_backward_has_grads(
     """A backward phase without gradients schedules nothing."""
     for schedule in schedules:
         attention = attentions.get(schedule.attention)
-        scheduled = schedule.knobs.keys() & {"backward", *PARTS["backward"]}
+        said = {*schedule.knobs, *schedule.listed, *schedule.whens}
+        scheduled = said & {"backward", *PARTS["backward"]}
         if attention and not attention.grads and scheduled and schedule.span:
             report.warning(
                 "W0801",

@@ -6,7 +6,7 @@ Whether a target can honour it is the planner's business.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from attnc.source import Span
@@ -47,26 +47,65 @@ class Knob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class When:
+    """`when D == 256 { ... }`: entries of a phase for the variants that the condition holds for.
+
+    `knobs` stand in place of the phase's of the same keys, `listed` in place of its lists, and `where` beside
+    its conditions.
+    """
+
+    condition: ast.Expr
+    knobs: Mapping[str, Knob]
+    where: tuple[ast.Expr, ...]
+    listed: tuple[Mapping[str, Knob], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """One `schedule NAME for TARGET` block, or `schedule NAME for TARGET as LABEL`.
 
     `knobs[phase][key]`: keys written outside a phase block belong to "forward". `where`: pruning conditions
-    per phase, kept as syntax and evaluated over a config's knobs and the variant's params.
+    per phase, kept as syntax and evaluated over a config's knobs and the variant's params. `listed`: the
+    `config` lines of a phase. `whens`: what holds for some variants only; `configs.schedule_of` puts it into
+    the others.
     """
 
     attention: str
     target: str
     knobs: Mapping[Phase, Mapping[str, Knob]]
     where: Mapping[Phase, tuple[ast.Expr, ...]]
+    listed: Mapping[Phase, tuple[Mapping[str, Knob], ...]] = field(default_factory=dict)
+    whens: Mapping[Phase, tuple[When, ...]] = field(default_factory=dict)
     label: str = ""
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
 def knobs_of(schedule: Schedule, phase: Phase) -> dict[str, Knob]:
-    """The keys that hold in a phase: those of the phase around it, and its own instead."""
+    """The keys that are set in a phase, with all their values: those of the phase around it, and its own
+    instead. What `config` lines set stands in place of what is set beside them.
+    """
     whole = whole_of(phase)
     around = {} if whole is None else schedule.knobs.get(whole, {})
-    return {**around, **schedule.knobs.get(phase, {})}
+    knobs = {**around, **schedule.knobs.get(phase, {})}
+    listed: dict[str, Knob] = {}
+    for line in listed_of(schedule, phase):
+        for key, knob in line.items():
+            before = listed.setdefault(key, knob)
+            listed[key] = replace(before, choices=tuple(dict.fromkeys((*before.choices, *knob.choices))))
+    return knobs | listed
+
+
+def listed_of(schedule: Schedule, phase: Phase) -> tuple[Mapping[str, Knob], ...]:
+    """The `config` lines of a phase: its own, else those of the phase around it without what it sets
+    itself.
+    """
+    if (own := schedule.listed.get(phase)) or (whole := whole_of(phase)) is None:
+        return own or ()
+    set_here = schedule.knobs.get(phase, {})
+    return tuple(
+        {key: knob for key, knob in line.items() if key not in set_here}
+        for line in schedule.listed.get(whole, ())
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from attnc.model.conditions import check_condition
 from attnc.model.definitions import mentioned
 from attnc.model.knobs import ACCUMULATE_DQ, KEYS, Key, Kind, keys_of
 from attnc.model.report import Report
-from attnc.model.schedule import PARTS, PHASES, Knob, Phase, Schedule, Value, whole_of
+from attnc.model.schedule import PARTS, PHASES, Knob, Phase, Schedule, Value, When, whole_of
 from attnc.model.tensors import DType
 from attnc.syntax import ast
 
@@ -67,19 +67,22 @@ def resolve_schedule(
     return Schedule(
         attention=name,
         target=tree.target.id,
-        knobs={phase: block.knobs[phase] for phase in PHASES if block.knobs[phase]},
-        where={phase: tuple(block.where[phase]) for phase in PHASES if block.where[phase]},
+        knobs={phase: part.knobs for phase, part in block.parts.items() if part.knobs},
+        where={phase: tuple(part.where) for phase, part in block.parts.items() if part.where},
+        listed={phase: tuple(part.listed) for phase, part in block.parts.items() if part.listed},
+        whens={phase: tuple(found) for phase, found in block.whens.items() if found},
         label=tree.label.id if tree.label else "",
         span=tree.span,
     )
 
 
-def _empty_knobs() -> dict[Phase, dict[str, Knob]]:
-    return {phase: {} for phase in PHASES}
+@dataclass(slots=True)
+class _Part:
+    """What is said about a phase, or in a `when` of one."""
 
-
-def _empty_where() -> dict[Phase, list[ast.Expr]]:
-    return {phase: [] for phase in PHASES}
+    knobs: dict[str, Knob] = field(default_factory=dict)
+    where: list[ast.Expr] = field(default_factory=list)
+    listed: list[Mapping[str, Knob]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -89,17 +92,12 @@ class _Block:
     tree: ast.Attention | None
     attention: Attention | None
     report: Report
-    knobs: dict[Phase, dict[str, Knob]] = field(default_factory=_empty_knobs)
-    where: dict[Phase, list[ast.Expr]] = field(default_factory=_empty_where)
+    parts: dict[Phase, _Part] = field(default_factory=lambda: {phase: _Part() for phase in PHASES})
+    whens: dict[Phase, list[When]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
 
     def entries(self, entries: tuple[ast.ScheduleEntry, ...], phase: Phase, *, inside: bool) -> None:
         for entry in entries:
             match entry:
-                case ast.Setting():
-                    self._setting(entry, phase)
-                case ast.Where(condition=condition):
-                    if check_condition(condition, self._condition_names(phase), self.report):
-                        self.where[phase].append(condition)
                 case ast.Phase(name=name):
                     allowed = PARTS.get(phase, ()) if inside else _TOP
                     inner = next((known for known in allowed if known == name.id), None)
@@ -111,12 +109,66 @@ class _Block:
                     self.report.error(
                         "E0406", f"'{name.id}' is not a phase here", name.span, label, hints=hints
                     )
+                case ast.When():
+                    self._when(entry, phase)
+                case _:
+                    self._entry(entry, phase, self.parts[phase])
+
+    def _entry(self, entry: ast.Setting | ast.Where | ast.Listed, phase: Phase, part: _Part) -> None:
+        match entry:
+            case ast.Setting():
+                self._setting(entry, phase, part.knobs)
+            case ast.Where(condition=condition):
+                if check_condition(condition, self._condition_names(phase), self.report):
+                    part.where.append(condition)
+            case ast.Listed(settings=settings):
+                line: dict[str, Knob] = {}
+                for setting in settings:
+                    self._setting(setting, phase, line)
+                part.listed.append(line)
+
+    def _when(self, tree: ast.When, phase: Phase) -> None:
+        names = self._variant_names()
+        keys = [name for name in mentioned(tree.condition) if name.id not in names and name.id in KEYS]
+        for key in keys:
+            self.report.error(
+                "E0407",
+                f"'{key.id}' is a key, and differs from config to config",
+                key.span,
+                "'when' picks variants, by params, D and Dv",
+                hints=("write 'where' to prune configs",),
+            )
+        part = _Part()
+        is_right = not keys and check_condition(tree.condition, names, self.report)
+        for entry in tree.entries:
+            if isinstance(entry, ast.Phase | ast.When):
+                self.report.error(
+                    "E0406",
+                    "a block inside 'when'",
+                    entry.name.span if isinstance(entry, ast.Phase) else entry.span,
+                    "it holds settings, 'where' and 'config'",
+                    hints=(f"write '{entry.name.id} {{ when ... {{ ... }} }}'",)
+                    if isinstance(entry, ast.Phase)
+                    else ("join the conditions with 'and'",),
+                )
+            else:
+                self._entry(entry, phase, part)
+        if is_right:
+            self.whens[phase].append(
+                When(
+                    condition=tree.condition,
+                    knobs=part.knobs,
+                    where=tuple(part.where),
+                    listed=tuple(part.listed),
+                )
+            )
 
     def _grads(self) -> tuple[str, ...]:
         items = self.tree.items if self.tree else ()
         return tuple(name.id for item in items if isinstance(item, ast.Grad) for name in item.names)
 
-    def _setting(self, tree: ast.Setting, phase: Phase) -> None:
+    def _setting(self, tree: ast.Setting, phase: Phase, knobs: dict[str, Knob]) -> None:
+        """Reads a setting into `knobs`."""
         key = self._key(tree.key, phase)
         if key is None:
             return
@@ -131,7 +183,7 @@ class _Block:
             else:
                 choices.append(choice)
         knob = Knob(key=name, choices=tuple(choices), span=tree.span)
-        first = self.knobs[phase].setdefault(name, knob)
+        first = knobs.setdefault(name, knob)
         if first is not knob and first.span:
             related = (Label(first.span, "first time"),)
             self.report.error("E0405", f"'{name}' is set twice", tree.span, "second time", related=related)
@@ -180,18 +232,21 @@ class _Block:
         return None
 
     def _condition_names(self, phase: Phase) -> Mapping[str, Kind]:
-        """Words first, so that a key or param of the same name wins."""
+        """What a `where` may speak of."""
         keys = keys_of(phase, self._grads())
         if (whole := whole_of(phase)) is not None:
             keys = keys_of(whole, self._grads()) | keys
+        return {**self._variant_names(), **{name: key.kind for name, key in keys.items()}}
+
+    def _variant_names(self) -> Mapping[str, Kind]:
+        """What a `when` may speak of: words first, so that a param of the same name wins."""
         every = (*KEYS.values(), ACCUMULATE_DQ)
         names: dict[str, Kind] = {word: "word" for key in every for word in key.words}
         names |= {dtype.value: "word" for dtype in DType}
         for item in self.tree.items if self.tree else ():
             if isinstance(item, ast.Param):
                 names[item.name.id] = _param_kind(item.choices[0])
-        names |= {"D": "number", "Dv": "number"}
-        return names | {name: key.kind for name, key in keys.items()}
+        return names | {"D": "number", "Dv": "number"}
 
 
 def _spelled(phase: Phase) -> str:

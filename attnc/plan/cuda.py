@@ -11,7 +11,7 @@ from math import gcd
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, Config, Knob, Schedule, Value
+from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
 from attnc.model.tensors import DType, Prefix
 from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
@@ -86,7 +86,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "rows are copied in pieces of 16 bytes",
                 "pad the last axis",
             )
-    knobs = schedule.knobs.get("forward", {})
+    knobs = knobs_of(schedule, "forward")
     for key in ("loops", "warp_split", "softmax", "persistent", "order", "pack"):
         if key in knobs and len(knobs[key].choices) > 1:
             yield unsupported(
@@ -165,7 +165,7 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     """
     candidates = configs(schedule, "forward", variant)
     if variant.attention.q.dtype is DType.F32:
-        knobs = schedule.knobs.get("forward", {})
+        knobs = knobs_of(schedule, "forward")
         groups = (
             ({key: value for key, value in tiles.items() if key not in knobs},)
             for tiles in (_F32_DECODE_TILES if is_decode(schedule) else _F32_TILES)
@@ -174,7 +174,7 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        changes = REMEDIES if "warp_split" in schedule.knobs.get("forward", {}) else {**_SPLIT, **REMEDIES}
+        changes = REMEDIES if "warp_split" in knobs_of(schedule, "forward") else {**_SPLIT, **REMEDIES}
         hints = remedy(candidates[0], changes, lambda config: cuda_misfit(config, variant, schedule))
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept

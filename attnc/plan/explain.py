@@ -14,7 +14,8 @@ from typing import Any
 
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
-from attnc.model.schedule import Config, Schedule
+from attnc.model.configs import schedule_of
+from attnc.model.schedule import Config, Schedule, knobs_of
 from attnc.model.tensors import DType, Prefix
 from attnc.plan import ir
 from attnc.plan.columns import feature
@@ -105,7 +106,7 @@ def explain(
         length = _DECODE_LENGTH if decodes else _LENGTH
     return Explanation(
         module=module,
-        schedule=schedule,
+        schedule=schedule_of(schedule, module.variant),
         position=position,
         device=device,
         pictures=tuple(picture(kernel, m, n, *tiles) for m, n in shapes),
@@ -152,7 +153,7 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
     """What was decided, and the spec line that it follows from."""
     attention = e.module.variant.attention
     order = _ORDERS[e.kernel.structure]
-    knobs = e.schedule.knobs.get("forward", {})
+    knobs = knobs_of(e.schedule, "forward")
     loops = knobs["loops"].span if "loops" in knobs else e.schedule.span
     masked = sum(loop.masked is not False for loop in e.kernel.regions.loops)
     found = [(order, place_of(loops))]

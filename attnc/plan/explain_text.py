@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
+from attnc.model.schedule import knobs_of
 from attnc.plan.explain import UNIT, Explanation, decisions, place_of, sum_terms
 from attnc.plan.explain_kernel import grid_line, loop_lines, resource_lines
 from attnc.plan.mask_findings import mask_notes
@@ -23,7 +24,7 @@ def as_text(e: Explanation) -> str:
 def _head(e: Explanation) -> Iterator[str]:
     variant, device = e.module.variant, e.device
     yield f"{variant.attention.name} {variant.name} for {e.module.target}, on {device.arch} ({device.part})"
-    written = e.schedule.knobs.get("forward", {})
+    written = knobs_of(e.schedule, "forward")
     knobs = ", ".join(f"{key} = {value}" for key, value in as_knobs(e.config).items() if key in written)
     yield f"config {e.position} of {len(e.kernel.configs)}: {knobs}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Expr
-from attnc.model.schedule import Knob, Schedule
+from attnc.model.schedule import Knob, Schedule, knobs_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def is_decode(schedule: Schedule) -> bool:
 
 def decode_knobs(schedule: Schedule) -> tuple[Knob, ...]:
     """The keys by which it asks for it."""
-    knobs = schedule.knobs.get("forward", {})
+    knobs = knobs_of(schedule, "forward")
     loops, pack, split = (knobs.get(key) for key in ("loops", "pack", "split.kv"))
     asking = (
         loops if loops and ("kv",) in loops.choices else None,

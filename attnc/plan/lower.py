@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnc.diagnostics import DiagnosticError
 from attnc.model.attention import Variant
+from attnc.model.configs import schedule_of
 from attnc.model.schedule import Schedule
 from attnc.plan.backward import plan_backward
 from attnc.plan.decode import plan_decode
@@ -21,6 +22,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
 
     Raises DiagnosticError with every reason why the schedule's target cannot compile it.
     """
+    schedule = schedule_of(schedule, variant)
     problems = tuple(check_lowerable(variant, schedule))
     if problems:
         raise DiagnosticError(problems)

@@ -11,7 +11,7 @@ from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.names import DIMS
-from attnc.model.schedule import PARTS, Choice, Knob, Schedule
+from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.cuda import check_cuda
 from attnc.plan.cuda_backward import check_cuda_backward
@@ -32,15 +32,15 @@ _STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Every reason why this target cannot compile this variant under this schedule."""
     yield from _names(variant, schedule.target)
-    knobs = schedule.knobs.get("forward", {})
+    knobs = knobs_of(schedule, "forward")
     yield from _sizes(variant)
     if schedule.target == "triton":
         for knob in knobs.values():
             yield from _knob(knob)
     else:
         yield from check_cuda(variant, schedule)
-    if "combine" in schedule.knobs:
-        for knob in schedule.knobs["combine"].values():
+    if combine := knobs_of(schedule, "combine"):
+        for knob in combine.values():
             yield unsupported(
                 "the combine kernel has nothing to configure on Triton", knob.span, "one row per program"
             )
@@ -172,7 +172,7 @@ def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     if not has_backward(attention, schedule):
         return
     knobs = [
-        knob for phase in ("backward", *PARTS["backward"]) for knob in schedule.knobs.get(phase, {}).values()
+        knob for phase in ("backward", *PARTS["backward"]) for knob in knobs_of(schedule, phase).values()
     ]
     scattered = {entry.load.tensor for entry in wanted_loads(normalise(attention)) if entry.places is None}
     if schedule.target != "triton":

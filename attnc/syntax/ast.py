@@ -252,6 +252,21 @@ class Where(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listed(Node):
+    """`config tile.q = 64, stages in {2, 3}`: configs said outright, keys that it leaves out as around it"""
+
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class When(Node):
+    """`when D == 256 { ... }`: entries for the variants that the condition holds for"""
+
+    condition: Expr
+    entries: tuple[ScheduleEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase(Node):
     """`backward { ... }`"""
 
@@ -259,7 +274,7 @@ class Phase(Node):
     entries: tuple[ScheduleEntry, ...]
 
 
-ScheduleEntry: TypeAlias = Setting | Where | Phase
+ScheduleEntry: TypeAlias = Setting | Where | Listed | When | Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

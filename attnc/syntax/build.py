@@ -145,12 +145,20 @@ class _Builder:
         match tree.data:
             case "where":
                 return ast.Where(condition=self.expr(first), span=span)
+            case "listed":
+                return ast.Listed(settings=tuple(map(self.setting, (first, *rest))), span=span)
+            case "when":
+                return ast.When(condition=self.expr(first), entries=self.entries(rest), span=span)
             case "phase":
                 return ast.Phase(name=self.name(first), entries=self.entries(rest), span=span)
-            case kind:
-                return ast.Setting(
-                    key=self.name(first), values=self.exprs(rest), is_set=kind == "tune", span=span
-                )
+            case _:
+                return self.setting(tree)
+
+    def setting(self, tree: Cst) -> ast.Setting:
+        key, *values = _trees(tree)
+        return ast.Setting(
+            key=self.name(key), values=self.exprs(values), is_set=tree.data == "tune", span=self.span(tree)
+        )
 
     # --- expressions ----------------------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ def _expected(accepts: Collection[str]) -> str:
         rest -= {"$END", "RBRACE"}
     words += [word for kind, word in _WORDS.items() if kind in rest]
     words += [statement for statement in _STATEMENTS if statement.upper() in rest]
-    words += [word for word in ("where",) if word.upper() in rest]
+    words += [word for word in ("where", "config", "when") if word.upper() in rest]
     return _any_of(words)
 
 

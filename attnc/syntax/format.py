@@ -35,13 +35,13 @@ def format_file(file: ast.File) -> str:
                 head = f"def {item.name.id}" + (f"({_names(item.params)})" if item.params else "")
                 writer.statement(_define(head, item.value), 0, item.span.start, item.span.end, end)
             case ast.Attention():
-                writer.block(f"attention {item.name.id}", item, item.name, item.items, 0, end)
+                writer.block([f"attention {item.name.id}"], item, item.name, item.items, 0, end)
             case ast.Projection():
-                writer.block(f"projection {item.name.id}", item, item.name, item.items, 0, end)
+                writer.block([f"projection {item.name.id}"], item, item.name, item.items, 0, end)
             case ast.Schedule():
                 head = f"schedule {item.attention.id} for {item.target.id}"
                 head += f" as {item.label.id}" if item.label else ""
-                writer.block(head, item, item.label or item.target, item.entries, 0, end)
+                writer.block([head], item, item.label or item.target, item.entries, 0, end)
     writer.comments_before(end, 0)
     return "".join(f"{line}\n" for line in _align(writer.rows))
 
@@ -95,18 +95,30 @@ class _Writer:
         self.trailing_comment(limit)
 
     def block(
-        self, head: str, node: ast.Node, head_end: ast.Node, body: Sequence[ast.Node], depth: int, limit: int
+        self,
+        head: Sequence[str],
+        node: ast.Node,
+        head_end: ast.Node,
+        body: Sequence[ast.Node],
+        depth: int,
+        limit: int,
     ) -> None:
         """`HEAD {`, the body, `}`. `head_end` is the last node before the brace."""
         brace = node.span.end - 1
         self.comments_before(node.span.start, depth)
-        self.write([f"{head} {{"], depth, node.span.start, head_end.span.end)
+        self.comments_before(head_end.span.end, depth, at=node.span.start)
+        self.write([*head[:-1], f"{head[-1]} {{"], depth, node.span.start, head_end.span.end)
         self.trailing_comment(body[0].span.start if body else brace)
         self.line = 0
         for group in _lines(body):
             match group:
+                case [ast.Phase() | ast.When() as inner] if text := _on_one_line(inner, depth + 1):
+                    self.statement([text], depth + 1, inner.span.start, inner.span.end, brace)
                 case [ast.Phase() as phase]:
-                    self.block(phase.name.id, phase, phase.name, phase.entries, depth + 1, brace)
+                    self.block([phase.name.id], phase, phase.name, phase.entries, depth + 1, brace)
+                case [ast.When() as when]:
+                    head = _break("when ", when.condition)
+                    self.block(head, when, when.condition, when.entries, depth + 1, brace)
                 case _:
                     texts = _statement_texts(group)
                     self.statement(texts, depth + 1, group[0].span.start, group[-1].span.end, brace)
@@ -114,6 +126,16 @@ class _Writer:
         self.line = 0
         self.write(["}"], depth, brace, node.span.end)
         self.trailing_comment(limit)
+
+
+def _on_one_line(block: ast.Phase | ast.When, depth: int) -> str:
+    """The text of a block that was written on one line and has room there; empty for others."""
+    if "\n" in block.span.text or any(isinstance(entry, ast.Phase | ast.When) for entry in block.entries):
+        return ""
+    head = block.name.id if isinstance(block, ast.Phase) else f"when {print_expr(block.condition)}"
+    body = [text for group in _lines(block.entries) for text in _statement_texts(group)]
+    text = f"{head} {{ {' '.join(body)} }}"
+    return text if len(body) == 1 and len(_INDENT) * depth + len(text) <= _WIDTH else ""
 
 
 def _lines(statements: Iterable[_Statement]) -> Iterator[list[_Statement]]:
@@ -159,6 +181,8 @@ def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
             return [f"grad {_names(names)}"]
         case ast.Where(condition=condition):
             return _break("where ", condition)
+        case ast.Listed(settings=settings):
+            return ["config " + ", ".join(map(_setting, settings))]
         case node:
             raise AssertionError(f"no statement is a {type(node).__name__}")
 

@@ -186,6 +186,92 @@ def test_what_a_kernel_of_the_backward_cannot_be_told(body: str, code: str) -> N
     assert codes_of(f"{head}schedule plain for triton {{\n{body}\n}}\n") == [code]
 
 
+BY_SIZE = """\
+attention a {
+  param D in {64, 128, 256}
+  input q: f16[B, M, H, D]
+  input k, v: f16[B, N, H, D]
+  score = dot(q, k)
+  normalize = softmax
+  output o: f16[B, M, H, D]
+  grad q, k, v
+}
+schedule a for triton {
+"""
+
+
+def configs_by_size(body: str, phase: Phase = "forward") -> list[list[tuple[Value, Value, Value]]]:
+    """tile.q, tile.kv and stages of the configs of each variant, D = 64, 128 and 256."""
+    program = resolve_text(f"{BY_SIZE}{body}\n}}\n")
+    return [
+        [
+            (config["tile.q"], config["tile.kv"], config["stages"])
+            for config in configs(program.schedules[0], phase, variant)
+        ]
+        for variant in variants(program, program.attentions[0])
+    ]
+
+
+def test_when_stands_in_place_of_what_is_around_it() -> None:
+    body = """
+      tile.q in {128, 64}, tile.kv = 32
+      where tile.q == 64
+      when D == 64 { tile.kv in {64, 32} }
+      when D >= 128 {
+        stages = 3
+        where tile.q * D < 16384
+      }
+      when D == 256 { tile.q in {32, 64, 16} }
+    """
+    assert configs_by_size(body.replace("where tile.q == 64", "where tile.q >= 32")) == [
+        [(128, 64, 2), (128, 32, 2), (64, 64, 2), (64, 32, 2)],
+        [(64, 32, 3)],
+        [(32, 32, 3)],
+    ]
+
+
+def test_config_lines_list_configs() -> None:
+    body = """
+      tile.q in {128, 64}, stages = 3
+      config tile.kv = 64
+      config tile.q = 64, tile.kv = 128, stages = 4
+      config tile.q in {64, 128}, tile.kv = 64
+      where stages == 4 or tile.q == 128 or D != 64
+      when D == 256 {
+        config tile.q = 16
+      }
+    """
+    assert configs_by_size(body) == [
+        [(128, 64, 3), (64, 128, 4)],
+        [(128, 64, 3), (64, 64, 3), (64, 128, 4)],
+        [(16, 64, 3)],
+    ]
+
+
+def test_a_key_of_other_lines_alone_has_its_default() -> None:
+    assert configs_by_size("config stages = 3\nconfig tile.q = 16")[0] == [(64, 64, 3), (16, 64, 2)]
+
+
+def test_lines_of_a_kernel_stand_in_place_of_those_of_the_backward() -> None:
+    body = """
+      backward {
+        config tile.q = 64, tile.kv = 64
+        config tile.q = 32, tile.kv = 128
+        dq { tile.q = 16 }
+        dkdv { config stages = 3 }
+      }
+    """
+    assert configs_by_size(body, "backward")[0] == [(64, 64, 2), (32, 128, 2)]
+    assert configs_by_size(body, "dq")[0] == [(16, 64, 2), (16, 128, 2)]
+    assert configs_by_size(body, "dkdv")[0] == [(64, 64, 3)]
+
+
+def test_lists_are_as_long_as_sets_may_be() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        configs_of("\n".join(["config tile.q in {16, 32, 64, 128}, tile.kv in {16, 32, 64, 128}"] * 257))
+    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == ["E0509"]
+
+
 def test_conditions_that_exclude_everything() -> None:
     with pytest.raises(DiagnosticError) as caught:
         configs_of("stages in {2, 3}\nwhere stages > 0\nwhere stages > 3")

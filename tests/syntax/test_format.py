@@ -55,6 +55,37 @@ def test_expressions(text: str, formatted: str) -> None:
     assert format_text(f"def f={text}") == f"def f = {formatted}\n"
 
 
+def test_blocks_of_a_schedule() -> None:
+    text = """\
+schedule a for triton {
+when   D==256 { tile.q=64,tile.kv   =  64 } # wide
+  when D == 64
+  {
+    # for narrow heads
+    config  tile.q=128,stages in {2,3}
+    where   tile.q==128 # and no other
+  }
+  backward{ dkdv{ warps=8 } }
+}
+"""
+    assert (
+        format_text(text.replace("D == 64\n  {", "D == 64 {"))
+        == """\
+schedule a for triton {
+  when D == 256 { tile.q = 64, tile.kv = 64 }   # wide
+  when D == 64 {
+    # for narrow heads
+    config tile.q = 128, stages in {2, 3}
+    where tile.q == 128                 # and no other
+  }
+  backward {
+    dkdv { warps = 8 }
+  }
+}
+"""
+    )
+
+
 def test_statements_and_comments() -> None:
     text = """\
 #head

@@ -149,6 +149,27 @@ def test_schedule() -> None:
     assert backward.span.text == "backward { accumulate.dq = atomic }"
 
 
+def test_blocks_for_variants_and_listed_configs() -> None:
+    [item] = parse_text(
+        "schedule a for triton {\n"
+        "  when D == 256 or T == bf16 { config tile.q = 64, stages in {2, 3} }\n"
+        "  config warps = 8\n"
+        "}\n"
+    ).items
+    assert isinstance(item, ast.Schedule)
+    when, listed = item.entries
+    assert isinstance(when, ast.When)
+    assert show(when.condition) == "[[D == 256] or [T == bf16]]"
+    [inner] = when.entries
+    assert isinstance(inner, ast.Listed)
+    assert [(setting.key.id, setting.is_set) for setting in inner.settings] == [
+        ("tile.q", False),
+        ("stages", True),
+    ]
+    assert isinstance(listed, ast.Listed)
+    assert listed.span.text == "config warps = 8"
+
+
 def test_spans_point_at_the_text() -> None:
     text = "# head\ndef f(x) = (x + 1) * g(x, y = 2)\n"
     file = parse_text(text)
