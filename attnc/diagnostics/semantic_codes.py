@@ -206,8 +206,8 @@ SCHEDULES = {
     ),
     "E0405": CodeInfo(
         "key or value that is given twice",
-        "A phase sets a key once, and so do the 'when' blocks that hold for one variant together; a set lists "
-        "a value once.",
+        "A phase sets a key once, and so do the 'when' blocks that hold for one variant together; a set "
+        "lists a value once.",
     ),
     "E0406": CodeInfo(
         "unknown or nested phase",
