@@ -23,8 +23,6 @@ from attnc.plan.resources import Estimate
 from attnc.plan.unsupported import unsupported
 
 PREFIX = "cuda."
-#: Architectures that the mma.sync kernels are compiled for.
-PORTABLE = tuple(DEVICES)
 #: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
 _EXCHANGE = 32
 #: acc and s take most registers of a thread; the rest is addresses, statistics and fragments in flight, of
@@ -60,16 +58,7 @@ _SPLIT: Mapping[str, Sequence[Value]] = {"warp_split": ("kv",)}
 
 
 def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Every reason why this CUDA target cannot compile this variant under this schedule."""
-    arch = schedule.target.removeprefix(PREFIX)
-    if arch not in PORTABLE:
-        yield unsupported(
-            f"'{schedule.target}' has no kernels yet",
-            schedule.span,
-            "wgmma and TMA kernels are a family of their own",
-            "a schedule for 'cuda.sm_80' runs on this architecture too",
-        )
-        return
+    """Every reason why these CUDA targets cannot compile this variant under this schedule."""
     attention = variant.attention
     if attention.o.dtype != attention.q.dtype:
         yield unsupported(
