@@ -16,7 +16,7 @@ from attnc.model.tensors import DType, Prefix
 from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
 from attnc.plan.cuda_layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
-from attnc.plan.device import DEVICES
+from attnc.plan.device import devices_from
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.resources import Estimate
@@ -186,7 +186,7 @@ def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     if registers > limit:
         return f"needs about {registers} registers a thread; the limit is {limit}"
     shared = sum(layout.shared_memory(config).values())
-    most = max(device.shared_per_block for device in DEVICES.values())
+    most = max(device.shared_per_block for device in devices_from(layout.arch))
     if shared > most:
         parts = " + ".join(f"{name} {size}" for name, size in layout.shared_memory(config).items())
         return f"needs {shared} B of shared memory ({parts}); the limit is {most} B"

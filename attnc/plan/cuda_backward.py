@@ -15,7 +15,7 @@ from attnc.plan.columns import feature
 from attnc.plan.cuda import REMEDIES
 from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, over_rows
 from attnc.plan.cuda_layout import MMA, CudaLayout
-from attnc.plan.device import DEVICES
+from attnc.plan.device import devices_from
 from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of, remedy
 from attnc.plan.layout import KernelName
 from attnc.plan.resources import Estimate
@@ -210,7 +210,7 @@ def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Kernel
     if registers > _LIMIT:
         return f"needs about {registers} registers a thread; the limit is {_LIMIT}"
     buffers = plan.shared_memory(config, kernel)
-    most = max(device.shared_per_block for device in DEVICES.values())
+    most = max(device.shared_per_block for device in devices_from(plan.layout.arch))
     if sum(buffers.values()) > most:
         named = " + ".join(f"{name} {size}" for name, size in buffers.items())
         return f"needs {sum(buffers.values())} B of shared memory ({named}); the limit is {most} B"

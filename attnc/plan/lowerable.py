@@ -19,7 +19,7 @@ from attnc.plan.names import Reserved
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import capacity, has_rows, is_plain
 from attnc.plan.target import Target
-from attnc.plan.targets import INSTEAD, TARGETS
+from attnc.plan.targets import INSTEAD, TARGETS, target_of
 from attnc.plan.unified_max import check_bounds
 from attnc.plan.unsupported import unsupported
 from attnc.source import Span
@@ -130,9 +130,10 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
     """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for keys in
-    pages or values that are a prefix of them.
+    pages or values that are a prefix of them, nor for targets that have none.
     """
-    return bool(attention.grads) and not is_decode(schedule) and has_rows(attention)
+    can_be = has_rows(attention) and target_of(schedule.target).has_backward
+    return bool(attention.grads) and not is_decode(schedule) and can_be
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -159,6 +160,9 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
             what = "keys and values in pages" if isinstance(tensor.storage, Paged) else "a prefix of k"
             rows = "to train, store k and v as tensors of their own, or packed ('via ragged(...)')"
             return tensor.storage.span, f"{what}: there are no gradients of such memory", rows
+    if not target_of(schedule.target).has_backward:
+        label = f"{schedule.target} has no backward kernels yet"
+        return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
     place = next((knob.span for knob in decode_knobs(schedule)), None)
     instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
     return place or attention.span, "the decode kernel has no backward", instead

@@ -23,7 +23,7 @@ from attnc.plan.cuda_backward import (
 from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.default_schedule import Shape, choices
-from attnc.plan.device import DEVICES, Device
+from attnc.plan.device import DEVICES, Device, devices_from
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import Backward
 from attnc.plan.layout import BackwardLayout, Layout, Which
@@ -44,6 +44,7 @@ class Sm80(Target):
     reserved: ClassVar = names.CUDA
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
+    has_backward: ClassVar = True
     has_rows_kernel: ClassVar = True
     splits_wide: ClassVar = False
 
@@ -103,7 +104,7 @@ class Sm80(Target):
         return one.times(heads), device_memory(kernel, layout, config, tiles, heads, device)
 
 
-SM80 = tuple(Sm80(name=f"cuda.{arch}", devices=tuple(DEVICES.values())) for arch in DEVICES)
+SM80 = tuple(Sm80(name=f"cuda.{arch}", devices=devices_from(arch)) for arch in DEVICES)
 
 
 def layout_of(kernel: Kernel) -> CudaLayout:

@@ -31,6 +31,7 @@ class Triton(Target):
     reserved: ClassVar = names.TRITON
     cuts_edges: ClassVar = True
     always_fills: ClassVar = True
+    has_backward: ClassVar = True
     has_rows_kernel: ClassVar = False
     splits_wide: ClassVar = True
 
