@@ -26,13 +26,13 @@ from attnc.model.schedule import Schedule
 from attnc.model.variants import MAX_VARIANTS, labelled, variants
 from attnc.output import Output
 from attnc.plan import ir
-from attnc.plan.cuda import PORTABLE
 from attnc.plan.dispatch import Table, load_tables, projection_rows, schedule_rows
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
 from attnc.plan.mask_findings import check_mask
 from attnc.plan.projection import plan_projection
+from attnc.plan.targets import INSTEAD, TARGETS
 from attnc.plan.tuned import load_tuned, tuned_choices
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse
@@ -41,8 +41,6 @@ from attnc.target.dispatch import render_dispatch, render_projection_dispatch
 from attnc.target.files import render_files
 from attnc.target.projection import render_projection
 
-#: What there are templates for.
-TARGETS = frozenset({"triton", *(f"cuda.{arch}" for arch in PORTABLE)})
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
 _STEPS_PER_CHARACTER = 0.15
@@ -269,5 +267,5 @@ def _not_compiled(schedule: Schedule, span: Span) -> Diagnostic:
         f"the target '{name}' is not compiled yet",
         span,
         "checked, but makes no file",
-        hints=("a schedule for 'cuda.sm_80' runs on this architecture too",),
+        hints=(INSTEAD,),
     )

@@ -20,16 +20,17 @@ from typing import Literal, TypeAlias
 from attnc.build import front, plan_program, tuned_path
 from attnc.output import write_text
 from attnc.plan import ir
-from attnc.plan.ir_backward import KernelName, kernels_of
+from attnc.plan.ir_backward import kernels_of
+from attnc.plan.layout import KernelName
 from attnc.plan.tuned import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned
 from attnc.runtime.timing import Launch, Timing, interleave
+from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import (
     Problem,
     backward_trial,
     device_name,
     problem_for,
     synchronize,
-    toolchain,
     trial,
 )
 from attnc.source import Source
@@ -106,7 +107,7 @@ def _tune_kernel(
         variant=module.variant.name,
         kernel=kernel,
         device=device_name(),
-        toolchain=toolchain(module.target),
+        toolchain=toolchain_of(module.target).version(),
         kv_len=bucket,
         config=knobs_of_kernel(kernel, configs[int(best)]),
         microseconds=timings[best].median * 1e3,

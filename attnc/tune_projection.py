@@ -22,7 +22,8 @@ from attnc.plan.dispatch import PROJECTION_SIZES, Row, Table, dump_tables, load_
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.runtime.layers import Layer
 from attnc.runtime.timing import interleave
-from attnc.runtime.trial import device_name, synchronize, toolchain
+from attnc.runtime.toolchains import toolchain_of
+from attnc.runtime.trial import device_name, synchronize
 from attnc.source import Source
 from attnc.target.projection import render_projection
 
@@ -96,7 +97,7 @@ def _tune(module: ProjectionModule, rounds: int) -> TunedLayer:
         bytes=layer.bytes,
         best=best,
         crossovers=found,
-        table=table_of(module, best, found, device_name(), toolchain(module.target)),
+        table=table_of(module, best, found, device_name(), toolchain_of(module.target).version()),
     )
 
 

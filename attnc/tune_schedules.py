@@ -27,7 +27,8 @@ from attnc.plan.dispatch import (
 from attnc.plan.tuned import Choice, load_tuned
 from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
-from attnc.runtime.trial import device_name, toolchain
+from attnc.runtime.toolchains import toolchain_of
+from attnc.runtime.trial import device_name
 from attnc.source import Source
 
 #: The sizes that are measured: query rows, keys, sequences.
@@ -103,7 +104,7 @@ def _tune(
                     report(f"{family[0].variant.attention.name} M = {M}, N = {N}, B = {B}")
                     points.append(_measure(family, choices, M, N, B, rounds))
     name, variant = family[0].variant.attention.name, plain_name(family[0])
-    table = table_of(name, variant, points, device_name(), toolchain())
+    table = table_of(name, variant, points, device_name(), toolchain_of("triton").version())
     return TunedSchedules(name=name, variant=variant, points=tuple(points), table=table)
 
 

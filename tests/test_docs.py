@@ -32,15 +32,14 @@ from attnc.model.names import RESERVED, SOFT
 from attnc.model.variants import variants
 from attnc.plan.names import (
     CPP,
+    CUDA,
     CUDA_BACKWARD,
     CUDA_KERNEL,
     CUDA_MODULE,
     DISPATCH,
     KERNEL,
     MODULE,
-    clashes,
-    clashes_as_input,
-    clashes_as_size,
+    TRITON,
 )
 from attnc.source import Source
 from attnc.syntax import ast
@@ -125,9 +124,9 @@ def test_every_name_that_modules_cannot_have_is_explained() -> None:
     every = KERNEL | MODULE | DISPATCH | CUDA_MODULE | CUDA_KERNEL | CUDA_BACKWARD | {"doc", "cap"}
     for name in sorted(every - RESERVED.keys() - CPP):
         shown = name in attentions, name in attentions | inputs, name in attentions | on_cuda
-        assert shown == (clashes(name), clashes_as_input(name, "a"), clashes(name, "cuda.sm_80")), name
+        assert shown == (TRITON.clashes(name), TRITON.clashes_as_input(name, "a"), CUDA.clashes(name)), name
         shown_sizes = name in attentions | sizes, name in attentions | sizes | on_cuda | cuda_sizes
-        assert shown_sizes == (clashes_as_size(name), clashes_as_size(name, "cuda.sm_80")), name
+        assert shown_sizes == (TRITON.clashes_as_size(name), CUDA.clashes_as_size(name)), name
 
 
 def test_every_statement_is_explained() -> None:

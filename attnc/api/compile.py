@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 import tempfile
 import warnings
 from dataclasses import replace
@@ -106,8 +105,9 @@ def _package(
     text: Source, tuned: Source | None, dispatch: Source | None, target: str | None, attention: str | None
 ) -> Package:
     """The files for one attention and one target. DiagnosticError, and ValueError for a wrong choice."""
-    from attnc.build import TARGETS, compile_program
+    from attnc.build import compile_program
     from attnc.model.resolve import resolve
+    from attnc.plan.targets import TARGETS
     from attnc.syntax.parser import parse
     from attnc.syntax.prelude import prelude
 
@@ -166,33 +166,31 @@ def _choose(program: Program, wanted: str | None) -> str:
 
 def _scheduled(program: Program, name: str, target: str) -> Source:
     """The spec with a schedule for the target. ValueError for a projection."""
-    from attnc.api.schedule import default_schedule
+    from attnc.plan.default_schedule import shape_of
+    from attnc.plan.targets import schedule_for
 
     text = program.source.text
     if name not in [attention.name for attention in program.attentions]:
         raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
-    return Source(
-        program.source.path, f"{text.rstrip()}\n\n{default_schedule(program.attention(name), target)}"
-    )
+    schedule = schedule_for(name, target, shape_of(program.attention(name)))
+    return Source(program.source.path, f"{text.rstrip()}\n\n{schedule}")
 
 
 def _imported(folder: Path, package: Package) -> Family:
     """The family of a package. Where there is no GPU its kernels run on the CPU, as the tests' do."""
     import torch
 
-    target = package.facts["target"]
-    here = not torch.cuda.is_available()
-    if here and target == "triton" and "triton" not in sys.modules:
-        from attnc.verify.interpreter import ensure_interpreter
+    if torch.cuda.is_available():
+        return Family(load_package(folder), package)
+    from attnc.verify.runners import runner_of
 
-        ensure_interpreter()
+    runner = runner_of(package.facts["target"])
+    if not runner.is_too_late:
+        runner.prepare()
     module = load_package(folder)
-    if here and target != "triton":
-        from attnc.verify.simt import attach
-
-        for name in package.files:
-            if name.endswith(".py") and name != "__init__.py":
-                attach(getattr(module, name.removesuffix(".py")))
+    for name in package.files:
+        if name.endswith(".py") and name != "__init__.py":
+            runner.attach(getattr(module, name.removesuffix(".py")))
     return Family(module, package)
 
 

@@ -29,7 +29,7 @@ from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.picture import picture
-from attnc.plan.traffic import device_memory, traffic
+from attnc.plan.targets import target_of
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch, interleave
 
@@ -114,13 +114,14 @@ def predict(cell: Cell, candidate: str) -> Bytes | None:
     if candidate == "eager":
         tensors = 4 * length * cell.width
         return Bytes(asked=None, device=2 * heads * (tensors + 6 * length**2), shared=None)
-    kernel = _planned(cell, candidate).kernels[0]
-    layout, config = kernel.cuda, kernel.configs[0]
-    if layout is None:
-        raise ValueError(f"{kernel.name} has no layout")
+    module = _planned(cell, candidate)
+    kernel = module.kernels[0]
+    config = kernel.configs[0]
     tiles = picture(kernel, length, length, _size(config["tile.q"]), _size(config["tile.kv"]))
-    moved = traffic(kernel, layout, config, tiles).times(heads)
-    memory = device_memory(kernel, layout, config, tiles, heads, _device())
+    counted = target_of(module.target).traffic(kernel, config, tiles, heads, _device())
+    if counted is None:
+        raise ValueError(f"what {kernel.name} moves is not known")
+    moved, memory = counted
     return Bytes(asked=moved.moved, device=memory.read + memory.written, shared=moved.shared)
 
 

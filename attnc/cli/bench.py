@@ -211,7 +211,7 @@ def _flex(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> Non
 
 def check_target(target: str) -> None:
     """Raises Mistake where nothing is compiled for a target of this name."""
-    from attnc.build import TARGETS
+    from attnc.plan.targets import TARGETS
 
     if target not in TARGETS:
         raise Mistake(f"there is no target '{target}'", f"targets are {', '.join(sorted(TARGETS))}")

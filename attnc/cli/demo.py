@@ -29,6 +29,7 @@ def demo(
     """
     from attnc.build import compile_spec, folder_of, front, plan_program
     from attnc.output import write
+    from attnc.runtime.toolchains import toolchain_of
 
     begin = time.perf_counter()
     compiled = compile_spec(one_spec(spec), out.parent)
@@ -46,8 +47,8 @@ def demo(
     module = modules[0]
     path = out / folder_of(module) / f"{module.variant.name}.py"
     lines = path.read_text(encoding="utf-8").count("\n")
-    needs = "triton" if module.target == "triton" else "cupy"
     say(paint("compiled", "1"), f"  {spec}: {len(compiled.outputs)} files in {took:.2f} s, without a GPU")
+    needs = toolchain_of(module.target).package
     say(paint("read it", "1"), f"   {path} ({lines} lines, needs torch and {needs} only)")
     _show_mask(module)
 

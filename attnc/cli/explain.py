@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from attnc.model.schedule import Schedule
     from attnc.plan import ir
     from attnc.plan.device import Device
-    from attnc.plan.ir_backward import KernelName
-    from attnc.runtime.cubin import Usage
+    from attnc.plan.layout import KernelName, Which
+    from attnc.runtime.toolchain import Usage
 
 
 def explain(
@@ -109,18 +109,14 @@ def _backward_usages(module: ir.Module, device: Device) -> dict[KernelName, Usag
     }
 
 
-def _compiled(
-    module: ir.Module, config: int, device: Device, backward: KernelName | None = None
-) -> Usage | None:
+def _compiled(module: ir.Module, config: int, device: Device, kernel: Which = "forward") -> Usage | None:
     """Registers and spills; a compiler that is missing or too old for the architecture costs only these
     lines.
     """
     try:
-        from attnc.runtime.cubin import backward_usage, usage_of
+        from attnc.runtime.toolchains import usage_of
 
-        if backward is not None:
-            return backward_usage(module, backward, config, device)
-        return usage_of(module, config, device)
+        return usage_of(module, config, device, kernel)
     except Exception as failure:  # Triton raises whatever its passes raise
         reason = (str(failure).strip().splitlines() or ["no message"])[0]
         note(f"not compiled for {device.arch}: {type(failure).__name__}: {reason[:200]}")

@@ -29,13 +29,14 @@ def committed(name: str) -> str:
 
 def record_of(text: str, target: str, report: Report) -> Record:
     """What is noted of a file whose cases were all right."""
-    from attnc.runtime.trial import device_name, toolchain
+    from attnc.runtime.toolchains import toolchain_of
+    from attnc.runtime.trial import device_name
     from attnc.verify.record import Record, hash_of
 
     return Record(
         sha256=hash_of(text),
         device=device_name(),
-        toolchain=toolchain(target),
+        toolchain=toolchain_of(target).version(),
         cases=report.examples,
         worst=round(report.worst, 4),
         where=report.where,

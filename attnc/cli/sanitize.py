@@ -17,10 +17,11 @@ def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_
     """Runs the files of generated/ under every tool, says what was found, and notes those without a finding.
 
     Raises Mistake without CUDA modules, a GPU or compute-sanitizer; Exit(1) if anything was found."""
+    from attnc.verify.runners import runner_of
     from attnc.verify.sanitize import TOOLS, Job, find_sanitizer, sanitize, version
     from attnc.verify.subjects import has_gpu
 
-    if any(judge.target == "triton" for judge in judges):
+    if not all(runner_of(judge.target).can_sanitize for judge in judges):
         raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
     if not has_gpu():
         raise Mistake("compute-sanitizer needs a GPU", "'attnc verify' without --sanitize runs anywhere")

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from attnc.api.schedule import Shape, schedule_for
 from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Dot, Expr, Load, Ref, children, rebuild, walk
 from attnc.expr.show import show
 from attnc.flex.expressions import Expressions, conjunction, split
 from attnc.flex.tape import Capture
 from attnc.flex.trace import Trace
 from attnc.model.names import NOT_FUNCTIONS, RESERVED
-from attnc.plan.names import clashes_as_input, clashes_as_size
+from attnc.plan.default_schedule import Shape
+from attnc.plan.targets import TARGETS, schedule_for
 
 #: Element types of captured tensors. Others are converted when a kernel is called.
 CAPTURED: Mapping[torch.dtype, str] = {
@@ -192,9 +192,8 @@ def _is_free(name: str) -> bool:
     if name in RESERVED or keyword.iskeyword(name) or keyword.issoftkeyword(name):
         return False
     return not any(
-        clash(name, target=target)
-        for target in ("triton", "cuda.sm_80")
-        for clash in (clashes_as_size, functools.partial(clashes_as_input, attention="flex"))
+        target.reserved.clashes_as_size(name) or target.reserved.clashes_as_input(name, "flex")
+        for target in TARGETS.values()
     )
 
 

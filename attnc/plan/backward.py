@@ -19,7 +19,6 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule
 from attnc.plan.backward_kernel import KernelMaker
 from attnc.plan.columns import are_wide, block, feature
-from attnc.plan.cuda_backward import plan_cuda_backward
 from attnc.plan.gradients import Wanted, wanted_loads
 from attnc.plan.ir import Kernel
 from attnc.plan.ir_backward import (
@@ -31,6 +30,7 @@ from attnc.plan.ir_backward import (
     InMemory,
 )
 from attnc.plan.storage import is_plain
+from attnc.plan.targets import target_of
 
 #: What `accumulate.dq` may say.
 _IN_MEMORY: dict[str, InMemory] = {"atomic": "atomic", "sequential": "sequential"}
@@ -49,12 +49,13 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
     adds_dq = _IN_MEMORY.get(str(default["accumulate.dq"])) if "q" in grads else None
     own_dq = "q" in grads and adds_dq is None
     over_kv = adds_dq is not None or bool({"k", "v"} & set(grads)) or bool(columns)
-    cuda = None if forward.cuda is None else plan_cuda_backward(variant, schedule, forward.cuda)
-    apart = cuda is not None  # the rows have a kernel of their own
+    target = target_of(schedule.target)
+    layout = target.backward_layout(variant, schedule, forward.layout)
+    apart = target.has_rows_kernel
     over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
     over_q = over_q or not (is_plain(attention) or apart)
     over_q = over_q or not over_kv  # gradients that are 0 everywhere, of what conditions alone read
-    maker = KernelMaker(variant=variant, attention=attention, schedule=schedule, cuda=cuda)
+    maker = KernelMaker(variant=variant, attention=attention, schedule=schedule, target=target, layout=layout)
     kernels: list[BackwardKernel] = []
     if over_q:
         first = None if apart else in_sink
@@ -62,7 +63,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
     if over_kv:
         summed = columns if over_q else [*columns, *others]
         wide = are_wide(*(block(feature(t)) for t in (attention.q, attention.v)))
-        if adds_dq is None and wide and not apart:
+        if adds_dq is None and wide and target.splits_wide:
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))
@@ -79,7 +80,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
         bound=GradientBound(
             forward=forward.bound, tile=max(tiles), min_tile=min(tiles), scale=kernels[0].chain.scale
         ),
-        cuda=cuda,
+        layout=layout,
     )
 
 

@@ -11,8 +11,6 @@ from attnc.expr.nodes import TRUE, Dim, Expr
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Config, Schedule
-from attnc.plan.cuda_backward import cuda_choices
-from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
@@ -21,16 +19,15 @@ from attnc.plan.ir_backward import (
     Accumulate,
     BackwardKernel,
     InMemory,
-    KernelName,
     Made,
     Preprocess,
     Prologue,
     name_of,
 )
+from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.loads import LoadNames
 from attnc.plan.poles import may_exclude
 from attnc.plan.regions import regions
-from attnc.plan.resources import room
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import key_lengths, outruns, sequences, sizes
 from attnc.plan.sequence import lengths as lengths_of
@@ -48,7 +45,7 @@ from attnc.plan.steps import (
     statement_expressions,
 )
 from attnc.plan.storage import has_descriptors
-from attnc.plan.triton_configs import triton_configs
+from attnc.plan.target import Target
 
 #: A load with the way its gradient is summed.
 Pair: TypeAlias = tuple[Wanted, Accumulate]
@@ -61,13 +58,12 @@ class KernelMaker:
     variant: Variant
     attention: Attention
     schedule: Schedule
-    cuda: CudaBackward | None = None
+    target: Target
+    layout: BackwardLayout | None
 
     def choices(self, name: KernelName) -> tuple[Config, ...]:
         """The configs of one kernel that run on some device."""
-        if self.cuda is not None:
-            return cuda_choices(self.cuda, self.variant, self.schedule, name)
-        return triton_configs(self.variant, self.schedule, name)
+        return self.target.configs(self.variant, self.schedule, name, self.layout)
 
     def kernel(
         self,
@@ -132,7 +128,7 @@ class KernelMaker:
         loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=cut)
         if inner == "kv":
             kept = kept_by_some(mask)
-            loops = with_edges(loops, mask, kept) if self.cuda is None else with_fills(loops, kept)
+            loops = with_edges(loops, mask, kept) if self.target.cuts_edges else with_fills(loops, kept)
         return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
 
     def _heads(self, inner: Axis) -> tuple[Expr, ...]:
@@ -150,9 +146,7 @@ class KernelMaker:
         )
 
     def _shared(self, config: Config, name: KernelName) -> int:
-        if self.cuda is None:
-            return room(config, self.variant, name)
-        return sum(self.cuda.shared_memory(config, name).values())
+        return self.target.shared(self.variant, config, name, self.layout)
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
         names = LoadNames.of(self.attention)

@@ -17,7 +17,7 @@ from attnc.model.tensors import DType, Paged, Prefix
 from attnc.plan.columns import block, feature
 from attnc.plan.device import Device
 from attnc.plan.ir import Axis
-from attnc.plan.ir_backward import Which
+from attnc.plan.layout import Which
 from attnc.plan.loads import axes_of
 from attnc.plan.storage import parts, tile_columns
 

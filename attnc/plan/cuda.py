@@ -16,15 +16,13 @@ from attnc.model.tensors import DType, Prefix
 from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
 from attnc.plan.cuda_layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
-from attnc.plan.device import DEVICES
+from attnc.plan.device import devices_from
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.resources import Estimate
 from attnc.plan.unsupported import unsupported
 
 PREFIX = "cuda."
-#: Architectures that the mma.sync kernels are compiled for.
-PORTABLE = tuple(DEVICES)
 #: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
 _EXCHANGE = 32
 #: acc and s take most registers of a thread; the rest is addresses, statistics and fragments in flight, of
@@ -60,16 +58,7 @@ _SPLIT: Mapping[str, Sequence[Value]] = {"warp_split": ("kv",)}
 
 
 def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Every reason why this CUDA target cannot compile this variant under this schedule."""
-    arch = schedule.target.removeprefix(PREFIX)
-    if arch not in PORTABLE:
-        yield unsupported(
-            f"'{schedule.target}' has no kernels yet",
-            schedule.span,
-            "wgmma and TMA kernels are a family of their own",
-            "a schedule for 'cuda.sm_80' runs on this architecture too",
-        )
-        return
+    """Every reason why these CUDA targets cannot compile this variant under this schedule."""
     attention = variant.attention
     if attention.o.dtype != attention.q.dtype:
         yield unsupported(
@@ -197,7 +186,7 @@ def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     if registers > limit:
         return f"needs about {registers} registers a thread; the limit is {limit}"
     shared = sum(layout.shared_memory(config).values())
-    most = max(device.shared_per_block for device in DEVICES.values())
+    most = max(device.shared_per_block for device in devices_from(layout.arch))
     if shared > most:
         parts = " + ".join(f"{name} {size}" for name, size in layout.shared_memory(config).items())
         return f"needs {shared} B of shared memory ({parts}); the limit is {most} B"

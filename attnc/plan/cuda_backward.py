@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from attnc.diagnostics import Diagnostic
@@ -13,10 +13,11 @@ from attnc.model.schedule import Config, Knob, Schedule, knobs_of
 from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
 from attnc.plan.cuda import REMEDIES
-from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, Which, over_rows
+from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, over_rows
 from attnc.plan.cuda_layout import MMA, CudaLayout
-from attnc.plan.device import DEVICES
+from attnc.plan.device import devices_from
 from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of, remedy
+from attnc.plan.layout import KernelName
 from attnc.plan.resources import Estimate
 from attnc.plan.unsupported import unsupported
 
@@ -30,34 +31,33 @@ _FREE_REGISTERS, _FREE_REGISTERS_F32 = 40, 52
 _LIMIT = 255
 
 
-def check_cuda_backward(knobs: Iterable[Knob]) -> Iterator[Diagnostic]:
-    """Every key of the backward's phases that these kernels cannot honour."""
-    for knob in knobs:
-        span = knob.span
-        if span is None:
-            continue
-        match knob.key, knob.choices:
-            case "warp_split" | "order", (_, _, *_):
-                yield unsupported(
-                    f"'{knob.key}' shapes the text of a CUDA kernel",
-                    span,
-                    "has one value in a schedule",
-                    "write a second attention to compare",
-                )
-            case "tile.d", _:
-                yield unsupported(
-                    "'tile.d' is not lowered to CUDA",
-                    span,
-                    "the layout of a CUDA kernel decides this",
-                    "remove it",
-                )
-            case "dp", (order, *rest) if rest or order != "early":
-                yield unsupported(
-                    "dP comes before P is needed in a CUDA kernel",
-                    span,
-                    "p and ds are made in one pass over the scores, in their registers",
-                    "write 'dp = early', or remove it",
-                )
+def check_cuda_backward(knob: Knob) -> Iterator[Diagnostic]:
+    """What these kernels cannot honour of a key of the backward's phases."""
+    span = knob.span
+    if span is None:
+        return
+    match knob.key, knob.choices:
+        case "warp_split" | "order", (_, _, *_):
+            yield unsupported(
+                f"'{knob.key}' shapes the text of a CUDA kernel",
+                span,
+                "has one value in a schedule",
+                "write a second attention to compare",
+            )
+        case "tile.d", _:
+            yield unsupported(
+                "'tile.d' is not lowered to CUDA",
+                span,
+                "the layout of a CUDA kernel decides this",
+                "remove it",
+            )
+        case "dp", (order, *rest) if rest or order != "early":
+            yield unsupported(
+                "dP comes before P is needed in a CUDA kernel",
+                span,
+                "p and ds are made in one pass over the scores, in their registers",
+                "write 'dp = early', or remove it",
+            )
 
 
 def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
@@ -81,7 +81,7 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
 
 
 def cuda_choices(
-    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: Which
+    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[Config, ...]:
     """The configs of one kernel that can run somewhere, in their order. Raises DiagnosticError (E0601) when
     there is none.
@@ -95,7 +95,7 @@ def cuda_choices(
     return kept
 
 
-def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: Which) -> Estimate:
+def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: KernelName) -> Estimate:
     """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
     tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
     d, dv = plan.layout.qk.width, plan.layout.v.width
@@ -119,14 +119,14 @@ def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: Which) ->
     return Estimate(buffers=buffers, registers=_registers(plan, config, kernel))
 
 
-def _registers(plan: CudaBackward, config: Config, kernel: Which) -> dict[str, int]:
+def _registers(plan: CudaBackward, config: Config, kernel: KernelName) -> dict[str, int]:
     """Registers of a thread by value, and an allowance for the rest."""
     other = _FREE_REGISTERS_F32 if plan.layout.is_f32 else _FREE_REGISTERS
     return {**plan.registers(config, kernel), "other": other}
 
 
 def _candidates(
-    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: Which
+    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[Config, ...]:
     """The configs of the schedule; where it names no tiles, those that suit the head dimension."""
     found = configs(schedule, phase_of(kernel), variant)
@@ -136,7 +136,7 @@ def _candidates(
     return first_fitting(found, [group], lambda config: _misfit(config, plan, variant, kernel))
 
 
-def _sizes(plan: CudaBackward, variant: Variant, kernel: Which) -> tuple[Sizes, ...]:
+def _sizes(plan: CudaBackward, variant: Variant, kernel: KernelName) -> tuple[Sizes, ...]:
     """Tiles for the head dimension, the fastest first."""
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
@@ -183,7 +183,7 @@ _F32_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
 }
 
 
-def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which) -> str | None:
+def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: KernelName) -> str | None:
     """Why no GPU of the target can run the config; None if one can."""
     tile_q, tile_kv, warps = (config.number(key) for key in ("tile.q", "tile.kv", "warps"))
     parts = 1 if over_rows(kernel) else plan.parts(config)
@@ -210,7 +210,7 @@ def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: Which)
     if registers > _LIMIT:
         return f"needs about {registers} registers a thread; the limit is {_LIMIT}"
     buffers = plan.shared_memory(config, kernel)
-    most = max(device.shared_per_block for device in DEVICES.values())
+    most = max(device.shared_per_block for device in devices_from(plan.layout.arch))
     if sum(buffers.values()) > most:
         named = " + ".join(f"{name} {size}" for name, size in buffers.items())
         return f"needs {sum(buffers.values())} B of shared memory ({named}); the limit is {most} B"

@@ -9,13 +9,11 @@ columns of dk and dv."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from attnc.model.schedule import Config
 from attnc.plan.cuda_layout import CudaLayout
+from attnc.plan.layout import KernelName
 
-#: The kernels of a backward, as in `ir_backward.KernelName`.
-Which: TypeAlias = Literal["dq", "dkdv", "dk", "dv", "rows"]
 #: Keys of a warp where several share them: two rows of fragments use each operand twice.
 SHARED_KEYS = 32
 
@@ -41,7 +39,7 @@ class CudaBackward:
             return 1
         return config.number("warps") * SHARED_KEYS // config.number("tile.kv")
 
-    def shared_memory(self, config: Config, kernel: Which) -> dict[str, int]:
+    def shared_memory(self, config: Config, kernel: KernelName) -> dict[str, int]:
         """Bytes of shared memory of one kernel by buffer, in its order."""
         tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
         warps, size = config.number("warps"), self.layout.element.bytes
@@ -69,7 +67,7 @@ class CudaBackward:
             buffers["sums"] = (warps + self.parts(config) * tile_kv) * 4
         return buffers
 
-    def registers(self, config: Config, kernel: Which) -> dict[str, int]:
+    def registers(self, config: Config, kernel: KernelName) -> dict[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
         threads = 32 * config.number("warps")
@@ -79,6 +77,6 @@ class CudaBackward:
         return {"acc": acc // threads, "s": scores, "ds": scores, **small}
 
 
-def over_rows(kernel: Which) -> bool:
+def over_rows(kernel: KernelName) -> bool:
     """Whether the kernel has a block of threads per q tile."""
     return kernel in ("dq", "rows")

@@ -21,8 +21,6 @@ from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
-from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
-from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
 from attnc.plan.forward import plan_softmax
@@ -30,7 +28,6 @@ from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions
 from attnc.plan.ir_decode import Pack, Split, UnifiedMax
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.resources import room, staged
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths, outruns, rows, sizes, stored
 from attnc.plan.sequence import program as program_of
@@ -44,7 +41,7 @@ from attnc.plan.steps import (
     named_bounds,
 )
 from attnc.plan.storage import parts
-from attnc.plan.triton_configs import triton_configs
+from attnc.plan.targets import target_of
 from attnc.plan.unified_max import LONGEST, unified_max
 
 #: The query head of each row of a tile.
@@ -56,10 +53,10 @@ MOST_SPLITS = 128
 
 def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
     """The decode kernel of a normalised attention; the schedule is known to be lowerable."""
-    on_cuda = schedule.target.startswith(PREFIX)
-    choices = cuda_configs(variant, schedule) if on_cuda else triton_configs(variant, schedule)
+    target = target_of(schedule.target)
+    choices = target.configs(variant, schedule)
     default = choices[0]
-    layout = cuda_layout(variant, default, schedule) if on_cuda else None
+    layout = target.layout(variant, schedule, default)
     pack = _pack(attention) if default["pack"] == "gqa" else None
     if pack is not None:
         attention = _per_row(attention)
@@ -75,7 +72,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
             lo=loops.loops[0].start,
             hi=loops.loops[-1].stop,
             reach=reach(attention.mask),
-            staged=() if on_cuda else tuple(staged(config, variant) for config in choices),
+            staged=tuple(target.staged(variant, config) for config in choices),
         )
     softmax, score = plan_softmax(attention, default, names)
     unified = unified_max(attention, default)
@@ -88,7 +85,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         names,
         "kv",
         kept=kept,
-        always_fills=loops.are_short and not on_cuda,
+        always_fills=loops.are_short and target.always_fills,
     )
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
     program = program_of(names, lines)
@@ -108,14 +105,11 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         softmax=softmax,
         tma=False,
         configs=choices,
-        shared=tuple(
-            sum(layout.shared_memory(config).values()) if layout else room(config, variant)
-            for config in choices
-        ),
-        cuda=layout,
+        shared=tuple(target.shared(variant, config, "forward", layout) for config in choices),
+        layout=layout,
         bound=_bound(
             error_bound(attention, choices, softmax),
-            _partial_results(choices, layout),
+            _splits(choices) + target.joined(choices, layout),
             unified,
         ),
         rows=places,
@@ -209,12 +203,6 @@ def _shares(config: Config) -> int:
             return int(LONGEST) // size
         case _:
             return MOST_SPLITS
-
-
-def _partial_results(choices: tuple[Config, ...], layout: CudaLayout | None) -> int:
-    """The most results of parts of a row's keys that are joined: of shares, and of warps within them."""
-    warps = max(config.number("warps") for config in choices)
-    return _splits(choices) + (warps if layout is not None and layout.warp_split == "kv" else 0)
 
 
 def _shared(loops: Regions) -> Regions:

@@ -147,3 +147,8 @@ _DEVICES = (
 
 #: By architecture, oldest first.
 DEVICES: Mapping[str, Device] = MappingProxyType({device.arch: device for device in _DEVICES})
+
+
+def devices_from(arch: str) -> tuple[Device, ...]:
+    """Those of an architecture and newer ones, which run what was compiled for it."""
+    return tuple(device for device in _DEVICES if device.capability >= DEVICES[arch].capability)

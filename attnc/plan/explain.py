@@ -19,14 +19,14 @@ from attnc.model.schedule import Config, Schedule, knobs_of
 from attnc.model.tensors import DType, Prefix
 from attnc.plan import ir
 from attnc.plan.columns import feature
-from attnc.plan.cuda import cuda_estimate
 from attnc.plan.device import Device
 from attnc.plan.explain_kernel import Usage, bounds_dict, masked_where, resource_dict
 from attnc.plan.ir_decode import UnifiedMax
 from attnc.plan.picture import Picture, picture
-from attnc.plan.resources import Estimate, estimate
+from attnc.plan.resources import Estimate
 from attnc.plan.roofline import Roofline, roofline_dict, roofline_of
-from attnc.plan.traffic import DeviceMemory, Traffic, device_memory, traffic
+from attnc.plan.targets import target_of
+from attnc.plan.traffic import DeviceMemory, Traffic
 from attnc.plan.tuned import as_knobs
 from attnc.source import Span, visible
 
@@ -69,20 +69,14 @@ class Explanation:
     @property
     def needs(self) -> Estimate:
         """What a block is estimated to take."""
-        layout, variant = self.kernel.cuda, self.module.variant
-        if layout is None:
-            return estimate(self.config, variant, self.device)
-        return cuda_estimate(layout, self.config)
+        target = target_of(self.module.target)
+        return target.estimate(self.module, self.config, "forward", self.device)
 
     @property
     def traffic(self) -> tuple[Traffic, DeviceMemory] | None:
         """Of all heads of the roofline's shape; None where the plan does not lay out shared memory."""
-        kernel, layout = self.kernel, self.kernel.cuda
         tiles, heads = self.roofline.picture, self.roofline.heads
-        if layout is None or kernel.structure not in ("forward_q_kv", "forward_kv_q"):
-            return None
-        one = traffic(kernel, layout, self.config, tiles)
-        return one.times(heads), device_memory(kernel, layout, self.config, tiles, heads, self.device)
+        return target_of(self.module.target).traffic(self.kernel, self.config, tiles, heads, self.device)
 
 
 def explain(

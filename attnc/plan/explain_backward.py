@@ -8,11 +8,9 @@ from typing import Any
 
 from attnc.expr.show import show
 from attnc.model.attention import Attention
-from attnc.model.schedule import Config
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import feature
-from attnc.plan.cuda_backward import cuda_backward_estimate
 from attnc.plan.device import Device
 from attnc.plan.explain import tiles_of
 from attnc.plan.explain_kernel import (
@@ -23,10 +21,12 @@ from attnc.plan.explain_kernel import (
     resource_dict,
     resource_lines,
 )
-from attnc.plan.ir_backward import BackwardKernel, KernelName, kernels_of
+from attnc.plan.ir_backward import BackwardKernel, kernels_of
+from attnc.plan.layout import KernelName
 from attnc.plan.picture import picture
-from attnc.plan.resources import Estimate, estimate
+from attnc.plan.resources import Estimate
 from attnc.plan.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
+from attnc.plan.targets import target_of
 from attnc.plan.tuned import knobs_of_kernel
 
 
@@ -60,20 +60,13 @@ def explain_backward(
             BackwardExplanation(
                 planned=planned,
                 position=position,
-                needs=_needs(module, config, name, device),
+                needs=target_of(module.target).estimate(module, config, name, device),
                 device=device,
                 roofline=roofline_of(d, device, shape, dtype=dtype, columns=columns, moved=moved),
                 usage=usages.get(name),
             )
         )
     return tuple(found)
-
-
-def _needs(module: ir.Module, config: Config, kernel: KernelName, device: Device) -> Estimate:
-    cuda = None if module.backward is None else module.backward.cuda
-    if cuda is None:
-        return estimate(config, module.variant, device, kernel)
-    return cuda_backward_estimate(cuda, config, kernel)
 
 
 def default_position(planned: BackwardKernel, device: Device) -> int:

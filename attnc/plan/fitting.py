@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.model.schedule import Config, Phase, Schedule, Value, knobs_of
-from attnc.plan.ir_backward import Which
+from attnc.plan.layout import Which
 
 #: Values of the keys that a schedule does not mention.
 Tiles: TypeAlias = Mapping[str, Value]

@@ -12,14 +12,12 @@ from attnc.expr.nodes import TRUE, Dot, Expr
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
-from attnc.plan.cuda import PREFIX, cuda_configs, cuda_layout
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
 from attnc.plan.loads import LoadNames
 from attnc.plan.poles import may_exclude
 from attnc.plan.regions import regions
-from attnc.plan.resources import room
 from attnc.plan.scores import LOG2E, split_scale
 from attnc.plan.sequence import lengths, outruns, rows, sequences, sizes, stored
 from attnc.plan.sequence import program as program_of
@@ -33,17 +31,17 @@ from attnc.plan.steps import (
     other_axis,
 )
 from attnc.plan.storage import has_descriptors
-from attnc.plan.triton_configs import triton_configs
+from attnc.plan.targets import target_of
 
 
 def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
     """The forward kernel of a normalised attention (`signature.normalise`); the schedule is known to be
     lowerable.
     """
-    on_cuda = schedule.target.startswith(PREFIX)
-    choices = cuda_configs(variant, schedule) if on_cuda else triton_configs(variant, schedule)
+    target = target_of(schedule.target)
+    choices = target.configs(variant, schedule)
     default = choices[0]
-    layout = cuda_layout(variant, default, schedule) if on_cuda else None
+    layout = target.layout(variant, schedule, default)
     inner: Axis = "kv" if default["loops"] == ("q", "kv") else "q"
     names = LoadNames.of(attention)
     places = rows(attention, names)
@@ -51,7 +49,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=outruns(attention, inner))
     kept = kept_by_some(attention.mask)
     if inner == "kv":
-        loops = with_fills(loops, kept) if on_cuda else with_edges(loops, attention.mask, kept)
+        loops = with_edges(loops, attention.mask, kept) if target.cuts_edges else with_fills(loops, kept)
     loops = named_bounds(loops, names)
     softmax, score = plan_softmax(attention, default, names)
     inside = IN_BOUNDS if tail else TRUE
@@ -77,11 +75,8 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         softmax=softmax,
         tma=not lines and has_descriptors(attention),
         configs=choices,
-        shared=tuple(
-            sum(layout.shared_memory(config).values()) if layout else room(config, variant)
-            for config in choices
-        ),
-        cuda=layout,
+        shared=tuple(target.shared(variant, config, "forward", layout) for config in choices),
+        layout=layout,
         bound=error_bound(attention, choices, softmax),
         rows=places,
         stored=stored(attention),

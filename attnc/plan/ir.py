@@ -17,8 +17,8 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.access import Rows, Sequences
-from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir_decode import Pack, Part, Split, UnifiedMax
+from attnc.plan.layout import Layout
 from attnc.source import Span
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ class Kernel:
     rows: where the rows of q, k, v and o lie, those that are not in ordinary tensors
     stored: rows of o that the program's sequence has, of which only the first M exist
     pack, split, parts, unified: see `ir_decode`, for the structure "decode" alone
-    cuda: how a CUDA kernel lies on the machine (None for Triton)
+    layout: how the kernel lies on the machine (None where a compiler decides it)
     """
 
     name: str
@@ -313,7 +313,7 @@ class Kernel:
     split: Split | None = None
     parts: tuple[Part, ...] = ()
     unified: UnifiedMax | None = None
-    cuda: CudaLayout | None = None
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

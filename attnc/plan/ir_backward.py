@@ -18,8 +18,8 @@ from typing import Literal, TypeAlias
 from attnc.expr.nodes import Dot, Expr, Index, Load, walk
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences
-from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.ir import Axis, ErrorBound, Kernel, Let, Module, Statement
+from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.poles import has_pole, is_finite
 from attnc.plan.steps import kernel_expressions
 
@@ -31,10 +31,6 @@ Accumulate: TypeAlias = Literal["two_pass", "atomic"]
 #: (FlashAttention-1).
 InMemory: TypeAlias = Literal["atomic", "sequential"]
 Made: TypeAlias = Literal["dq", "dk", "dv"]
-#: The kernels of a backward by what they make; "rows" makes what the score loads, and none of these.
-KernelName: TypeAlias = Literal["dq", "dkdv", "dk", "dv", "rows"]
-#: Any kernel of a module.
-Which: TypeAlias = Literal["forward"] | KernelName
 #: An axis of f32[B, H, M, N], or a position on an axis that none of these is.
 Place: TypeAlias = Literal["b", "h", "q_idx", "q_pos", "kv_idx"] | int
 
@@ -228,14 +224,14 @@ class GradientBound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
     """All that follows from `grad ...` in a spec, in the order of execution; gradients in that of the
-    inputs. cuda: how CUDA kernels lie on the machine (None for Triton).
+    inputs. layout: how the kernels lie on the machine (None where a compiler decides it).
     """
 
     preprocess: Preprocess | None
     kernels: tuple[BackwardKernel, ...]
     gradients: tuple[Gradient, ...]
     bound: GradientBound
-    cuda: CudaBackward | None = None
+    layout: BackwardLayout | None = None
 
 
 def name_of(makes: tuple[Made, ...]) -> KernelName:

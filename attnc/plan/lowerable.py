@@ -13,32 +13,30 @@ from attnc.model.knobs import ONLINE
 from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import Dense, Paged, Prefix, Ragged
-from attnc.plan.cuda import check_cuda
-from attnc.plan.cuda_backward import check_cuda_backward
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir_decode import decode_knobs, is_decode
-from attnc.plan.names import clashes, clashes_as_input, clashes_as_size
+from attnc.plan.names import Reserved
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.storage import capacity, has_rows, is_plain
+from attnc.plan.target import Target
+from attnc.plan.targets import INSTEAD, TARGETS, target_of
 from attnc.plan.unified_max import check_bounds
 from attnc.plan.unsupported import unsupported
 from attnc.source import Span
 
-#: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
-_STRUCTURE = ("loops", "softmax", "persistent", "order", "pack")
 _STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
 
 
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Every reason why this target cannot compile this variant under this schedule."""
-    yield from _names(variant, schedule.target)
+    target = TARGETS.get(schedule.target)
+    if target is None:
+        yield unsupported(f"'{schedule.target}' has no kernels yet", schedule.span, "for it", INSTEAD)
+        return
+    yield from _names(variant, target.reserved)
     knobs = knobs_of(schedule, "forward")
     yield from _sizes(variant)
-    if schedule.target == "triton":
-        for knob in knobs.values():
-            yield from _knob(knob)
-    else:
-        yield from check_cuda(variant, schedule)
+    yield from target.check(variant, schedule)
     if combine := knobs_of(schedule, "combine"):
         for knob in combine.values():
             yield unsupported(
@@ -48,7 +46,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
         yield from _decode(variant, knobs)
     else:
         yield from _no_unified_max(knobs)
-    yield from _backward(variant, schedule)
+    yield from _backward(variant, schedule, target)
     loops = knobs.get("loops")
     softmax = knobs.get("softmax")
     if loops and ("kv", "q") in loops.choices:
@@ -132,9 +130,10 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
     """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for keys in
-    pages or values that are a prefix of them.
+    pages or values that are a prefix of them, nor for targets that have none.
     """
-    return bool(attention.grads) and not is_decode(schedule) and has_rows(attention)
+    can_be = has_rows(attention) and target_of(schedule.target).has_backward
+    return bool(attention.grads) and not is_decode(schedule) and can_be
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -161,25 +160,24 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
             what = "keys and values in pages" if isinstance(tensor.storage, Paged) else "a prefix of k"
             rows = "to train, store k and v as tensors of their own, or packed ('via ragged(...)')"
             return tensor.storage.span, f"{what}: there are no gradients of such memory", rows
+    if not target_of(schedule.target).has_backward:
+        label = f"{schedule.target} has no backward kernels yet"
+        return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
     place = next((knob.span for knob in decode_knobs(schedule)), None)
     instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
     return place or attention.span, "the decode kernel has no backward", instead
 
 
-def _backward(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+def _backward(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
     """What the backward phase asks for that its kernels cannot do."""
     attention = variant.attention
     if not has_backward(attention, schedule):
         return
-    knobs = [
-        knob for phase in ("backward", *PARTS["backward"]) for knob in knobs_of(schedule, phase).values()
-    ]
+    phases = ("backward", *PARTS["backward"])
+    knobs = dict.fromkeys(knob for phase in phases for knob in knobs_of(schedule, phase).values())
     scattered = {entry.load.tensor for entry in wanted_loads(normalise(attention)) if entry.places is None}
-    if schedule.target != "triton":
-        yield from check_cuda_backward(knobs)
     for knob in knobs:
-        if schedule.target == "triton":
-            yield from _knob(knob)
+        yield from target.check_backward(knob)
         if knob.key.startswith("accumulate.") and len(knob.choices) > 1:
             yield unsupported(
                 "one way to sum a gradient for all configs", knob.span, "decides which kernels there are"
@@ -222,23 +220,23 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
             )
 
 
-def _names(variant: Variant, target: str) -> Iterator[Diagnostic]:
+def _names(variant: Variant, reserved: Reserved) -> Iterator[Diagnostic]:
     """Names that mean something else in the generated module."""
     attention = variant.attention
     sizes = ((t, node) for t in attention.inputs for size in t.shape for node in walk(size))
     free = {node.name: t for t, node in sizes if isinstance(node, Dim) and node.name not in DIMS}
     gradients = {f"d{name}" for name in attention.grads}
     values = tuple(f"{name}_" for name in gradients)
-    named = [("attention", attention.name, attention.span)] if clashes(attention.name, target) else []
+    named = [("attention", attention.name, attention.span)] if reserved.clashes(attention.name) else []
     named += [
         ("input", tensor.name, tensor.span)
         for tensor in attention.inputs
-        if clashes_as_input(tensor.name, attention.name, target) or tensor.name in gradients
+        if reserved.clashes_as_input(tensor.name, attention.name) or tensor.name in gradients
     ]
     named += [
         ("size", name, t.span)
         for name, t in free.items()
-        if clashes_as_size(name, target) or name in gradients or name.startswith(values)
+        if reserved.clashes_as_size(name) or name in gradients or name.startswith(values)
     ]
     for what, name, span in named:
         yield unsupported(
@@ -259,37 +257,3 @@ def _sizes(variant: Variant) -> Iterator[Diagnostic]:
             f"'{name}' appears only inside a product or a sum",
             f"give some input an axis of size '{name}' alone",
         )
-
-
-def _knob(knob: Knob) -> Iterator[Diagnostic]:
-    if knob.key in _STRUCTURE and len(knob.choices) > 1:
-        yield unsupported(
-            f"'{knob.key}' has one value in a Triton schedule",
-            knob.span,
-            "each value is a kernel of its own",
-            f"write '{knob.key} = ...'",
-        )
-    for value in knob.choices:
-        match knob.key, value:
-            case "tile.q" | "tile.kv" | "warps", int(size) if size & (size - 1):
-                yield unsupported(
-                    f"Triton needs a power of two, not {size}", knob.span, f"'{knob.key}' cannot be {size}"
-                )
-            case "tile.kv", int(size) if size < 16:
-                yield unsupported(
-                    f"Triton multiplies tiles of 16 keys and more, not {size}", knob.span, "too few keys"
-                )
-            case "warp_split", "kv":
-                yield unsupported(
-                    "Triton lays out its own warps",
-                    knob.span,
-                    "split-K between warps cannot be asked for",
-                    "use 'warp_split = q' here, or a CUDA target",
-                )
-            case "tile.d", _:
-                yield unsupported(
-                    "Triton keeps the head dimension whole", knob.span, "cannot be tiled", "remove it"
-                )
-            case _:
-                continue
-        return

@@ -7,6 +7,7 @@ are the spec's inputs by name, and sizes keep their names everywhere: there a cl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from keyword import iskeyword
 
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.
@@ -129,31 +130,42 @@ CUDA_BACKWARD = frozenset((
 KERNELS = ("forward", "backward", "combine", "preprocess")
 
 
-def clashes(name: str, target: str = "triton") -> bool:
-    """Whether a module for the target cannot have a parameter or a function of this name."""
-    taken = MODULE if target == "triton" else MODULE | CUDA_MODULE
-    return iskeyword(name) or name in taken or name.startswith("_") or _is_stride(name, target)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """The words that modules for a target use. module: globals and variables of callables; kernel: names
+    inside kernels; has_strides: callables read the strides of their arguments into variables.
+    """
+
+    module: frozenset[str]
+    kernel: frozenset[str]
+    has_strides: bool
+
+    def clashes(self, name: str) -> bool:
+        """Whether a module cannot have a parameter or a function of this name."""
+        is_stride = self.has_strides and name.startswith("stride_")
+        return iskeyword(name) or name in self.module or name.startswith("_") or is_stride
+
+    def clashes_as_input(self, name: str, attention: str) -> bool:
+        """Whether no input can have this name: a variable has it, or a kernel of the attention may have
+        it.
+        """
+        is_kernel = name.startswith(tuple(f"{attention}_{kernel}" for kernel in KERNELS))
+        return self.clashes(name) or name in DISPATCH or is_kernel
+
+    def clashes_as_size(self, name: str) -> bool:
+        """Whether a module cannot have a size of this name."""
+        is_parameter = name.startswith("stride_") or name.endswith("_ptr")
+        return self.clashes(name) or name in self.kernel or is_parameter
 
 
-def clashes_as_input(name: str, attention: str, target: str = "triton") -> bool:
-    """Whether no input can have this name: a variable has it, or a kernel of the attention may have it."""
-    is_kernel = name.startswith(tuple(f"{attention}_{kernel}" for kernel in KERNELS))
-    return clashes(name, target) or name in DISPATCH or is_kernel
-
-
-def clashes_as_size(name: str, target: str = "triton") -> bool:
-    """Whether a module for the target cannot have a size of this name."""
-    in_cuda = target != "triton" and name in CUDA_KERNEL | CUDA_BACKWARD | CPP
-    is_parameter = name.startswith("stride_") or name.endswith("_ptr")
-    return clashes(name, target) or name in KERNEL or in_cuda or is_parameter
+#: Of modules whose kernels are Triton's, and of those whose kernels are C++.
+TRITON = Reserved(module=MODULE, kernel=KERNEL, has_strides=False)
+CUDA = Reserved(
+    module=MODULE | CUDA_MODULE, kernel=KERNEL | CUDA_KERNEL | CUDA_BACKWARD | CPP, has_strides=True
+)
 
 
 def own_name(name: str) -> str:
-    """What a kernel calls a value of this name."""
-    taken = name in KERNEL | CUDA_KERNEL | CUDA_BACKWARD | CPP or clashes(name) or name.endswith("_ptr")
-    return f"{name.lstrip('_')}_value" if taken or name.startswith("stride_") else name
-
-
-def _is_stride(name: str, target: str) -> bool:
-    """CUDA callables read the strides of their arguments into variables."""
-    return target != "triton" and name.startswith("stride_")
+    """What a kernel calls a value of this name, whatever its target."""
+    taken = name in CUDA.kernel or TRITON.clashes_as_size(name)
+    return f"{name.lstrip('_')}_value" if taken else name

@@ -16,7 +16,7 @@ from attnc.model.schedule import Config
 from attnc.model.tensors import DType
 from attnc.plan.buffers import Buffer, SharedMemory
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.ir_backward import Which
+from attnc.plan.layout import Which
 
 _THREADS_PER_WARP = 32
 #: What an estimate costs.

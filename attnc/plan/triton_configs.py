@@ -14,7 +14,7 @@ from attnc.model.tensors import DType
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import SIZES, Tiles, first_fitting, nothing_fits, phase_of
-from attnc.plan.ir_backward import Which
+from attnc.plan.layout import Which
 from attnc.plan.resources import Rejection, estimate, misfit
 
 Sizes: TypeAlias = tuple[int, int, int, int]

@@ -8,9 +8,35 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from attnc.plan import ir
+from attnc.plan.device import Device
+from attnc.plan.ir_backward import kernels_of
+from attnc.plan.layout import Which
 from attnc.runtime.cache import store_bytes
-from attnc.runtime.loader import load_file
+from attnc.runtime.loader import load_file, load_module
 from attnc.runtime.nvrtc import Cubin, compile_cubin
+from attnc.runtime.toolchain import Toolchain, Usage
+
+
+class Nvrtc(Toolchain):
+    """CUDA C++ by NVRTC, launched through the driver."""
+
+    package = "cupy"
+
+    def version(self) -> str:
+        from cupy.cuda import nvrtc
+
+        major, minor = nvrtc.getVersion()
+        return f"nvrtc {major}.{minor}"
+
+    def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage:
+        """For rows that are aligned to 16 bytes."""
+        planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel].kernel
+        host: Any = load_module(module)
+        _, configs = host._KERNELS[planned.name]
+        options = host._options(configs[position], 1, device.arch)
+        cubin = compile_cubin(host._source(planned.name), options)
+        return Usage(registers=cubin.registers, stack=cubin.stack, shared=planned.shared[position])
 
 
 def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:

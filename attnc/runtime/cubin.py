@@ -1,4 +1,4 @@
-"""Compiling a generated kernel for a GPU that is not there, and reading what it takes from the binary.
+"""Compiling a generated Triton kernel for a GPU that is not there, and reading what it takes from the binary.
 
 Triton and the ptxas in its wheel need no device; cuobjdump, beside it, lists registers, local memory (spills)
 and static shared memory of a cubin.
@@ -10,7 +10,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,13 @@ from attnc.plan import ir
 from attnc.plan.columns import block, feature
 from attnc.plan.decode import share_of
 from attnc.plan.device import Device
-from attnc.plan.ir_backward import KernelName, kernels_of
+from attnc.plan.ir_backward import kernels_of
+from attnc.plan.layout import Which
 from attnc.runtime.loader import load_module
-from attnc.runtime.nvrtc import compile_cubin
+from attnc.runtime.toolchain import Toolchain, Usage
 from attnc.target.triton.kernel import MATRICES
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What one block of a compiled kernel takes: registers of a thread, bytes of stack (spills) and shared
-    memory.
-    """
-
-    registers: int
-    stack: int
-    shared: int
 
 
 def tool(name: str) -> Path | None:
@@ -102,35 +91,32 @@ def read_usage(cubin: bytes) -> Usage | None:
     return Usage(registers=registers, stack=max(stack, local), shared=shared)
 
 
-def usage_of(module: ir.Module, position: int, device: Device) -> Usage | None:
-    """Compiles the first kernel of a planned module at one of its configs for a device; None without
-    cuobjdump.
-    """
-    kernel, config = module.kernels[0], module.kernels[0].configs[position]
-    if module.target != "triton":
-        return _cuda_usage(module, kernel, position, device)
-    constants = {
-        "SPLIT": kernel.split is not None,
-        "PDL": device.has_tma,
-        "SHARE": 0 if kernel.split is None else share_of(config),
-    }
-    return _triton_usage(module, kernel, position, device, constants)
+class TritonCompiler(Toolchain):
+    """Triton and the ptxas in its wheel."""
+
+    package = "triton"
+
+    def version(self) -> str:
+        import triton
+
+        return f"triton {triton.__version__}"
+
+    def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
+        """Backward kernels are launched without a gradient of lse."""
+        if kernel == "forward":
+            forward = module.kernels[0]
+            share = 0 if forward.split is None else share_of(forward.configs[position])
+            constants = {"SPLIT": forward.split is not None, "PDL": device.has_tma, "SHARE": share}
+            return _usage(module, forward, position, device, constants)
+        planned = kernels_of(module)[kernel].kernel
+        early = planned.configs[position].values.get("dp") != "late"
+        return _usage(module, planned, position, device, {"dlse_ptr": None, "EARLY_DP": early})
 
 
-def backward_usage(module: ir.Module, name: KernelName, position: int, device: Device) -> Usage | None:
-    """The same of a backward kernel, launched without a gradient of lse."""
-    planned = kernels_of(module)[name]
-    kernel, config = planned.kernel, planned.kernel.configs[position]
-    if module.target != "triton":
-        return _cuda_usage(module, kernel, position, device)
-    constants = {"dlse_ptr": None, "EARLY_DP": config.values.get("dp") != "late"}
-    return _triton_usage(module, kernel, position, device, constants)
-
-
-def _triton_usage(
+def _usage(
     module: ir.Module, kernel: ir.Kernel, position: int, device: Device, more: Mapping[str, Any]
 ) -> Usage | None:
-    """Of a kernel by Triton; more: constants besides its tiles, those that it takes."""
+    """Of a kernel; more: constants besides its tiles, those that it takes."""
     config, limit = kernel.configs[position], kernel.configs[position].values.get("maxnreg")
     function = getattr(load_module(module), kernel.name)
     constants = {
@@ -149,15 +135,6 @@ def _triton_usage(
         config.number("stages"),
         limit if isinstance(limit, int) else None,
     )
-
-
-def _cuda_usage(module: ir.Module, kernel: ir.Kernel, position: int, device: Device) -> Usage:
-    """Of a kernel by NVRTC, for rows that are aligned to 16 bytes."""
-    host: Any = load_module(module)
-    _, configs = host._KERNELS[kernel.name]
-    options = host._options(configs[position], 1, device.arch)
-    cubin = compile_cubin(host._source(kernel.name), options)
-    return Usage(registers=cubin.registers, stack=cubin.stack, shared=kernel.shared[position])
 
 
 def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ from attnc.expr.nodes import Dim, Expr, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Paged, Ragged, Role
 from attnc.plan import ir
-from attnc.plan.ir_backward import KernelName
+from attnc.plan.layout import KernelName
 from attnc.plan.storage import PAGES
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
@@ -134,18 +134,6 @@ def backward_trial(
 def device_name() -> str:
     """The current CUDA device, as tuned files call it."""
     return torch.cuda.get_device_name()
-
-
-def toolchain(target: str = "triton") -> str:
-    """What compiles the kernels of a target here, as tuned files call it."""
-    if target != "triton":
-        from cupy.cuda import nvrtc
-
-        major, minor = nvrtc.getVersion()
-        return f"nvrtc {major}.{minor}"
-    import triton
-
-    return f"triton {triton.__version__}"
 
 
 def synchronize() -> None:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from attnc.plan.ir import Module
+from attnc.plan.targets import target_of
 from attnc.plan.tuned import NOT_TUNED, Tuned
-from attnc.target.render import render
 from attnc.target.sm80.render import render_cuda
+from attnc.target.triton.render import render_triton
+
+
+class Render(Protocol):
+    """How the modules of a family of targets are printed."""
+
+    def __call__(self, module: Module, *, path: str, sha256: str, tuned: Tuned = ...) -> dict[str, str]:
+        """As `render_files`."""
+
+
+#: By the family of a target (`plan.target.Target.family`).
+_RENDER: Mapping[str, Render] = {"triton": render_triton, "sm80": render_cuda}
 
 
 def render_files(
@@ -15,9 +30,8 @@ def render_files(
     sha256: str,
     tuned: Tuned = NOT_TUNED,
 ) -> dict[str, str]:
-    """Name -> text, the Python module first. Arguments as for `render.render`."""
-    name = module.variant.name
-    if module.target == "triton":
-        return {f"{name}.py": render(module, path=path, sha256=sha256, tuned=tuned)}
-    files = render_cuda(module, path=path, sha256=sha256, tuned=tuned)
-    return {f"{name}.py": files.host, f"{name}.cu": files.source, **files.backward}
+    """Name -> text, the Python module first.
+
+    path: the spec's path as the header shows it; sha256: of the spec's text; tuned: of each kernel.
+    """
+    return _RENDER[target_of(module.target).family](module, path=path, sha256=sha256, tuned=tuned)

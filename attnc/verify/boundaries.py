@@ -18,6 +18,7 @@ from attnc.plan import ir
 from attnc.plan.decode import MOST_SPLITS, share_of
 from attnc.plan.ir_backward import kernels_of
 from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule
+from attnc.verify.runners import runner_of
 
 #: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;
 #: entries: of what is searched; columns: of a block table; shares: of a sequence's keys; tiles: of all rows
@@ -43,8 +44,6 @@ Reach: TypeAlias = Literal["default", "thin", "large"]
 _ROUND = 128
 #: Entries of a block table that are asked for ahead (`templates/triton/_decode_rows.py.jinja`).
 _ASKED_FOR = 4096
-#: Fewest and most heads of a section (`_heads_per_section`).
-_SECTIONS = (4, 16)
 #: Programs of a persistent grid where there is no GPU (`_multiprocessors`).
 _PROCESSORS = 4
 #: One more than there are programs along the second and third axes of a grid, or numbers of 16 bits below it.
@@ -101,15 +100,13 @@ class Facts:
 def boundaries_of(module: ir.Module) -> tuple[Boundary, ...]:
     """All of a module, each once."""
     (forward,) = module.kernels
-    stages = "num_stages" if module.target == "triton" else "STAGES"
-    found = [*_empty(), *_kernel("forward", forward, stages), *_mask(module), *_storage(module)]
+    runner = runner_of(module.target)
+    found = [*_empty(), *_kernel("forward", forward, runner.stages), *_mask(module), *_storage(module)]
     for name, planned in kernels_of(module).items():
-        found += _kernel(name, planned.kernel, stages)
+        found += _kernel(name, planned.kernel, runner.stages)
     found += _searches(module)
-    if module.target == "triton" and forward.structure != "decode":
-        found += [
-            Boundary(name=f"{heads} heads of a section", quantity="heads", value=heads) for heads in _SECTIONS
-        ]
+    for heads in runner.sections if forward.structure != "decode" else ():
+        found.append(Boundary(name=f"{heads} heads of a section", quantity="heads", value=heads))
     if forward.grid.persistent:
         found.append(Boundary(name="programs of a persistent grid", quantity="tiles", value=_PROCESSORS))
     found.append(Boundary(name="programs of a grid axis", quantity="heads", value=_GRID, reach="large"))

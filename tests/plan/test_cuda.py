@@ -12,8 +12,9 @@ from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan import ir, plan
 from attnc.plan.cuda import cuda_estimate
-from attnc.plan.cuda_layout import CudaLayout, Swizzle
+from attnc.plan.cuda_layout import Swizzle
 from attnc.plan.picture import picture
+from attnc.plan.sm80 import layout_of
 from attnc.plan.traffic import Traffic, traffic
 from attnc.source import Source
 from attnc.syntax.parser import parse
@@ -41,12 +42,6 @@ def planned(knobs: str, *, d: int = 64, dtype: str = "bf16", target: str = "cuda
     program = resolve(parse(source), prelude())
     (variant,) = variants(program, program.attentions[0])
     return plan(variant, program.schedules[0])
-
-
-def layout_of(module: ir.Module) -> CudaLayout:
-    layout = module.kernels[0].cuda
-    assert layout is not None
-    return layout
 
 
 def refusal(knobs: str, **options: object) -> str:
@@ -84,7 +79,7 @@ def test_eight_rows_of_a_column_of_chunks_lie_in_different_banks(width: int, chu
 
 def test_shared_memory_is_counted_by_buffer() -> None:
     module = planned("tile.q = 64, tile.kv = 128, warps = 4, stages = 2")
-    estimate = cuda_estimate(layout_of(module), module.kernels[0].configs[0])
+    estimate = cuda_estimate(layout_of(module.kernels[0]), module.kernels[0].configs[0])
     assert {buffer.name: buffer.bytes for buffer in estimate.buffers} == {
         "q": 64 * 64 * 2,
         "k": 2 * 128 * 64 * 2,
@@ -94,7 +89,7 @@ def test_shared_memory_is_counted_by_buffer() -> None:
 
 
 def test_head_dimensions_are_padded_to_the_depth_of_an_mma() -> None:
-    layout = layout_of(planned("tile.q = 64", d=72))
+    layout = layout_of(planned("tile.q = 64", d=72).kernels[0])
     assert (layout.d, layout.qk.width) == (72, 80)
 
 
@@ -150,10 +145,10 @@ def four_orders(length: int) -> dict[str, Traffic]:
     found = {}
     for module in plan_program(front(SPECS / "warp_split.attn")).modules:
         kernel = module.kernels[0]
-        if layout_of(module).d == 64:
+        if layout_of(module.kernels[0]).d == 64:
             tiles = picture(kernel, length, length, 64, 64)
             name = module.variant.attention.name
-            found[name] = traffic(kernel, layout_of(module), kernel.configs[0], tiles)
+            found[name] = traffic(kernel, layout_of(module.kernels[0]), kernel.configs[0], tiles)
     return found
 
 

@@ -9,6 +9,7 @@ from attnc.plan.cuda_backward import cuda_backward_estimate
 from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import kernels_of
+from attnc.plan.sm80 import backward_layout_of
 from tests.plan.planning import planned
 
 
@@ -19,8 +20,7 @@ def module_of(backward: str = "", *, d: int = 64, dtype: str = "bf16", grads: st
 
 def layout_of(module: Module) -> CudaBackward:
     assert module.backward is not None
-    assert module.backward.cuda is not None
-    return module.backward.cuda
+    return backward_layout_of(module.backward)
 
 
 def refusal(backward: str, **options: int) -> str:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from attnc.build import compile_program, front, plan_program
 from attnc.diagnostics import DiagnosticError
 from attnc.plan import ir
-from attnc.plan.ir_backward import KernelName, kernels_of
+from attnc.plan.ir_backward import kernels_of
+from attnc.plan.layout import KernelName
 from attnc.plan.tuned import Choice, as_knobs, dump_tuned, knobs_of_kernel, load_tuned, tuned_choices
 from attnc.source import Source
-from attnc.target.render import render
+from attnc.target.files import render_files
 
 SPEC = Path(__file__).parent.parent.parent / "specs" / "causal_gqa.attn"
 H200 = "NVIDIA H200"
@@ -98,7 +99,7 @@ def test_each_kernel_of_the_backward_has_its_own_choices(module: ir.Module) -> N
         "dq": {H200: ((None, 2),)},
         "dkdv": {H200: ((None, 1),)},
     }
-    text = render(module, path="x", sha256="y", tuned=tuned_choices(module, loaded))
+    (text,) = render_files(module, path="x", sha256="y", tuned=tuned_choices(module, loaded)).values()
     assert '"dkdv": {"NVIDIA H200": ((None, 1),)},' in text
 
 

@@ -26,7 +26,7 @@ from attnc.verify.properties import violations
 from attnc.verify.search import fuzz
 from attnc.verify.search import verify as verify_attention
 from attnc.verify.subject import Subject
-from attnc.verify.subjects import cuda_subject, subject_of
+from attnc.verify.subjects import subject_of
 from attnc.verify.verdict import Verdict
 from tests.planted.bug import Bug, plant
 from tests.planted.registry import module_of, projection_of
@@ -121,7 +121,7 @@ def planted(bug: Bug) -> AnySubject:
     """The module that the bug belongs in, with the bug. ValueError as for `files_with`."""
     files = files_with(bug)
     if bug.target == "cuda.sm_80":
-        return cuda_subject(module_of(bug.attention, bug.target), files)
+        return subject_of(module_of(bug.attention, bug.target), files)
     (text,) = files.values()
     return replace(_clean(bug), module=load_text(text))
 

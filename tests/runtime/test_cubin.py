@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.runtime.cubin import usage_of
+from attnc.runtime.toolchains import usage_of
 usage = usage_of(plan_program(front(Path(sys.argv[1]))).modules[0], 0, DEVICES[sys.argv[2]])
 print(json.dumps([usage.registers, usage.stack, usage.shared]))
 """
@@ -49,9 +49,9 @@ from pathlib import Path
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.runtime.cubin import backward_usage
+from attnc.runtime.toolchains import usage_of
 module = plan_program(front(Path(sys.argv[1]))).modules[int(sys.argv[2])]
-usages = {name: backward_usage(module, name, 0, DEVICES["sm_90"]) for name in kernels_of(module)}
+usages = {name: usage_of(module, 0, DEVICES["sm_90"], name) for name in kernels_of(module)}
 print(json.dumps({name: [u.registers, u.stack, u.shared] for name, u in usages.items()}))
 """
 
@@ -80,7 +80,7 @@ from attnc.model.resolve import resolve
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
 from attnc.plan.resources import estimate
-from attnc.runtime.cubin import backward_usage, usage_of
+from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
@@ -90,7 +90,7 @@ for name, arch, text in json.load(sys.stdin):
     config = module.kernels[0].configs[0]
     needs = {} if kernels_of(module) else {"forward": (config, usage_of(module, 0, device))}
     for kernel, planned in kernels_of(module).items():
-        needs[kernel] = planned.kernel.configs[0], backward_usage(module, kernel, 0, device)
+        needs[kernel] = planned.kernel.configs[0], usage_of(module, 0, device, kernel)
     for kernel, (config, usage) in needs.items():
         found.append([name, kernel, estimate(config, module.variant, device, kernel).shared, usage.shared])
 print(json.dumps(found))
@@ -233,12 +233,12 @@ from pathlib import Path
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.runtime.cubin import backward_usage, usage_of
+from attnc.runtime.toolchains import usage_of
 for path in sys.argv[1:]:
     (module,) = plan_program(front(Path(path))).modules
     usage_of(module, 0, DEVICES["sm_90"])
     for name in kernels_of(module):
-        backward_usage(module, name, 0, DEVICES["sm_90"])
+        usage_of(module, 0, DEVICES["sm_90"], name)
 """
 
 
@@ -271,7 +271,7 @@ import triton
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.runtime.cubin import backward_usage, usage_of
+from attnc.runtime.toolchains import usage_of
 
 compiled, compile = [], triton.compile
 triton.compile = lambda *args, **options: compiled.append(compile(*args, **options)) or compiled[-1]
@@ -281,7 +281,7 @@ for module, arch in product((m for m in modules if m.variant.params["D"] in (64,
     before = len(compiled)
     usage_of(module, 0, DEVICES[arch])
     for name in kernels_of(module):
-        backward_usage(module, name, 0, DEVICES[arch])
+        usage_of(module, 0, DEVICES[arch], name)
     assert len(compiled) == before + 1 + len(kernels_of(module))
 dot = re.compile(r"(%\\w+)(?::\\d+)? = (?:tt.dot|ttng.warp_group_dot) [^,]+, [^,]+, (%\\w+)")
 for binary in compiled:

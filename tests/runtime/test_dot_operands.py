@@ -42,7 +42,7 @@ from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.runtime.cubin import backward_usage, usage_of
+from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
@@ -55,7 +55,7 @@ triton.compile = noting
 (module,) = plan_program(resolve(parse(Source("a.attn", sys.argv[1])), prelude())).modules
 usage_of(module, 0, DEVICES["sm_90"])
 for kernel in kernels_of(module):
-    backward_usage(module, kernel, 0, DEVICES["sm_90"])
+    usage_of(module, 0, DEVICES["sm_90"], kernel)
 print(json.dumps(found))
 """
 OPERAND = re.compile(

@@ -14,9 +14,9 @@ from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
 from attnc.runtime.aot import build_cubins, compile_configs
-from attnc.runtime.cubin import backward_usage
 from attnc.runtime.loader import load_file
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, nvrtc_version
+from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
@@ -50,13 +50,14 @@ def test_there_are_modules() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
-    kernel = planned()[path.parts[-3], path.parts[-2], path.stem].kernels[0]
-    assert kernel.cuda is not None
-    config, cubin = next(compile_configs(path, kernel.cuda.arch))
+    module = planned()[path.parts[-3], path.parts[-2], path.stem]
+    (kernel,) = module.kernels
+    assert kernel.layout is not None
+    config, cubin = next(compile_configs(path, module.target.removeprefix("cuda.")))
     assert cubin.image.startswith(b"\x7fELF")
     assert cubin.warnings == ()
     assert cubin.spills <= NEGLIGIBLE, cubin.log
-    needed = sum(kernel.cuda.registers(kernel.configs[0]).values())
+    needed = sum(kernel.layout.registers(kernel.configs[0]).values())
     assert needed <= cubin.registers <= 255
     assert config.shared == kernel.shared[0]
 
@@ -74,7 +75,7 @@ def test_the_backward_compiles_too(path: Path) -> None:
         assert cubin.spills <= NEGLIGIBLE, cubin.log
         if name in names:
             assert module.backward is not None
-            kernel, layout = names[name].kernel, module.backward.cuda
+            kernel, layout = names[name].kernel, module.backward.layout
             assert layout is not None
             needed = sum(layout.registers(kernel.configs[0], names[name].name).values())
             assert needed <= cubin.registers <= 255
@@ -158,7 +159,7 @@ def test_ahead_of_time_cubins_are_what_the_module_looks_for(tmp_path: Path) -> N
 def test_the_kernels_of_a_cuda_backward_tell_what_they_take() -> None:
     module = planned()["alibi", "cuda_sm_80", "d64"]
     for name, kernel in kernels_of(module).items():
-        usage = backward_usage(module, name, 0, DEVICES["sm_90"])
+        usage = usage_of(module, 0, DEVICES["sm_90"], name)
         assert usage is not None
         assert 32 < usage.registers <= 255
         assert usage.shared == kernel.kernel.shared[0]

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 
 from attnc.plan.device import DEVICES
-from attnc.runtime.cubin import backward_usage
-from attnc.target.render import render
+from attnc.runtime.toolchains import usage_of
+from attnc.target.files import render_files
 from tests.verify.judging import modules_of, spec
 from tests.verify.random_specs import specs
 
@@ -57,14 +57,14 @@ PROGRAM = """
 import json, sys
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.runtime.cubin import backward_usage, usage_of
+from attnc.runtime.toolchains import usage_of
 from tests.verify.judging import modules_of
 count = 0
 for text in json.load(sys.stdin):
     for module in modules_of(text):
         usage_of(module, 0, DEVICES["sm_90"])
         for name in kernels_of(module):
-            backward_usage(module, name, 0, DEVICES["sm_90"])
+            usage_of(module, 0, DEVICES["sm_90"], name)
         count += 1 + len(list(kernels_of(module)))
 print(count)
 """
@@ -107,7 +107,8 @@ def _made(node: ast.stmt) -> Iterator[str]:
 def findings(text: str) -> list[str]:
     """In the specs of a file."""
     modules = (module for module in modules_of(text) if module.target == "triton")
-    return [one for module in modules for one in undefined(render(module, path="a.attn", sha256="0" * 64))]
+    texts = (render_files(module, path="a.attn", sha256="0" * 64) for module in modules)
+    return [one for files in texts for text in files.values() for one in undefined(text)]
 
 
 @pytest.mark.parametrize("name", TRITON)
@@ -159,4 +160,4 @@ def test_where_a_gradient_along_keys_goes_can_be_loaded_on_cuda() -> None:
     ]
     schedule = "tile.q = 32, tile.kv = 32, warps = 2"
     (module,) = modules_of(spec(lines, schedule, target="cuda.sm_80"))
-    backward_usage(module, "dkdv", 0, DEVICES["sm_90"])
+    usage_of(module, 0, DEVICES["sm_90"], "dkdv")

@@ -15,19 +15,18 @@ from attnc.model.names import DIMS, INPUTS, OUTPUTS, SOFT
 from attnc.plan import ir
 from attnc.plan.names import (
     CPP,
+    CUDA,
     CUDA_BACKWARD,
     CUDA_KERNEL,
     CUDA_MODULE,
     KERNEL,
     MODULE,
-    clashes,
-    clashes_as_input,
+    TRITON,
     own_name,
 )
 from attnc.runtime.loader import load_module
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
-from attnc.target.render import render
 from tests.plan.planning import planned
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -104,7 +103,7 @@ CUDA_SPECS = {
 def names(module: ir.Module) -> Iterator[str]:
     """Names in the functions where the spec's names live too, and at the top of the module."""
     attention = module.variant.attention.name
-    yield from names_in(render(module, path="under_test.attn", sha256="0"))
+    yield from names_in("".join(render_files(module, path="under_test.attn", sha256="0").values()))
     yield attention
 
 
@@ -215,12 +214,12 @@ def test_clashing_names() -> None:
     assert own_name("doc") == "doc"
     assert own_name("tile") == "tile_value"
     assert own_name("doc_ptr") == "doc_ptr_value"
-    assert clashes("lambda")
-    assert clashes("_rows")
-    assert not clashes("tile")
+    assert TRITON.clashes("lambda")
+    assert TRITON.clashes("_rows")
+    assert not TRITON.clashes("tile")
     assert own_name("unsigned") == "unsigned_value"
-    assert clashes("gpu", "cuda.sm_80")
-    assert not clashes("gpu")
+    assert CUDA.clashes("gpu")
+    assert not TRITON.clashes("gpu")
 
 
 @pytest.mark.parametrize("name", ["causal_gqa", "local_sink", "extend"])
@@ -233,4 +232,4 @@ def test_every_name_of_the_function_that_picks_a_module_is_known(name: str) -> N
     used |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     assert "key" in used
     own = {*INPUTS, "sink", "kv_len", "W"}  # of the specs
-    assert [x for x in used - own if not x.startswith("_") and not clashes_as_input(x, name)] == []
+    assert [x for x in used - own if not x.startswith("_") and not TRITON.clashes_as_input(x, name)] == []

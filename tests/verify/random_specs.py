@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from attnc.plan.names import clashes_as_input
+from attnc.plan.targets import target_of
 from tests.verify.random_words import Extra, Words
 
 #: Names that kernels, or the host code around them, might use for themselves.
@@ -150,7 +150,8 @@ def _drawn(draw: st.DrawFn, axes: Sequence[str]) -> str:
 
 
 def _extras(draw: st.DrawFn, heads: str, on_cuda: bool) -> list[Extra]:
-    names = [name for name in NAMES if not (on_cuda and clashes_as_input(name, "spec", "cuda.sm_80"))]
+    reserved = target_of("cuda.sm_80" if on_cuda else "triton").reserved
+    names = [name for name in NAMES if not (on_cuda and reserved.clashes_as_input(name, "spec"))]
     found = []
     for name in draw(st.lists(st.sampled_from(names), max_size=4, unique=True)):
         match draw(st.integers(0, 4)):

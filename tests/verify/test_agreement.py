@@ -11,7 +11,7 @@ from attnc.target.files import render_files
 from attnc.verify.agreement import across
 from attnc.verify.case import Case
 from attnc.verify.simt import available
-from attnc.verify.subjects import cuda_subject, subject_of
+from attnc.verify.subjects import subject_of
 from tests.planted.bug import plant
 from tests.planted.registry import BUGS
 
@@ -24,11 +24,11 @@ def test_targets_agree_and_a_bug_in_one_shows() -> None:
     modules = plan_program(front(SPECS / "paged_decode.attn")).modules
     triton, cuda = (next(m for m in modules if m.target == t) for t in ("triton", "cuda.sm_80"))
     case = Case(dims={"B": 2, "M": 2, "Hkv": 1, "G": 3, "N": 100}, seed=4)
-    right = across({"cuda.sm_80": cuda_subject(cuda, {})})
+    right = across({"cuda.sm_80": subject_of(cuda)})
     assert not list(right(subject_of(triton), case))
     bug = BUGS["cuda serving: warps joined without their maxima"]
     name = f"{cuda.variant.name}.cu"
     text = plant(render_files(cuda, path="paged_decode.attn", sha256="0")[name], bug)
-    wrong = across({"cuda.sm_80": cuda_subject(cuda, {name: text})})
+    wrong = across({"cuda.sm_80": subject_of(cuda, {name: text})})
     (message,) = wrong(subject_of(triton), case)
     assert message.startswith("cuda.sm_80: ")

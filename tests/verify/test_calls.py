@@ -14,7 +14,7 @@ from attnc.runtime.loader import load_text
 from attnc.target.files import render_files
 from attnc.verify.calls import call_violations
 from attnc.verify.subject import Subject
-from attnc.verify.subjects import cuda_subject, subject_of
+from attnc.verify.subjects import subject_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 #: What is taken out of a module's host code, what is put there, and what is then said.
@@ -60,7 +60,7 @@ def changed(target: str, old: str, new: str) -> Subject:
     text = text.replace(old, new, 1)
     if target == "triton":
         return replace(subject_of(planned), module=load_text(text))
-    return cuda_subject(planned, {name: text})
+    return subject_of(planned, {name: text})
 
 
 @pytest.mark.parametrize("target", BUGS)

@@ -15,7 +15,7 @@ from attnc.syntax.prelude import prelude
 from attnc.verify.rounding import Array, f32_to_tf32
 from attnc.verify.search import verify
 from attnc.verify.simt import available
-from attnc.verify.subjects import cuda_subject
+from attnc.verify.subjects import subject_of
 
 SPEC = """
 attention under_test {{
@@ -79,7 +79,7 @@ def test_kernels_are_right(name: str) -> None:
     text = SPEC.format(schedule=schedule, d=d, dv=dv, **{**plain, **rest})
     program = resolve(parse(Source("under_test.attn", text)), prelude())
     (variant,) = variants(program, program.attentions[0])
-    report = verify(cuda_subject(plan(variant, program.schedules[0]), {}), count=6, fills=("nan",))
+    report = verify(subject_of(plan(variant, program.schedules[0])), count=6, fills=("nan",))
     assert report.ok, "\n".join(f"{f.repro}\n  {f.verdict.message}" for f in report.failures)
     assert 0.01 < report.worst <= 1
 

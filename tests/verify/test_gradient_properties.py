@@ -12,7 +12,7 @@ import pytest
 from attnc.build import digest, front, plan_program
 from attnc.plan import ir
 from attnc.runtime.loader import load_text
-from attnc.target.render import render
+from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import keeps
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
@@ -38,7 +38,8 @@ def module(name: str) -> ir.Module:
 @cache
 def text(name: str) -> str:
     made = module(name)
-    return render(made, path=f"{name}.attn", sha256=digest(made.variant.source))
+    (text,) = render_files(made, path=f"{name}.attn", sha256=digest(made.variant.source)).values()
+    return text
 
 
 def broken(name: str, returned: str) -> Subject:

@@ -14,7 +14,7 @@ from attnc.plan import ir
 from attnc.verify.search import fuzz, verify
 from attnc.verify.simt import SimtFault, available, launch, run_on_cpu
 from attnc.verify.subject import Subject
-from attnc.verify.subjects import cuda_subject
+from attnc.verify.subjects import subject_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -34,7 +34,7 @@ NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if named(path.stem))
 
 
 def subject(name: str, number: int = 0) -> Subject:
-    return cuda_subject(modules(name)[number], {})
+    return subject_of(modules(name)[number])
 
 
 @pytest.mark.slow

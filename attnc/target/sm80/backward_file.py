@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.sm80 import backward_layout_of
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_places import BackwardPlaces
 from attnc.target.sm80.elements import ElementText
@@ -43,9 +43,8 @@ class CudaFileText(ElementText):
 
     def __init__(self, module: Module, arguments: Arguments, name: str, default: Launch) -> None:
         assert module.backward is not None
-        assert module.backward.cuda is not None
         self.module, self.arguments, self.name, self.launch = module, arguments, name, default
-        self.plan: CudaBackward = module.backward.cuda
+        self.plan = backward_layout_of(module.backward)
         self.layout = self.plan.layout
         self.element = self.ptx = STORED[self.layout.element]
         self.padded = (self.layout.d, self.layout.dv) != (self.layout.qk.width, self.layout.v.width)

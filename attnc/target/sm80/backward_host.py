@@ -10,6 +10,7 @@ from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Backward, BackwardKernel
+from attnc.plan.sm80 import backward_layout_of
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
 from attnc.target.sm80.host import addresses_of, batched
@@ -38,9 +39,8 @@ class CudaBackwardHost(BackwardHostText):
         self.adds_dq = arguments.adds_dq
         self.strided = arguments.has_dlse
         self.addresses_format, self.numbers_format = arguments.formats
-        assert backward.cuda is not None
-        self._layout = backward.cuda.layout
-        self._sums = backward.cuda.sums
+        plan = backward_layout_of(backward)
+        self._layout, self._sums = plan.layout, plan.sums
         self.limits_registers = any(limits_registers(planned.kernel) for planned in backward.kernels)
         self.packs_keys = arguments.tensors.packs(Role.KEY)
         self.pieces = self._layout.qk.width // 16

@@ -7,12 +7,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 import jinja2
 
 from attnc.plan.ir import Module
+from attnc.plan.sm80 import layout_of
 from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.target.environment import python_environment, template_environment
 from attnc.target.header import GLOSSARY, header
@@ -33,30 +33,19 @@ from attnc.target.tuning import tuning
 from attnc.target.unread import without_unread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaFiles:
-    """source: the `.cu` text; host: the `.py` text, which reads the sources from beside it; backward: the
-    `.cu` texts of the kernels that make gradients, by name.
-    """
-
-    source: str
-    host: str
-    backward: Mapping[str, str]
-
-
 def render_cuda(
     module: Module,
     *,
     path: str,
     sha256: str,
     tuned: Tuned = NOT_TUNED,
-) -> CudaFiles:
-    """The texts of one variant. Arguments as for `render.render`."""
+) -> dict[str, str]:
+    """The Python module, the `.cu` file that it reads from beside it, and those of the kernels that make
+    gradients. Arguments as for `files.render_files`.
+    """
     (kernel,) = module.kernels
-    if kernel.cuda is None:
-        raise ValueError(f"{kernel.name} has no layout for {module.target}")
     decodes = kernel.structure == "decode"
-    text = (CudaDecodeText if decodes else CudaText)(module, kernel, kernel.cuda)
+    text = (CudaDecodeText if decodes else CudaText)(module, kernel, layout_of(kernel))
     page = _header(module, path, sha256)
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
     environment = _environment()
@@ -90,7 +79,8 @@ def render_cuda(
             tuning=tuning(module, tuned),
         )
     )
-    return CudaFiles(source=source, host=tidy(host), backward=files)
+    name = module.variant.name
+    return {f"{name}.py": tidy(host), f"{name}.cu": source, **files}
 
 
 def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardHost | None, dict[str, str]]:
@@ -143,7 +133,7 @@ def _environment() -> jinja2.Environment:
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
     kernel = module.kernels[0]
-    split = "split-K" if kernel.cuda is not None and kernel.cuda.warp_split == "kv" else "split-Q"
+    split = "split-K" if layout_of(kernel).warp_split == "kv" else "split-Q"
     return {
         **header(module, f"{module.target} and newer", f", {split} between warps", path, sha256),
         "glossary": GLOSSARY.splitlines(),

@@ -30,17 +30,14 @@ In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp
 delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2."""
 
 
-def render(
+def render_triton(
     module: Module,
     *,
     path: str,
     sha256: str,
     tuned: Tuned = NOT_TUNED,
-) -> str:
-    """The text of one generated file.
-
-    path: the spec's path as the header shows it; sha256: of the spec's text; tuned: of each kernel.
-    """
+) -> dict[str, str]:
+    """The one file of a variant. Arguments as for `files.render_files`."""
     (kernel,) = module.kernels
     text = DecodeText(module, kernel) if kernel.structure == "decode" else KernelText(module, kernel)
     environment = python_environment()
@@ -84,7 +81,7 @@ def render(
         },
         uses=frozenset(re.findall(r"\b_\w+", code)),
     )
-    return tidy(page)
+    return {f"{module.variant.name}.py": tidy(page)}
 
 
 def host_of(module: Module, kernel: Kernel, text: KernelText) -> HostText:

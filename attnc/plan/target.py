@@ -1,0 +1,113 @@
+"""What a target decides about a plan: the one interface that the passes of this package ask.
+
+A target has parts in four layers. This one comes first, and `plan.targets` lists it by name; the others are
+listed by its family: `target.files` (how a plan is printed), `runtime.toolchains` (what compiles its kernels)
+and `verify.runners` (how its modules run, with or without a GPU).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnc.diagnostics import Diagnostic
+from attnc.model.attention import Variant
+from attnc.model.schedule import Config, Knob, Schedule
+from attnc.plan.default_schedule import Shape
+from attnc.plan.device import Device
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.names import Reserved
+from attnc.plan.picture import Picture
+from attnc.plan.resources import Estimate
+from attnc.plan.traffic import DeviceMemory, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target(ABC):
+    """name: as schedules say it, "cuda.sm_80"; devices: those that its kernels run on.
+
+    family: what targets with the same kernels share, and the name of their folders; reserved: the words that
+    its modules use.
+    cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`excluded.with_edges`).
+    has_backward: there are kernels for gradients.
+    always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
+    has_rows_kernel: what a backward needs of its rows is made by a kernel of its own; splits_wide: dk and dv
+    of wide heads by two.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    family: ClassVar[str]
+    reserved: ClassVar[Reserved]
+    cuts_edges: ClassVar[bool]
+    always_fills: ClassVar[bool]
+    has_backward: ClassVar[bool]
+    has_rows_kernel: ClassVar[bool]
+    splits_wide: ClassVar[bool]
+
+    # --- which schedules are compiled
+
+    @abstractmethod
+    def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+        """Every reason why the forward or decode kernel of the variant cannot be made under the schedule,
+        besides those that hold for all targets (`lowerable`).
+        """
+
+    @abstractmethod
+    def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
+        """What the kernels cannot honour of a key of the backward's phases."""
+
+    @abstractmethod
+    def default_schedule(self, shape: Shape) -> Iterator[str]:
+        """The lines of a schedule for an attention that has none."""
+
+    # --- what a kernel takes
+
+    @abstractmethod
+    def configs(
+        self,
+        variant: Variant,
+        schedule: Schedule,
+        kernel: Which = "forward",
+        layout: BackwardLayout | None = None,
+    ) -> tuple[Config, ...]:
+        """The configs of a kernel that some device of the target can run, in their order; layout: of a
+        backward. Raises DiagnosticError (E0601) when there is none.
+        """
+
+    def layout(self, variant: Variant, schedule: Schedule, config: Config) -> Layout | None:
+        """How the forward or decode kernel lies on the machine; None where a compiler decides it."""
+        return None
+
+    def backward_layout(
+        self, variant: Variant, schedule: Schedule, forward: Layout | None
+    ) -> BackwardLayout | None:
+        """The same of the kernels of a backward."""
+        return None
+
+    @abstractmethod
+    def shared(
+        self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
+    ) -> int:
+        """Bytes of shared memory that a block must be allowed for a launcher to take the config."""
+
+    def staged(self, variant: Variant, config: Config) -> int:
+        """The bytes that it takes where tensor cores read tiles there, 0 if no more than elsewhere."""
+        return 0
+
+    def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
+        """The most results of parts of a row's keys that one program joins."""
+        return 0
+
+    @abstractmethod
+    def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
+        """What a block of a kernel takes on the device."""
+
+    def traffic(
+        self, kernel: Kernel, config: Config, tiles: Picture, heads: int, device: Device
+    ) -> tuple[Traffic, DeviceMemory] | None:
+        """What a launch moves for all heads; None where the plan does not know."""
+        return None

@@ -1,0 +1,107 @@
+"""How the modules of a family of targets run on a machine, with or without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import ModuleType
+from typing import ClassVar
+
+import torch
+
+from attnc.plan.targets import target_of
+from attnc.verify import simt
+from attnc.verify.interpreter import ensure_interpreter, is_interpreting
+
+
+class Runner(ABC):
+    """without_gpu: where modules run then, for a reader; warps_matter: configs that differ in warps or stages
+    alone are different programs there too; can_sanitize: compute-sanitizer sees their kernels.
+
+    stages: the field of a generated config that has the stages of a pipeline; sections: the fewest and the
+    most heads that a module for prompts takes in one section, where small cases have some.
+    """
+
+    without_gpu: ClassVar[str]
+    warps_matter: ClassVar[bool]
+    can_sanitize: ClassVar[bool]
+    stages: ClassVar[str]
+    sections: ClassVar[tuple[int, ...]] = ()
+
+    @abstractmethod
+    def device(self) -> str:
+        """Where modules run in this process: "cuda" or "cpu"."""
+
+    @abstractmethod
+    def is_available(self) -> bool:
+        """Whether modules can run without a GPU."""
+
+    @property
+    def is_too_late(self) -> bool:
+        """Whether this process cannot be prepared any more."""
+        return False
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What has to be done before a module is imported to run on the CPU."""
+
+    @abstractmethod
+    def attach(self, module: ModuleType) -> None:
+        """What has to be done to an imported module for that."""
+
+
+class Interpreted(Runner):
+    """Triton's interpreter. What the process imports first decides whether it interprets."""
+
+    without_gpu = "Triton's interpreter"
+    warps_matter = False
+    can_sanitize = False
+    stages = "num_stages"
+    sections = (4, 16)
+
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() and not is_interpreting() else "cpu"
+
+    def is_available(self) -> bool:
+        return True
+
+    @property
+    def is_too_late(self) -> bool:
+        return "triton" in sys.modules
+
+    def prepare(self) -> None:
+        ensure_interpreter()
+
+    def attach(self, module: ModuleType) -> None:
+        """Nothing: the interpreter takes modules as they are."""
+
+
+class ThreadByThread(Runner):
+    """CUDA C++ that g++ compiles, on `simt.h`."""
+
+    without_gpu = "the CPU, thread by thread"
+    warps_matter = True
+    can_sanitize = True
+    stages = "STAGES"
+
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def is_available(self) -> bool:
+        return simt.available()
+
+    def prepare(self) -> None:
+        """Nothing: no library is needed."""
+
+    def attach(self, module: ModuleType) -> None:
+        simt.attach(module)
+
+
+#: By the family of a target (`plan.target.Target.family`).
+_RUNNERS: Mapping[str, Runner] = {"triton": Interpreted(), "sm80": ThreadByThread()}
+
+
+def runner_of(target: str) -> Runner:
+    """How modules for a target of this name run."""
+    return _RUNNERS[target_of(target).family]

@@ -1,0 +1,48 @@
+"""Every target has its parts in all layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.diagnostics import DiagnosticError
+from attnc.model.schedule import Schedule
+from attnc.model.schedules import TARGETS as NAMES
+from attnc.plan.lowerable import check_differentiable
+from attnc.plan.targets import TARGETS
+from attnc.plan.triton import Triton
+from attnc.runtime.toolchains import toolchain_of
+from attnc.target.files import render_files
+from attnc.verify.runners import runner_of
+from tests.plan.planning import planned
+
+
+def test_what_is_compiled_can_be_written_in_a_schedule() -> None:
+    assert TARGETS.keys() <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_has_a_toolchain_a_runner_and_text(name: str) -> None:
+    assert TARGETS[name].name == name
+    assert TARGETS[name].devices
+    assert toolchain_of(name).package in ("triton", "cupy")
+    assert runner_of(name).device() in ("cpu", "cuda")
+    module = planned(schedule="tile.q = 64, tile.kv = 64", target=name)
+    first, *others = render_files(module, path="a.attn", sha256="0")
+    assert first == f"{module.variant.name}.py"
+    assert all(other.startswith(module.variant.name) for other in others)
+
+
+def test_a_target_without_backward_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Triton, "has_backward", False)
+    module = planned(grads="q, k, v")
+    schedule = Schedule(attention="under_test", target="triton", knobs={}, where={})
+    assert module.backward is None
+    (warning,) = check_differentiable(module.variant, schedule)
+    assert (warning.code, warning.primary.text) == ("W0802", "triton has no backward kernels yet")
+
+
+def test_a_block_may_take_what_the_devices_of_its_target_allow() -> None:
+    tiles = "tile.q = 64, tile.kv = 128, stages = 2"  # 144 KiB at D = 128
+    assert planned(schedule=tiles, d=128, target="cuda.sm_80").kernels[0].shared[0] > 99 << 10
+    with pytest.raises(DiagnosticError, match=r"fits cuda\.sm_120"):
+        planned(schedule=tiles, d=128, target="cuda.sm_120")
