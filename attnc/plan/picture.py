@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    _Array: TypeAlias = npt.NDArray[np.generic]
+    _Array: TypeAlias = npt.NDArray[Any]
 
 SKIP, PARTIAL, FULL = ".", "/", "#"
 #: Values of sizes that no picture depends on much.
