@@ -203,9 +203,10 @@ def _search(expr: Search, env: Env) -> Array:
     """Counts the elements below `value`: on a sorted axis that is where a binary search ends."""
     prefix = [_value(index, env) for index in expr.prefix]
     value, extent = _value(expr.value, env), _value(expr.extents[-1], env)
-    if value.ndim == extent.ndim == 0 and all(index.ndim == 0 for index in prefix):  # a row, all at once
+    if extent.ndim == 0 and all(index.ndim == 0 for index in prefix):  # one row, all of it at once
         row = _read(env.tensors[expr.tensor], [*prefix, np.arange(int(extent))], expr.extents, env)
-        return np.asarray(np.count_nonzero(row < value if expr.side == "lower" else row <= value), np.int64)
+        below = row < value[..., None] if expr.side == "lower" else row <= value[..., None]
+        return np.asarray(np.count_nonzero(below, axis=-1), np.int64)
     count = np.zeros(np.broadcast_shapes(value.shape, extent.shape, *(i.shape for i in prefix)), np.int64)
     for position in range(int(extent.max(initial=0))):
         element = _read(env.tensors[expr.tensor], [*prefix, np.asarray(position)], expr.extents, env)

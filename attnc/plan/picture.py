@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnc.expr.nodes import Dim, Expr, Load, Ref, Search, walk
 from attnc.plan import ir
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    _Array: TypeAlias = npt.NDArray[Any]
 
 SKIP, PARTIAL, FULL = ".", "/", "#"
 #: Values of sizes that no picture depends on much.
@@ -49,20 +55,19 @@ class Picture:
 
 def picture(kernel: ir.Kernel, queries: int, keys: int, tile_q: int, tile_kv: int) -> Picture:
     """Evaluates the kernel's bounds for every tile of its outer axis."""
+    import numpy as np
+
     scene = _Scene(queries=queries, keys=keys, tile_q=tile_q, tile_kv=tile_kv)
-    grid = [[SKIP] * _ceil(keys, tile_kv) for _ in range(_ceil(queries, tile_q))]
-    over_kv = kernel.regions.axis == "kv"
-    outer, step = (len(grid), tile_kv) if over_kv else (_ceil(keys, tile_kv), tile_q)
-    for i in range(outer):
-        for start, kind in _visits(kernel, scene, i, step):
-            row, column = (i, start // step) if over_kv else (start // step, i)
-            grid[row][column] = kind
+    grid = np.full((_ceil(queries, tile_q), _ceil(keys, tile_kv)), SKIP)
+    by_outer = grid.T if kernel.regions.axis == "q" else grid
+    for outer, inner, kinds in _visits(kernel, scene, len(by_outer)):
+        by_outer[outer, inner] = kinds
     return Picture(
         queries=queries,
         keys=keys,
         tile_q=tile_q,
         tile_kv=tile_kv,
-        rows=tuple("".join(row) for row in grid),
+        rows=tuple("".join(row) for row in grid.tolist()),
         note=scene.note,
     )
 
@@ -114,39 +119,55 @@ class _Scene:
         return int(evaluate(extent, Env(dims=known)))
 
 
-def _visits(kernel: ir.Kernel, scene: _Scene, outer: int, step: int) -> Iterator[tuple[int, str]]:
-    """(start, class) of every inner tile that one outer tile visits."""
+def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Array, _Array, _Array]]:
+    """The inner tiles that outer tiles visit, loop by loop: numbers of outer tiles, of inner tiles, and
+    classes. A bound is evaluated once for all tiles.
+    """
+    import numpy as np
+
     from attnc.expr.evaluate import Env, evaluate
 
-    inner = "kv" if kernel.regions.axis == "kv" else "q"
-    tile, length = (scene.tile_q, scene.queries) if inner == "kv" else (scene.tile_kv, scene.keys)
-    inner_length = scene.keys if inner == "kv" else scene.queries
-    name = "q" if inner == "kv" else "kv"
+    own = ("q", scene.tile_q, scene.queries)
+    other = ("kv", scene.tile_kv, scene.keys)
+    (name, tile, length), (inner, step, inner_length) = (
+        (own, other) if kernel.regions.axis == "kv" else (other, own)
+    )
+    first = np.arange(outer)[:, None] * tile
     indices: dict[str, Any] = {
         "b": 0,
         "h": 0,
-        f"{name}_lo": outer * tile,
-        f"{name}_hi": min(outer * tile + tile, length) - 1,
+        f"{name}_lo": first,
+        f"{name}_hi": np.minimum(first + tile, length) - 1,
     }
     names: dict[str, Any] = {}
 
-    def value(expr: Expr) -> Any:
+    def value(expr: Expr, shape: tuple[int, ...]) -> _Array:
         scene.provide(expr)
-        return evaluate(expr, Env(indices=indices, dims=scene.dims, tensors=scene.tensors, names=names))[()]
+        env = Env(indices=indices, dims=scene.dims, tensors=scene.tensors, names=names)
+        return np.broadcast_to(evaluate(expr, env), shape)
 
-    for name, expr in _scalars(kernel):
-        names[name] = value(expr)
+    for named, expr in _scalars(kernel):
+        names[named] = value(expr, first.shape)
     if kernel.split is not None:  # the picture is of all shares together
-        names |= {"split_lo": value(kernel.split.lo), "split_hi": value(kernel.split.hi)}
+        names |= {f"split_{end}": value(getattr(kernel.split, end), first.shape) for end in ("lo", "hi")}
     for loop in kernel.regions.loops:
-        for position in range(int(value(loop.start)), int(value(loop.stop)), step):
-            indices[f"{inner}_lo"] = position
-            indices[f"{inner}_hi"] = min(position + step, inner_length) - 1
-            for test in loop.tests:
-                names[test.name] = value(_value_of(test))
-            if loop.guard is None or value(loop.guard):
-                masked = loop.masked if isinstance(loop.masked, bool) else bool(value(loop.masked))
-                yield position, PARTIAL if masked else FULL
+        start, stop = value(loop.start, first.shape), value(loop.stop, first.shape)
+        most = max(int((-((start - stop) // step)).max(initial=0)), 0)
+        position = start + step * np.arange(most)
+        indices[f"{inner}_lo"] = position
+        indices[f"{inner}_hi"] = np.minimum(position + step, inner_length) - 1
+        for test in loop.tests:
+            names[test.name] = value(_value_of(test), position.shape)
+        is_visited = position < stop
+        if loop.guard is not None:
+            is_visited = is_visited & value(loop.guard, position.shape)
+        if isinstance(loop.masked, bool):
+            masked = np.broadcast_to(loop.masked, position.shape)
+        else:
+            masked = value(loop.masked, position.shape)
+        numbers, rounds = np.nonzero(is_visited)
+        kinds = np.where(masked[numbers, rounds], PARTIAL, FULL)
+        yield numbers, position[numbers, rounds] // step, kinds
 
 
 def _scalars(kernel: ir.Kernel) -> list[tuple[str, Expr]]:
