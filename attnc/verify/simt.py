@@ -1,4 +1,5 @@
-"""Runs generated CUDA kernels on the CPU, thread by thread: `templates/cuda/simt.h` stands in for the GPU.
+"""Runs generated CUDA kernels on the CPU, thread by thread: `templates/cuda/simt.h` stands in for the GPU,
+`templates/sm90/simt.h` for a Hopper GPU.
 
 The `.cu` text is compiled as it is by g++, and the Python module beside it is used as it is; only its
 launch is replaced."""
@@ -20,7 +21,7 @@ from typing import Any
 from attnc.resources import resource
 from attnc.runtime.cache import cache_folder
 
-_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+\)\s+(\w+)\(')
+_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+(?:, 1)?\)\s+(\w+)\(')
 #: Bytes of the cache that a CPU is said to have.
 _CACHE = 1 << 18
 _ARGUMENTS = """
@@ -58,11 +59,14 @@ def launch(
     shared: int,
     seed: int,
     kernel: str = "",
+    folder: str = "cuda",
 ) -> None:
     """Runs a kernel (by default the first) over packed arguments, which point into CPU memory. Raises
     SimtFault.
+
+    folder: of the templates, whose `simt.h` the source includes.
     """
-    library = _compiled(source, tuple(sorted(defines.items())))
+    library = _compiled(source, tuple(sorted(defines.items())), folder)
     run = getattr(library, f"simt_run_{kernel or _KERNEL.findall(source)[0]}")
     run.restype = ctypes.c_char_p
     problem = run(args, blocks, threads, shared, ctypes.c_uint64(seed))
@@ -124,10 +128,14 @@ def attach(module: ModuleType) -> None:
 
 
 @cache
-def _compiled(source: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+def _compiled(source: str, defines: tuple[tuple[str, int], ...], folder: str) -> ctypes.CDLL:
     """The shared library of a kernel, from the cache when it has been compiled before."""
-    header = resource("templates", "cuda", "simt.h")
-    headers = [path.read_text(encoding="utf-8") for path in sorted(header.parent.glob("*.h"))]
+    include = resource("templates", folder)
+    headers = [
+        path.read_text(encoding="utf-8")
+        for part in sorted({"cuda", folder})
+        for path in sorted(resource("templates", part).glob("*.h"))
+    ]
     found = _KERNEL.findall(source)
     if not found:
         raise ValueError("the source has no kernel")
@@ -136,7 +144,7 @@ def _compiled(source: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     content = "\0".join([text, *headers, *flags])
     library = cache_folder() / f"{hashlib.sha256(content.encode()).hexdigest()}.so"
     if not library.is_file():
-        _build(text, header.parent, flags, library)
+        _build(text, include, flags, library)
     return ctypes.CDLL(str(library))
 
 
@@ -161,6 +169,7 @@ def _build(text: str, include: Path, flags: list[str], library: Path) -> None:
             "-U_FORTIFY_SOURCE",
             "-Wno-unknown-pragmas",
             "-Wno-attributes",
+            "-Wno-psabi",
             f"-I{include}",
         ),
         *flags,

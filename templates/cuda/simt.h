@@ -239,13 +239,8 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
 #define __syncthreads() simt::meet(simt::At::barrier, __LINE__)
 #define __syncwarp() simt::meet(simt::At::instruction, __LINE__)
 
+#include "simt_numbers.h"
 #include "simt_mma.h"
-
-template <class T> static T min(T a, T b) { return a < b ? a : b; }
-template <class T> static T max(T a, T b) { return a > b ? a : b; }
-static inline long long abs(long long x) { return x < 0 ? -x : x; }
-static inline float __fdividef(float x, float y) { return x / y; }
-static inline float exp2_(float x) { return exp2f(x); }
 
 static inline float from_lane(float x, int mask)
 {
@@ -260,12 +255,6 @@ static inline u32 from_lane_u32(u32 x, int mask)
 }
 
 static inline void atomic_add(float* to, float x) { *to += x; }
-
-template <class T>
-static void round_to(T& y, float x)
-{
-    y.bits = (unsigned short)simt::narrow<T>(x);
-}
 
 static inline int of_lane(int x, int lane)
 {

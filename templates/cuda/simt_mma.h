@@ -1,43 +1,7 @@
-// Elements, fragments and their products on a CPU; a part of simt.h.
+// Fragments and their products on a CPU; a part of simt.h.
 #pragma once
 
-struct bf16;
-struct f16;
 namespace simt {
-template <class T> constexpr bool is_f16 = false;
-template <> constexpr bool is_f16<f16> = true;
-
-template <class T>
-static float widen(T x)
-{
-    if (is_f16<T>) {
-        _Float16 value;
-        memcpy(&value, &x, 2);
-        return float(value);
-    }
-    uint32_t word = 0;
-    memcpy((char*)&word + 2, &x, 2);
-    return __builtin_bit_cast(float, word);
-}
-
-// To nearest, ties to even.
-template <class T>
-static uint32_t narrow(float x)
-{
-    if (is_f16<T>)
-        return __builtin_bit_cast(uint16_t, _Float16(x));
-    const uint32_t word = __builtin_bit_cast(uint32_t, x);
-    return x != x ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
-}
-
-static float half_of(uint32_t pair, int half)
-{
-    const uint16_t bits = uint16_t(pair >> 16 * half);
-    element x;
-    memcpy(&x, &bits, 2);
-    return widen(x);
-}
-
 template <bool TRANSPOSED>
 static void load_pieces(u32 (&x)[4], u32 row)
 {
@@ -57,15 +21,9 @@ static void load_pieces(u32 (&x)[4], u32 row)
 }
 }  // namespace simt
 
-static inline u32 pack(float low, float high) { return simt::narrow<element>(low) | simt::narrow<element>(high) << 16; }
-template <class T> static float to_float(T x) { return simt::widen(x); }
-
 static inline u32 address(const void* place) { return u32((const unsigned char*)place - (const unsigned char*)shared); }
 static inline void load_pieces(u32 (&x)[4], u32 row) { simt::load_pieces<false>(x, row); }
 static inline void load_pieces_transposed(u32 (&x)[4], u32 row) { simt::load_pieces<true>(x, row); }
-
-static inline float __uint_as_float(u32 x) { return __builtin_bit_cast(float, x); }
-static inline u32 __float_as_uint(float x) { return __builtin_bit_cast(u32, x); }
 
 static inline u32 load_word(u32 place)
 {

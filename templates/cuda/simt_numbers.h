@@ -1,0 +1,56 @@
+// Numbers of 16 bits, and what CUDA says of numbers without an include; a part of simt.h, for every target.
+#pragma once
+
+struct bf16;
+struct f16;
+namespace simt {
+template <class T> constexpr bool is_f16 = false;
+template <> constexpr bool is_f16<f16> = true;
+
+template <class T>
+static float widen(T x)
+{
+    if (is_f16<T>) {
+        _Float16 value;
+        memcpy(&value, &x, 2);
+        return float(value);
+    }
+    uint32_t word = 0;
+    memcpy((char*)&word + 2, &x, 2);
+    return __builtin_bit_cast(float, word);
+}
+
+// To nearest, ties to even.
+template <class T>
+static uint32_t narrow(float x)
+{
+    if (is_f16<T>)
+        return __builtin_bit_cast(uint16_t, _Float16(x));
+    const uint32_t word = __builtin_bit_cast(uint32_t, x);
+    return x != x ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
+}
+
+static float half_of(uint32_t pair, int half)
+{
+    const uint16_t bits = uint16_t(pair >> 16 * half);
+    element x;
+    memcpy(&x, &bits, 2);
+    return widen(x);
+}
+}  // namespace simt
+
+static inline u32 pack(float low, float high) { return simt::narrow<element>(low) | simt::narrow<element>(high) << 16; }
+template <class T> static float to_float(T x) { return simt::widen(x); }
+static inline float __uint_as_float(u32 x) { return __builtin_bit_cast(float, x); }
+static inline u32 __float_as_uint(float x) { return __builtin_bit_cast(u32, x); }
+template <class T> static T min(T a, T b) { return a < b ? a : b; }
+template <class T> static T max(T a, T b) { return a > b ? a : b; }
+static inline long long abs(long long x) { return x < 0 ? -x : x; }
+static inline float __fdividef(float x, float y) { return x / y; }
+static inline float exp2_(float x) { return exp2f(x); }
+
+template <class T>
+static void round_to(T& y, float x)
+{
+    y.bits = (unsigned short)simt::narrow<T>(x);
+}

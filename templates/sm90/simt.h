@@ -1,0 +1,235 @@
+// A CPU in place of a Hopper GPU: the instructions of sm_90a that a generated kernel uses by name (_device.cu.jinja), so that the
+// same text compiles with g++ and runs.
+//
+// Warps go on independently, in an order that a seed shuffles. Copies and products are made at a random moment between their issue and
+// what waits for them, and what is undefined until then is NaN. Beside that every 16 bytes of shared memory know who wrote them and who
+// reads them, and every warp what it has waited for: an order that nothing enforces is a fault even when it does no harm. Waiting for
+// ever is a fault that tells who waits for what.
+//
+// What is not seen: plain loads and stores of shared memory, other than by the functions below; they meet wrong values at most.
+#pragma once
+
+#include "simt_state.h"
+#include "simt_threads.h"
+#include "simt_memory.h"
+#include "simt_copies.h"
+#include "simt_wgmma.h"
+#include "../cuda/simt_numbers.h"
+
+// Where a function is called: a fault tells.
+struct SimtLine {
+    int number;
+    constexpr SimtLine(const SimtLine&) = default;
+    static constexpr SimtLine here(int line = __builtin_LINE()) { return {line}; }
+    constexpr operator int() const { return number; }
+
+private:
+    constexpr SimtLine(int line) : number(line) {}
+};
+#define SIMT_LINE SimtLine line = SimtLine::here()
+
+// ---- warps and blocks
+
+static inline void __syncthreads(SIMT_LINE) { simt::named_barrier(0, simt::threads_of_block, true, line); }
+static inline void __syncwarp(SIMT_LINE) { simt::together(simt::SYNC, line, [] {}); }
+static inline void __threadfence() {}
+static inline void __nanosleep(unsigned) { simt::give_turn(); }
+static inline void warpgroups_meet(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, true, line); }
+static inline void warpgroups_arrive(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, false, line); }
+template <int COUNT> static void warpgroup_give_registers(SIMT_LINE) { simt::set_registers(COUNT, false, line); }
+template <int COUNT> static void warpgroup_take_registers(SIMT_LINE) { simt::set_registers(COUNT, true, line); }
+static inline void wait_for_launch() {}    // griddepcontrol: one kernel ends before the next begins
+static inline void allow_next_launch() {}
+
+template <class T>
+static T of_lane(T x, int lane, SIMT_LINE)
+{
+    static_assert(sizeof(T) == 4, "a shuffle moves 4 bytes");
+    const simt::Show* all = simt::exchange(simt::SHUFFLE, line, [&](simt::Show& s) { memcpy(&s.word, &x, 4); });
+    memcpy(&x, &all[lane].word, 4);
+    return x;
+}
+
+template <class T> static T from_lane(T x, int mask, SIMT_LINE) { return of_lane(x, (simt::current % simt::WARP) ^ mask, line); }
+static inline u32 from_lane_u32(u32 x, int mask, SIMT_LINE) { return from_lane(x, mask, line); }
+static inline int uniform(int x, SIMT_LINE) { return of_lane(x, 0, line); }
+
+static inline bool any_lane(bool x, SIMT_LINE)
+{
+    const simt::Show* all = simt::exchange(simt::VOTE, line, [&](simt::Show& s) { s.flag = x; });
+    bool any = false;
+    for (int lane = 0; lane < simt::WARP; ++lane)
+        any |= all[lane].flag;
+    return any;
+}
+
+static inline bool elect_one(SIMT_LINE)
+{
+    simt::together(simt::ELECT, line, [] {});
+    return simt::current % simt::WARP == 0;
+}
+
+template <class T> static T atomicAdd(T* place, T x) { return (*place += x) - x; }
+static inline void atomic_add(float* place, float x) { *place += x; }
+static inline void atomic_add4(float* place, const float* x) { for (int i = 0; i < 4; ++i) place[i] += x[i]; }
+static inline void wait_global(const volatile int* place, int value, SIMT_LINE) { simt::wait_for_memory(place, value, line); }
+
+static inline float log2_(float x) { return log2f(x); }
+template <class T> static void pin(T&) {}
+
+// ---- shared memory
+
+static inline u32 address(const void* place) { return u32((const unsigned char*)place - shared) + simt::BASE; }
+
+template <class T>
+static void store_shared(u32 place, const T& x, SIMT_LINE)
+{
+    memcpy(simt::at(place, sizeof x, sizeof x, line, "a store"), &x, sizeof x);
+    simt::wrote(place, sizeof x, line);
+}
+
+template <class T>
+static T load_shared(u32 place, SIMT_LINE)
+{
+    T x;
+    memcpy(&x, simt::at(place, sizeof x, sizeof x, line, "a load"), sizeof x);
+    simt::check_read(place, sizeof x, line);
+    return x;
+}
+
+namespace simt {
+template <bool TRANSPOSED>
+static void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, int line)
+{
+    at(row, 16, 16, line, "a row of stmatrix");
+    Show* all = (Show*)exchange(MATRIX, line, [&](Show& s) { s.words[0] = x0, s.words[1] = x1, s.words[2] = x2, s.words[3] = x3; });
+    const int piece = current % WARP / 8, mine = current % 8;
+    uint16_t values[8];
+    for (int column = 0; column < 8; ++column) {
+        const int i = TRANSPOSED ? column : mine, j = TRANSPOSED ? mine : column;
+        values[column] = uint16_t(all[4 * i + j / 2].words[piece] >> 16 * (j % 2));
+    }
+    memcpy(shared + (row - BASE), values, 16);
+    wrote(row, 16, line);
+    together(SYNC, line, [] {});  // all lanes have written when one goes on
+}
+
+template <bool TRANSPOSED>
+static void load_pieces(u32 (&x)[4], u32 row, int line)
+{
+    const unsigned char* mine = at(row, 16, 16, line, "a row of ldmatrix");
+    check_read(row, 16, line);
+    const Show* all = exchange(MATRIX, line, [&](Show& s) { s.row = mine; });
+    const int g = current % WARP / 4, t = current % 4;
+    for (int p = 0; p < 4; ++p) {
+        uint16_t pair[2];
+        for (int i = 0; i < 2; ++i)
+            memcpy(&pair[i], TRANSPOSED ? all[8 * p + 2 * t + i].row + 2 * g : all[8 * p + g].row + 4 * t + 2 * i, 2);
+        memcpy(&x[p], pair, 4);
+    }
+}
+}  // namespace simt
+
+static inline void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::store_pieces<false>(row, x0, x1, x2, x3, line); }
+static inline void store_pieces_transposed(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::store_pieces<true>(row, x0, x1, x2, x3, line); }
+static inline void load_pieces(u32 (&x)[4], u32 row, SIMT_LINE) { simt::load_pieces<false>(x, row, line); }
+static inline void load_pieces_transposed(u32 (&x)[4], u32 row, SIMT_LINE) { simt::load_pieces<true>(x, row, line); }
+static inline void proxy_fence() { simt::fence_proxy(); }
+
+// ---- mbarriers
+
+static inline void mbarrier_init(u32 barrier, int arrivals, SIMT_LINE) { simt::barrier_init(barrier, u32(arrivals), line); }
+static inline void mbarrier_fence() { simt::fence_proxy(); }
+static inline void mbarrier_arrive(u32 barrier, SIMT_LINE) { simt::barrier_arrive(barrier, 0, line); }
+static inline void mbarrier_expect(u32 barrier, u32 bytes, SIMT_LINE) { simt::barrier_arrive(barrier, bytes, line); }
+static inline void mbarrier_wait(u32 barrier, u32 parity, SIMT_LINE) { simt::barrier_wait(barrier, parity, line); }
+static inline void mbarrier_arrive_if(u32 barrier, bool arrives, SIMT_LINE)
+{
+    if (arrives)
+        simt::barrier_arrive(barrier, 0, line);
+}
+static inline bool mbarrier_try(u32 barrier, u32 parity, SIMT_LINE)
+{
+    const bool passed = simt::barrier_passed(barrier, parity, line);
+    if (!passed)
+        simt::give_turn();
+    return passed;
+}
+
+// ---- copies
+
+static inline void tma_prefetch(const TensorMap&) {}
+static inline void tma_load(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, SIMT_LINE)
+{
+    simt::tensor_copy(simt::Kind::load, to, &map, barrier, line, c0, c1);
+}
+static inline void tma_store(const TensorMap& map, u32 from, int c0, int c1, SIMT_LINE)
+{
+    simt::tensor_copy(simt::Kind::store, from, &map, 0, line, c0, c1);
+}
+static inline void tma_load(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, SIMT_LINE)
+{
+    simt::tensor_copy(simt::Kind::load, to, &map, barrier, line, c0, c1, c2);
+}
+static inline void tma_store(const TensorMap& map, u32 from, int c0, int c1, int c2, SIMT_LINE)
+{
+    simt::tensor_copy(simt::Kind::store, from, &map, 0, line, c0, c1, c2);
+}
+static inline void tma_load(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, int c3, SIMT_LINE)
+{
+    simt::tensor_copy(simt::Kind::load, to, &map, barrier, line, c0, c1, c2, c3);
+}
+static inline void tma_store(const TensorMap& map, u32 from, int c0, int c1, int c2, int c3, SIMT_LINE)
+{
+    simt::tensor_copy(simt::Kind::store, from, &map, 0, line, c0, c1, c2, c3);
+}
+static inline void tma_load(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, int c3, int c4, SIMT_LINE)
+{
+    simt::tensor_copy(simt::Kind::load, to, &map, barrier, line, c0, c1, c2, c3, c4);
+}
+static inline void tma_store(const TensorMap& map, u32 from, int c0, int c1, int c2, int c3, int c4, SIMT_LINE)
+{
+    simt::tensor_copy(simt::Kind::store, from, &map, 0, line, c0, c1, c2, c3, c4);
+}
+static inline void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, SIMT_LINE)
+{
+    simt::bulk_copy(simt::Kind::bulk_load, to, (void*)from, bytes, barrier, line);
+}
+static inline void bulk_store(void* to, u32 from, u32 bytes, SIMT_LINE)
+{
+    simt::bulk_copy(simt::Kind::bulk_store, from, to, bytes, 0, line);
+}
+static inline void bulk_add(float* to, u32 from, u32 bytes, SIMT_LINE)
+{
+    simt::bulk_copy(simt::Kind::bulk_add, from, to, bytes, 0, line);
+}
+static inline void tma_commit() { ++simt::lane_now().groups; }
+static inline void tma_wait_read(SIMT_LINE) { simt::wait_stores(0, line); }
+static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, line); }
+
+static inline void copy_async(void* to, const void* from, bool inside, SIMT_LINE) { simt::copy_async(to, from, inside, line); }
+static inline void commit_copies() { simt::commit_copies(); }
+template <int GROUPS> static void wait_copies() { simt::wait_copies(GROUPS); }
+
+// ---- wgmma
+
+static inline u64 wgmma_descriptor(u32 place, u32 leading, u32 stride)
+{
+    return u64((place & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | 1ull << 62;
+}
+static inline void wgmma_fence(SIMT_LINE) { simt::wgmma_fence(line); }
+static inline void wgmma_commit(SIMT_LINE) { simt::wgmma_commit(line); }
+template <int GROUPS> static void wgmma_wait(SIMT_LINE) { simt::wgmma_wait(GROUPS, line); }
+
+// Both in shared memory; TA, TB: rows are the depth.
+template <bool TA = false, bool TB = false, int N>
+static void wgmma(float (&d)[N][4], u64 a, u64 b, bool accumulate, SIMT_LINE)
+{
+    simt::wgmma<8 * N, false, TA, TB, simt::is_f16<element>>(d[0], nullptr, a, b, accumulate, line);
+}
+// a in registers; the rows of b are the depth.
+template <bool TB = true, int N>
+static void wgmma(float (&d)[N][4], const u32 (&a)[4], u64 b, bool accumulate, SIMT_LINE)
+{
+    simt::wgmma<8 * N, true, false, TB, simt::is_f16<element>>(d[0], a, 0, b, accumulate, line);
+}

@@ -1,0 +1,279 @@
+// Copies between global and shared memory that the copy engine makes, at a moment of its choice; a part of sm90/simt.h.
+#pragma once
+
+namespace simt {
+
+static bool is_load(Kind kind) { return kind == Kind::load || kind == Kind::bulk_load; }
+
+static u32 bytes_of(const Map& map)
+{
+    u32 bytes = map.element_bytes;
+    for (u32 i = 0; i < map.rank; ++i)
+        bytes *= map.box[i];
+    return bytes;
+}
+
+// The 16 bytes that lie at `place` if rows of `span` bytes are swizzled: the number of a piece in its row is xored with bits
+// of the row's number, all taken from the address.
+static u32 swizzled(u32 place, u32 span) { return place ^ ((place >> 7) & (span / 16 - (span > 0))) << 4; }
+
+// Calls f(shared, global or null, bytes) for each piece of at most 16 bytes of the box.
+template <class F>
+static void for_pieces(const Copy& copy, F f)
+{
+    const Map& map = copy.map;
+    const int row_bytes = int(map.box[0] * map.element_bytes), rows = int(copy.bytes) / row_bytes;
+    for (int row = 0; row < rows; ++row) {
+        const unsigned char* from = (const unsigned char*)map.base;
+        bool inside = true;
+        int rest = row;
+        for (u32 i = 1; i < map.rank; ++i) {
+            const int64_t x = copy.at[i] + rest % int(map.box[i]);
+            rest /= int(map.box[i]);
+            inside &= x >= 0 && x < int64_t(map.sizes[i]);
+            from += x * int64_t(map.strides[i - 1]);
+        }
+        for (int byte = 0; byte < row_bytes; byte += UNIT) {
+            const u32 place = swizzled(copy.place + u32(row * row_bytes + byte), map.swizzle);
+            for (int part = 0; part < UNIT; part += int(map.element_bytes)) {
+                const int64_t x = copy.at[0] + (byte + part) / int(map.element_bytes);
+                const bool there = inside && x >= 0 && x < int64_t(map.sizes[0]);
+                f(place + part, there ? (unsigned char*)from + x * map.element_bytes : nullptr, int(map.element_bytes));
+            }
+        }
+    }
+}
+
+static unsigned char* memory_at(u32 place) { return shared + (place - BASE); }
+
+// The transfer itself.
+static void make(Copy& copy)
+{
+    copy.made = true;
+    idle = 0;
+    const u32 bytes = copy.bytes;
+    switch (copy.kind) {
+    case Kind::load:
+        for_pieces(copy, [](u32 place, const unsigned char* global, int size) {
+            if (global)
+                memcpy(memory_at(place), global, size);
+            else
+                memset(memory_at(place), 0, size);
+        });
+        break;
+    case Kind::store:
+        for_pieces(copy, [](u32 place, unsigned char* global, int size) {
+            if (global)
+                memcpy(global, memory_at(place), size);
+        });
+        break;
+    case Kind::bulk_load: memcpy(memory_at(copy.place), copy.global, bytes); break;
+    case Kind::bulk_store: memcpy(copy.global, memory_at(copy.place), bytes); break;
+    case Kind::bulk_add:
+        for (u32 i = 0; i < bytes / 4; ++i)
+            ((float*)copy.global)[i] += ((const float*)memory_at(copy.place))[i];
+    }
+    if (!is_load(copy.kind))
+        return;
+    copy.live = false;
+    Barrier& barrier = block->barriers[copy.barrier];
+    --barrier.copies;
+    barrier.bytes -= bytes;
+    if (barrier.bytes <= -(1 << 20))
+        fail(0, "an mbarrier counts less than 1 MB");
+    settle(barrier, 0);
+}
+
+// Makes one of the copies under way, any one of them. Returns false if there is none.
+static bool copy_something()
+{
+    int under_way[COPIES], count = 0;
+    for (int i = 0; i < block->copy_count; ++i)
+        if (block->copies[i].live && !block->copies[i].made)
+            under_way[count++] = i;
+    if (count == 0)
+        return false;
+    make(block->copies[under_way[random_word() % count]]);
+    return true;
+}
+
+static Copy& new_copy(Kind kind, int line)
+{
+    int i = 0;
+    while (i < block->copy_count && block->copies[i].live)
+        ++i;
+    if (i == COPIES)
+        fail(line, "more than %d copies under way", COPIES);
+    if (i == block->copy_count)
+        ++block->copy_count;
+    Copy& copy = block->copies[i];
+    memset(&copy, 0, sizeof copy);
+    copy.live = true;
+    copy.kind = kind;
+    copy.thread = current;
+    return copy;
+}
+
+static void begin_load(Copy& copy, u32 bar, int line)
+{
+    Barrier& barrier = barrier_at(bar, line);
+    if (!barrier.visible)
+        fail(line, "an mbarrier for a copy, without fence.mbarrier_init or fence.proxy.async after its initialisation");
+    copy.barrier = number_of(barrier);
+    copy.phase = barrier.phase;
+    ++barrier.copies;
+    at(copy.place, copy.bytes, 16, line, "a copy");
+    for (int i = 0; i < block->barrier_count; ++i)
+        if (const u32 p = block->barriers[i].place; p + 8 > copy.place && p < copy.place + copy.bytes)
+            fail(line, "a copy overwrites the mbarrier at shared + %u", p - BASE);
+    for (u32 p = copy.place / UNIT * UNIT; p < copy.place + copy.bytes; p += UNIT) {
+        Unit& one = unit(p);
+        check_readers(one, p, line, "a copy");
+        if (one.writer && (one.writer - 1) / WARP != current / WARP
+            && warp_now().clock.ticks[(one.writer - 1) / WARP] < one.tick)
+            fail(line, "a copy overwrites shared + %u, which warp %d writes too", p - BASE, (one.writer - 1) / WARP);
+        one.writer = 0;
+        one.barrier = copy.barrier + 1;
+        one.phase = copy.phase;
+    }
+    memset(memory_at(copy.place), 0xff, copy.bytes);  // until the barrier says so, anything may be there
+    if (chance(4))
+        make(copy);
+}
+
+static void begin_store(Copy& copy, int line)
+{
+    at(copy.place, copy.bytes, 16, line, "a store's source");
+    copy.group = lane_now().groups + 1;
+    copy.number = ++warp_now().stores;
+    for (u32 p = copy.place / UNIT * UNIT; p < copy.place + copy.bytes; p += UNIT) {
+        Unit& one = unit(p);
+        check_async_read(one, p, line, "an asynchronous store");
+        one.bulk_warp = current / WARP + 1;
+        one.bulk = copy.number;
+    }
+    if (chance(4))
+        make(copy);
+}
+
+static Map checked(const Map* map, u32 place, int rank, int line)
+{
+    if (map->rank != u32(rank))
+        fail(line, "%d coordinates for a tensor map of %u", rank, map->rank);
+    const u32 row = map->box[0] * map->element_bytes;
+    if (map->swizzle && row != map->swizzle)
+        fail(line, "rows of %u bytes in a box with a swizzle of %u", row, map->swizzle);
+    if (place % 128)
+        fail(line, "a box at shared + %d, which is not a multiple of 128", int(place) - int(BASE));
+    return *map;
+}
+
+template <class... At>
+static void tensor_copy(Kind kind, u32 place, const void* map, u32 bar, int line, At... at)
+{
+    const int coordinates[] = {at...};
+    Copy& copy = new_copy(kind, line);
+    copy.map = checked((const Map*)map, place, sizeof...(at), line);
+    memcpy(copy.at, coordinates, sizeof coordinates);
+    copy.place = place;
+    copy.bytes = bytes_of(copy.map);
+    if (kind == Kind::load)
+        begin_load(copy, bar, line);
+    else
+        begin_store(copy, line);
+}
+
+static void bulk_copy(Kind kind, u32 place, void* global, u32 bytes, u32 bar, int line)
+{
+    if (bytes % 16 || (uintptr_t)global % 16)
+        fail(line, "a bulk copy of %u bytes at address %p: both are multiples of 16", bytes, global);
+    Copy& copy = new_copy(kind, line);
+    copy.place = place;
+    copy.global = global;
+    copy.bytes = bytes;
+    if (kind == Kind::bulk_load)
+        begin_load(copy, bar, line);
+    else
+        begin_store(copy, line);
+}
+
+// Waits until at most `groups` of this thread's newest groups of stores are under way.
+static void wait_stores(u32 groups, int line)
+{
+    Warp& warp = warp_now();
+    const u32 committed = lane_now().groups;
+    u32 oldest = warp.stores + 1;
+    for (int i = 0; i < block->copy_count; ++i) {
+        Copy& copy = block->copies[i];
+        if (!copy.live || is_load(copy.kind) || copy.thread / WARP != current / WARP)
+            continue;
+        if (copy.thread == current && copy.group + groups <= committed) {
+            if (!copy.made)
+                make(copy);
+            copy.live = false;
+        } else if (copy.number < oldest)
+            oldest = copy.number;
+    }
+    warp.clock.bulks[current / WARP] = oldest - 1;
+    (void)line;
+}
+
+// Ends of a thread and of a block.
+static void check_stores()
+{
+    for (int i = 0; i < block->copy_count; ++i)
+        if (const Copy& copy = block->copies[i]; copy.live && !is_load(copy.kind) && copy.thread == current)
+            fail(0, "the thread ends while a store of its is under way%s",
+                 copy.group > lane_now().groups ? " (and not committed)" : "");
+}
+
+static void check_copies()
+{
+    for (int i = 0; i < block->copy_count; ++i)
+        if (const Copy& copy = block->copies[i]; copy.live) {
+            message[0] = 0;
+            say("block %u: a copy to shared + %u is under way that nobody waits for", block->index.x, copy.place - BASE);
+            _longjmp(escape, 1);
+        }
+}
+
+// cp.async of 16 bytes: an ordinary write, made when it likes.
+static void make_until(Lane& lane, int end)
+{
+    for (; lane.first < end; ++lane.first) {
+        const auto& copy = lane.copies[lane.first % 256];
+        if (copy.inside)
+            memcpy(copy.to, copy.from, 16);
+        else
+            memset(copy.to, 0, 16);
+    }
+}
+
+static void copy_async(void* to, const void* from, bool inside, int line)
+{
+    Lane& me = lane_now();
+    const u32 place = u32((unsigned char*)to - shared) + BASE;
+    at(place, 16, 16, line, "a copy");
+    if (inside && (uintptr_t)from % 16)
+        fail(line, "a copy from an address that is not a multiple of 16");
+    if (me.last - me.first == 256)
+        fail(line, "too many copies under way");
+    wrote(place, 16, line);
+    memset(to, 0xff, 16);
+    me.copies[me.last++ % 256] = {to, from, inside};
+}
+
+static void commit_copies()
+{
+    Lane& me = lane_now();
+    me.copy_groups[me.copy_group_count++ % 16] = me.last;
+}
+
+static void wait_copies(int groups)
+{
+    Lane& me = lane_now();
+    if (me.copy_group_count > groups)
+        make_until(me, me.copy_groups[(me.copy_group_count - 1 - groups) % 16]);
+}
+
+}  // namespace simt

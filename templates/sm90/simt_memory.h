@@ -1,0 +1,252 @@
+// Shared memory with its history, mbarriers, named barriers and registers; a part of sm90/simt.h.
+//
+// An order of two accesses counts only if something was waited for that says so: what a warp knows is a vector clock (Mattern 1989),
+// which mbarriers and barriers hand on. So a race is a fault in every order of execution, not only in those in which it does harm.
+#pragma once
+
+namespace simt {
+
+enum { SHUFFLE = 1, VOTE, SYNC, NAMED, MATRIX, FENCE, COMMIT, RETIRE, MULTIPLY, REGISTERS, ELECT };
+
+static unsigned char* at(u32 place, u32 bytes, u32 aligned, int line, const char* what)
+{
+    if (place < BASE || place + bytes > BASE + u32(used_bytes))
+        fail(line, "%s outside of shared memory: shared + %d, %u bytes", what, int(place) - BASE, bytes);
+    if (place % aligned)
+        fail(line, "%s at shared + %u, which is not a multiple of %u", what, place - BASE, aligned);
+    return shared + (place - BASE);
+}
+
+static Unit& unit(u32 place) { return block->units[(place - BASE) / UNIT]; }
+
+// Whether what was copied here has arrived, for all that this warp has waited for.
+static bool arrived(const Unit& one) { return !one.barrier || warp_now().clock.phases[one.barrier - 1] > one.phase; }
+
+// All that may still read these 16 bytes must be known to be done.
+static void check_readers(const Unit& one, u32 place, int line, const char* what)
+{
+    const Clock& clock = warp_now().clock;
+    for (int warp = 0; warp < threads_of_block / WARP; ++warp)
+        if (one.groups[warp] > clock.groups[warp])
+            fail(line, "%s overwrites shared + %u, which a wgmma of warp %d may still read", what, place - BASE, warp);
+    if (one.bulk_warp && one.bulk > clock.bulks[one.bulk_warp - 1])
+        fail(line, "%s overwrites shared + %u, which an asynchronous store of warp %d may still read", what, place - BASE,
+             one.bulk_warp - 1);
+    if (!arrived(one))
+        fail(line, "%s overwrites shared + %u, where a copy has not arrived yet", what, place - BASE);
+}
+
+// An ordinary write of `bytes`, by an instruction that has a name.
+static void wrote(u32 place, u32 bytes, int line)
+{
+    Warp& warp = warp_now();
+    for (u32 p = place / UNIT * UNIT; p < place + bytes; p += UNIT) {
+        Unit& one = unit(p);
+        check_readers(one, p, line, "a write");
+        one.writer = current + 1;
+        one.tick = warp.tick;
+        one.fenced = false;
+        one.barrier = 0;
+        if (warp.written_count == WRITTEN)
+            fail(line, "more than %d pieces of 16 bytes written without a fence.proxy.async", WRITTEN);
+        warp.written[warp.written_count++] = p;
+    }
+}
+
+// fence.proxy.async: of all writes that this warp knows of, its own and others'.
+static void fence_proxy()
+{
+    for (int from = 0; from < threads_of_block / WARP; ++from) {
+        Warp& writer = block->warps[from];
+        int left = 0;
+        for (int i = 0; i < writer.written_count; ++i) {
+            Unit& one = unit(writer.written[i]);
+            if (!one.writer || (one.writer - 1) / WARP != from)
+                continue;  // somebody else has written there since
+            if (from == current / WARP || one.tick <= warp_now().clock.ticks[from])
+                one.fenced = true;
+            else
+                writer.written[left++] = writer.written[i];
+        }
+        writer.written_count = left;
+    }
+    for (int i = 0; i < block->barrier_count; ++i)
+        if (Barrier& barrier = block->barriers[i]; barrier.maker == current / WARP)
+            barrier.visible = true;
+}
+
+// A read of 16 bytes by the asynchronous proxy: of wgmma or of a store.
+static void check_async_read(const Unit& one, u32 place, int line, const char* what)
+{
+    if (!arrived(one))
+        fail(line, "%s reads shared + %u, where a copy has not arrived yet (phase %u of the mbarrier at shared + %u was not waited for)",
+             what, place - BASE, one.phase, block->barriers[one.barrier - 1].place - BASE);
+    if (!one.writer)
+        return;
+    const int writer = one.writer - 1;
+    if (!one.fenced)
+        fail(line, "%s reads shared + %u, which thread %d wrote without a fence.proxy.async", what, place - BASE, writer);
+    if (writer / WARP != current / WARP && warp_now().clock.ticks[writer / WARP] < one.tick)
+        fail(line, "%s reads shared + %u, which warp %d wrote without a barrier between them", what, place - BASE, writer / WARP);
+}
+
+// A read by a load that has a name.
+static void check_read(u32 place, u32 bytes, int line)
+{
+    for (u32 p = place / UNIT * UNIT; p < place + bytes; p += UNIT) {
+        const Unit& one = unit(p);
+        if (!arrived(one))
+            fail(line, "a load of shared + %u, where a copy has not arrived yet", p - BASE);
+        if (one.writer && (one.writer - 1) / WARP != current / WARP
+            && warp_now().clock.ticks[(one.writer - 1) / WARP] < one.tick)
+            fail(line, "a load of shared + %u, which warp %d wrote without a barrier between them", p - BASE,
+                 (one.writer - 1) / WARP);
+    }
+}
+
+// What this warp knows goes into `to`; what it does from here on is later.
+static void release(Clock& to)
+{
+    Warp& warp = warp_now();
+    warp.clock.ticks[current / WARP] = warp.tick++;
+    to.join(warp.clock);
+}
+
+static Barrier& barrier_at(u32 place, int line)
+{
+    for (int i = 0; i < block->barrier_count; ++i)
+        if (Barrier& barrier = block->barriers[i]; barrier.place == place) {
+            if (barrier.maker != current / WARP && warp_now().clock.ticks[barrier.maker] < barrier.tick)
+                fail(line, "an mbarrier that warp %d has initialised without a barrier since", barrier.maker);
+            return barrier;
+        }
+    fail(line, "no mbarrier has been initialised at shared + %d", int(place) - BASE);
+}
+
+static int number_of(const Barrier& barrier) { return int(&barrier - block->barriers); }
+
+static void settle(Barrier& barrier, int line)
+{
+    if (barrier.pending || barrier.bytes)
+        return;
+    if (barrier.copies)
+        fail(line, "phase %u of the mbarrier at shared + %u completes while %d of its copies are under way: too few bytes expected",
+             barrier.phase, barrier.place - BASE, barrier.copies);
+    ++barrier.phase;
+    barrier.pending = int(barrier.count);
+    barrier.done = barrier.clock;
+}
+
+static void barrier_init(u32 place, u32 count, int line)
+{
+    at(place, 8, 8, line, "an mbarrier");
+    if (count == 0 || count >= 1u << 20)
+        fail(line, "an mbarrier for %u arrivals", count);
+    int i = 0;
+    while (i < block->barrier_count && block->barriers[i].place != place)
+        ++i;
+    if (i == BARRIERS)
+        fail(line, "more than %d mbarriers", BARRIERS);
+    if (i == block->barrier_count)
+        ++block->barrier_count;
+    Barrier& barrier = block->barriers[i];
+    memset(&barrier, 0, sizeof barrier);
+    barrier.place = place;
+    barrier.count = count;
+    barrier.pending = int(count);
+    barrier.line = line;
+    barrier.maker = current / WARP;
+    barrier.tick = warp_now().tick;
+}
+
+static void barrier_arrive(u32 place, u32 bytes, int line)
+{
+    Barrier& barrier = barrier_at(place, line);
+    if (bytes && !barrier.visible)
+        fail(line, "an mbarrier for a copy, without fence.mbarrier_init or fence.proxy.async after its initialisation");
+    if (barrier.pending == 0)
+        fail(line, "more than %u arrivals in phase %u of the mbarrier at shared + %u", barrier.count, barrier.phase, place - BASE);
+    idle = 0;
+    release(barrier.clock);
+    barrier.bytes += bytes;
+    if (barrier.bytes >= 1 << 20)
+        fail(line, "an mbarrier counts less than 1 MB: %lld bytes are expected", (long long)barrier.bytes);
+    --barrier.pending;
+    settle(barrier, line);
+    if (chance(8))
+        give_turn();
+}
+
+static bool barrier_passed(u32 place, u32 parity, int line)
+{
+    Barrier& barrier = barrier_at(place, line);
+    if (parity > 1)
+        fail(line, "a parity of %u", parity);
+    if ((barrier.phase & 1) == parity)
+        return false;
+    Clock& clock = warp_now().clock;
+    clock.join(barrier.done);
+    clock.phases[number_of(barrier)] = barrier.phase;
+    return true;
+}
+
+static void barrier_wait(u32 place, u32 parity, int line)
+{
+    if (chance(8))
+        give_turn();
+    while (!barrier_passed(place, parity, line))
+        wait_for({Wait::barrier, number_of(barrier_at(place, line)), parity, nullptr, line});
+}
+
+static void named_barrier(int id, int threads, bool waits, int line)
+{
+    if (id < 0 || id > 15 || threads <= 0 || threads % WARP || threads > threads_of_block)
+        fail(line, "barrier %d for %d threads", id, threads);
+    Named& named = block->named[id];
+    together(NAMED, line, [&] {
+        if (named.arrived == 0)
+            named.expected = threads;
+        if (named.expected != threads)
+            fail(line, "barrier %d for %d threads, where others say %d", id, threads, named.expected);
+        for (int i = 0; i < WARP; ++i)
+            block->lanes[current / WARP * WARP + i].wait.value = named.generation;
+        release(named.clock);
+        if ((named.arrived += WARP) == threads) {
+            ++named.generation;
+            named.arrived = 0;
+            named.done = named.clock;
+        }
+    });
+    if (!waits)
+        return;
+    wait_for({Wait::named, id, lane_now().wait.value, nullptr, line});
+    warp_now().clock.join(named.done);
+}
+
+static void set_registers(int wanted, bool more, int line)
+{
+    together(REGISTERS, line, [&] {
+        const int had = warp_now().registers;
+        if (wanted < 24 || wanted > 256 || wanted % 8)
+            fail(line, "setmaxnreg for %d registers: a multiple of 8 from 24 to 256", wanted);
+        if (more ? wanted < had : wanted > had)
+            fail(line, "setmaxnreg.%s to %d registers from %d", more ? "inc" : "dec", wanted, had);
+        if (!more) {
+            block->free_registers += (had - wanted) * WARP;
+            warp_now().registers = wanted;
+        }
+        ++warp_now().set_registers;
+    });
+    if (!more)
+        return;
+    wait_for({Wait::registers, current / WARP, u32(wanted), nullptr, line});
+    block->free_registers -= (wanted - warp_now().registers) * WARP;  // the first lane to go on takes them
+    warp_now().registers = wanted;
+}
+
+static void wait_for_memory(const volatile int* place, int value, int line)
+{
+    wait_for({Wait::memory, 0, u32(value), place, line});
+}
+
+}  // namespace simt

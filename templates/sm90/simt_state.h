@@ -1,0 +1,226 @@
+// What a block of a Hopper kernel is while a CPU runs it; a part of sm90/simt.h.
+#pragma once
+
+#include <csetjmp>
+#include <csignal>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cmath>
+#include <ucontext.h>
+
+#define __global__ __attribute__((visibility("default")))
+#define __device__ inline
+#define __forceinline__
+#define __shared__
+#define __align__(n)
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __restrict__
+
+struct Dim { unsigned x, y, z; };
+static Dim threadIdx, blockIdx, blockDim, gridDim;
+
+alignas(1024) unsigned char shared[232448 + 1024];  // more than a block can have, to see what it writes past its own
+
+namespace simt {
+
+typedef uint32_t u32;
+typedef uint64_t u64;
+constexpr int MOST_SHARED = 232448;
+constexpr int WARP = 32, WARPS = 32, THREADS = WARP * WARPS, STACK = 128 * 1024, UNIT = 16;
+constexpr int BARRIERS = 64, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96, WRITTEN = 8192;
+constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
+
+// What a warp knows to have happened, from what it has waited for (a vector clock). Of every warp: its generic writes of shared
+// memory up to an arrival, the groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed.
+struct Clock {
+    u32 ticks[WARPS], groups[WARPS], bulks[WARPS], phases[BARRIERS];
+
+    void join(const Clock& other)
+    {
+        u32* mine = ticks;
+        const u32* theirs = other.ticks;
+        for (unsigned i = 0; i < sizeof(Clock) / sizeof(u32); ++i)
+            mine[i] = mine[i] > theirs[i] ? mine[i] : theirs[i];
+    }
+};
+
+// The history of 16 bytes of shared memory: who wrote them last, who may still read them.
+struct Unit {
+    int writer;  // thread of the last generic write + 1, or 0
+    u32 tick;
+    bool fenced;              // the writer has said fence.proxy.async since
+    int barrier;              // mbarrier of the last copy + 1, or 0
+    u32 phase;                // of that barrier, in which the copy counts
+    int bulk_warp;            // warp whose bulk store read them last + 1, or 0
+    u32 bulk, groups[WARPS];  // number of that store; of every warp, the last group of wgmma that reads them
+};
+
+struct Barrier {
+    u32 place, count, phase;
+    int pending, copies, line;  // arrivals to come, copies under way in this phase, where it was made
+    int64_t bytes;              // expected and not yet there
+    int maker;                  // warp
+    u32 tick;
+    bool visible;  // to the async proxy
+    Clock clock, done;
+};
+
+struct Named {
+    int expected, arrived;
+    u32 generation;
+    Clock clock, done;
+};
+
+// What a tensor map says; CUtensorMap, which nobody can read, has the same 128 bytes.
+struct alignas(64) Map {
+    u64 base;
+    u32 rank, element_bytes;
+    u64 sizes[5], strides[4];  // of dimension 0, the innermost, the stride is one element; the others' in bytes
+    u32 box[5], swizzle;       // bytes of the swizzle's span: 0, 32, 64 or 128
+};
+static_assert(sizeof(Map) == 128, "the size of a CUtensorMap");
+
+enum class Kind { load, store, bulk_load, bulk_store, bulk_add };
+
+struct Copy {
+    bool live, made;
+    Kind kind;
+    Map map;
+    int at[5];
+    u32 place, bytes;
+    void* global;
+    int barrier, thread;
+    u32 phase, group, number;  // group: of the thread's bulk stores; number: of the warp's
+};
+
+// Accumulators of a warp's wgmmas, its 16 rows; the registers are poisoned while they are in flight.
+struct Sum {
+    float* lanes[WARP];
+    int n;
+    bool flying;
+    u32 group, fences;  // last group that adds to them; fences when they were handed back
+    float rows[16][256];
+};
+
+struct Product {
+    int sum, n;
+    bool from_registers, transposed_a, transposed_b, accumulate, is_f16;
+    u32 a[WARP][4];
+    const u32* registers[WARP];
+    u64 left, right;
+    u32 group;
+    bool done;
+};
+
+// Registers that were an operand A, as they were at the last wgmma.fence.
+struct Operand {
+    const u32* lanes[WARP];
+    u32 fences, value[WARP][4];
+};
+
+struct Warp {
+    int arrived;  // lanes at the collective instruction
+    Clock clock;
+    u32 tick, stores;  // number of the next release; bulk stores issued
+    int registers, set_registers, written_count;
+    u32 written[WRITTEN];  // places of 16 bytes, since the last fence.proxy.async
+    u32 fences, committed, retired, flow[64];  // wgmma: fences, groups, what was issued up to a commit
+    u32 issued;                                // a hash of the wgmmas
+    Sum sums[SUMS];
+    Product products[PRODUCTS];
+    int first, last;
+    Operand operands[OPERANDS];
+    int operand_count;
+    bool open;
+};
+
+struct Wait {
+    enum Of { turn, barrier, named, registers, memory } of;
+    int object;
+    u32 value;
+    const volatile int* place;
+    int line;
+};
+
+enum class At : unsigned char { ready, collective, waiting, end };
+
+struct Lane {
+    ucontext_t start;
+    jmp_buf resume;
+    bool started;
+    At at;
+    int line, kind, turn;
+    Wait wait;
+    u32 groups;  // of bulk stores, committed
+    struct { void* to; const void* from; bool inside; } copies[256];
+    int first, last, copy_groups[16], copy_group_count;
+};
+
+// What the lanes of a warp show each other at an instruction; two, so that a fast lane's next does not hide this one.
+union Show {
+    const unsigned char* row;
+    float value;
+    u32 word, words[4];
+    bool flag;
+    struct { float* sum; const u32* a; u64 left, right; } product;
+};
+
+struct Block {
+    Dim index;
+    bool live;
+    int free_registers, barrier_count, ended;
+    Lane* lanes;
+    char* stacks;
+    Warp* warps;
+    Unit* units;
+    unsigned char* memory;  // its shared memory while another block runs
+    Barrier barriers[BARRIERS];
+    Named named[16];
+    Copy copies[COPIES];
+    int copy_count;
+    Show shown[2][THREADS];
+};
+
+static Block* block;
+static int current, threads_of_block, used_bytes;  // thread; of shared memory
+static u32 idle;                                   // turns in which nothing happened
+static jmp_buf scheduler, escape;
+static uint64_t random_state;
+static char message[4096];
+
+static u32 random_word()
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return u32(random_state >> 16);
+}
+
+static bool chance(u32 of) { return random_word() % of == 0; }
+
+static void say(const char* format, ...)
+{
+    const size_t length = strlen(message);
+    va_list values;
+    va_start(values, format);
+    vsnprintf(message + length, sizeof message - length, format, values);
+    va_end(values);
+}
+
+template <class... T>
+[[noreturn]] static void fail(int line, const char* format, T... values)
+{
+    message[0] = 0;
+    say("block %u, thread %d (warp %d), line %d: ", blockIdx.x, current, current / WARP, line);
+    say(format, values...);
+    _longjmp(escape, 1);
+}
+
+static Lane& lane_now() { return block->lanes[current]; }
+static Warp& warp_now() { return block->warps[current / WARP]; }
+
+}  // namespace simt

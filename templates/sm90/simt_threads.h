@@ -1,0 +1,393 @@
+// Threads, warps and blocks as fibers, taking turns in an order that a seed shuffles; a part of sm90/simt.h.
+//
+// A thread runs until it waits or comes to an instruction that its whole warp executes together; the last lane to come executes it.
+// Warps take turns at random; one of them lags behind or runs ahead for a while, now and then another. A few blocks run at once.
+#pragma once
+
+namespace simt {
+
+static bool copy_something();
+static void check_end();
+
+static bool over(const Wait& wait)
+{
+    switch (wait.of) {
+    case Wait::barrier: return (block->barriers[wait.object].phase & 1) != wait.value;
+    case Wait::named: return block->named[wait.object].generation != wait.value;
+    case Wait::registers:
+        return block->free_registers >= (int(wait.value) - block->warps[wait.object].registers) * WARP;
+    case Wait::memory: return *wait.place == int(wait.value);
+    default: return true;
+    }
+}
+
+static bool able(const Lane& lane) { return lane.at == At::ready || (lane.at == At::waiting && over(lane.wait)); }
+
+static void (*body)();
+
+static void run()
+{
+    body();
+    check_end();
+    Lane& me = lane_now();
+    me.at = At::end;
+    idle = 0;
+    ++block->ended;
+    _longjmp(scheduler, 1);
+}
+
+static void enter(int thread)
+{
+    current = thread;
+    threadIdx.x = thread;
+    Lane& lane = block->lanes[thread];
+    lane.at = At::ready;
+    if (lane.started)
+        _longjmp(lane.resume, 1);
+    lane.started = true;
+    setcontext(&lane.start);
+}
+
+// This thread stops; another lane of its warp goes on, or the scheduler.
+static void leave()
+{
+    Lane& me = lane_now();
+    if (_setjmp(me.resume))
+        return;
+    const int first = current / WARP * WARP;
+    for (int i = 1; i < WARP; ++i) {
+        const int next = first + (current + i) % WARP;
+        if (able(block->lanes[next]))
+            enter(next);
+    }
+    _longjmp(scheduler, 1);
+}
+
+static void give_turn()
+{
+    if (_setjmp(lane_now().resume))
+        return;
+    _longjmp(scheduler, 1);
+}
+
+static void wait_for(const Wait& wait)
+{
+    while (!over(wait)) {
+        lane_now().at = At::waiting;
+        lane_now().wait = wait;
+        leave();
+    }
+}
+
+// Executes `act` once for the warp when all its lanes are here. Returns whether this lane did.
+template <class Act>
+static bool together(int kind, int line, Act act)
+{
+    Lane& me = lane_now();
+    Warp& warp = warp_now();
+    Lane* lanes = block->lanes + current / WARP * WARP;
+    me.kind = kind;
+    me.line = line;
+    if (++warp.arrived < WARP) {
+        me.at = At::collective;
+        leave();
+        return false;
+    }
+    warp.arrived = 0;
+    idle = 0;
+    for (int i = 0; i < WARP; ++i)
+        if (lanes[i].line != line || lanes[i].kind != kind)
+            fail(line, "lanes of a warp are at different instructions (lane %d at line %d)", i, lanes[i].line);
+    act();
+    for (int i = 0; i < WARP; ++i)
+        lanes[i].at = At::ready;
+    if (chance(8))
+        give_turn();
+    return true;
+}
+
+// Every lane shows something to all lanes.
+template <class Fill>
+static const Show* exchange(int kind, int line, Fill fill)
+{
+    Show* shown = block->shown[lane_now().turn++ & 1];
+    fill(shown[current]);
+    const int first = current / WARP * WARP;
+    together(kind, line, [] {});
+    return shown + first;
+}
+
+static void describe(const Wait& wait)
+{
+    const Barrier& barrier = block->barriers[wait.object];
+    const Named& named = block->named[wait.object];
+    switch (wait.of) {
+    case Wait::barrier:
+        say("for phase %u (parity %u) of the mbarrier at shared + %u (initialised at line %d), which lacks %d of %u arrivals and "
+            "%lld bytes",
+            barrier.phase, wait.value, barrier.place - BASE, barrier.line, barrier.pending, barrier.count,
+            (long long)barrier.bytes);
+        break;
+    case Wait::named: say("at barrier %d, where %d of %d threads are", wait.object, named.arrived, named.expected); break;
+    case Wait::registers:
+        say("in setmaxnreg.inc for %d more registers per thread, of which %d are free",
+            int(wait.value) - block->warps[wait.object].registers, block->free_registers / WARP);
+        break;
+    case Wait::memory: say("for a %d in global memory, where a %d is", int(wait.value), *wait.place); break;
+    default: say("in a loop");
+    }
+}
+
+// What the lanes of a warp wait for, one clause for all that wait for the same.
+static void describe(int warp)
+{
+    const Lane* lanes = block->lanes + warp * WARP;
+    for (int i = 0; i < WARP; ++i) {
+        const Lane& lane = lanes[i];
+        const auto same = [&](const Lane& other) {
+            return lane.at == other.at && (lane.at == At::waiting ? lane.wait.line == other.wait.line : lane.line == other.line);
+        };
+        if (lane.at == At::end || (i > 0 && same(lanes[i - 1])))
+            continue;
+        int last = i;
+        while (last + 1 < WARP && same(lanes[last + 1]))
+            ++last;
+        if (last - i + 1 < WARP)
+            say(i == last ? ", lane %d" : ", lanes %d-%d", i, last);
+        if (lane.at == At::collective) {
+            say(", line %d: wait for the other lanes of their warp", lane.line);
+            continue;
+        }
+        say(", line %d: wait ", lane.wait.line);
+        describe(lane.wait);
+    }
+}
+
+// Tells which warps wait for what: nobody can ever go on.
+[[noreturn]] static void deadlock()
+{
+    static char all[sizeof message], before[sizeof message];
+    char* end = all + snprintf(all, sizeof all, "block %u: a deadlock", block->index.x);
+    before[0] = 0;
+    int first = 0;
+    for (int warp = 0; warp <= threads_of_block / WARP; ++warp) {  // warps that wait for the same share a line
+        message[0] = 0;
+        if (warp < threads_of_block / WARP)
+            describe(warp);
+        if (warp > 0 && strcmp(message, before) != 0) {
+            char who[32];
+            snprintf(who, sizeof who, first == warp - 1 ? "warp %d" : "warps %d-%d", first, warp - 1);
+            if (before[0])
+                end += snprintf(end, all + sizeof all - end, "\n  %s%s", who, before);
+            if (end >= all + sizeof all)
+                break;
+            first = warp;
+        }
+        strcpy(before, message);
+    }
+    strcpy(message, all);
+    _longjmp(escape, 1);
+}
+
+static void start_block(Block& of, Dim index)
+{
+    const int warps = threads_of_block / WARP;
+    of.index = index;
+    of.live = true;
+    of.ended = of.barrier_count = of.copy_count = of.free_registers = 0;
+    memset(of.memory, 0xff, sizeof shared);
+    memset(of.units, 0, sizeof(Unit) * (MOST_SHARED / UNIT));
+    memset(of.named, 0, sizeof of.named);
+    const int allowed = 65536 / threads_of_block / 8 * 8;
+    for (int i = 0; i < warps; ++i) {
+        Warp& warp = of.warps[i];
+        warp.arrived = warp.first = warp.last = warp.operand_count = warp.set_registers = warp.written_count = 0;
+        warp.fences = warp.committed = warp.retired = warp.issued = warp.stores = 0;
+        warp.open = false;
+        warp.tick = 1;
+        warp.registers = allowed < 256 ? allowed : 256;
+        memset(&warp.clock, 0, sizeof warp.clock);
+        for (Sum& sum : warp.sums)
+            sum.lanes[0] = nullptr, sum.flying = false;
+    }
+    for (int i = 0; i < threads_of_block; ++i) {
+        Lane& lane = of.lanes[i];
+        lane.started = false;
+        lane.at = At::ready;
+        lane.turn = lane.line = lane.kind = 0;
+        lane.groups = 0;
+        lane.first = lane.last = lane.copy_group_count = 0;
+        getcontext(&lane.start);
+        lane.start.uc_stack.ss_sp = of.stacks + size_t(i) * STACK;
+        lane.start.uc_stack.ss_size = STACK;
+        lane.start.uc_link = nullptr;
+        makecontext(&lane.start, run, 0);
+    }
+}
+
+static void activate(Block& next)
+{
+    if (block != &next) {
+        if (block && block->live)
+            memcpy(block->memory, shared, used_bytes);
+        block = &next;
+        memcpy(shared, next.memory, used_bytes);
+    }
+    blockIdx = next.index;
+}
+
+static int favoured, steps;
+
+// The next warp of this block to run, or -1: mostly by an order that changes now and then, so that some lag far behind.
+static int next_warp()
+{
+    int able_warps[WARPS], count = 0;
+    for (int warp = 0; warp < threads_of_block / WARP; ++warp)
+        for (int i = 0; i < WARP; ++i)
+            if (able(block->lanes[warp * WARP + i])) {
+                able_warps[count++] = warp;
+                break;
+            }
+    if (count == 0)
+        return -1;
+    if (++steps % 64 == 0)
+        favoured = int(random_word() % 97);
+    return able_warps[chance(4) ? random_word() % count : favoured % count];
+}
+
+static void run_warp(int warp)
+{
+    if (_setjmp(scheduler))
+        return;
+    const int first = warp * WARP;
+    int start = int(random_word() % WARP);
+    for (int i = 0; i < WARP; ++i)
+        if (able(block->lanes[first + (start + i) % WARP]))
+            enter(first + (start + i) % WARP);
+}
+
+static void check_copies();
+
+static void finish_block()
+{
+    check_copies();
+    for (size_t i = used_bytes; i < sizeof shared; ++i)
+        if (shared[i] != 0xff) {
+            message[0] = 0;
+            say("block %u: a write past the end of shared memory, at + %zu", block->index.x, i);
+            _longjmp(escape, 1);
+        }
+    block->live = false;
+}
+
+static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
+{
+    const unsigned total = grid.x, from = u32(seed * 0x9E3779B97F4A7C15ull >> 33) % total;
+    unsigned started = 0;
+    block = nullptr;
+    memset(shared, 0xff, sizeof shared);
+    const auto fill = [&](Block& place) {
+        const unsigned turned = (from + started++) % total, n = seed % 2 ? turned : total - 1 - turned;
+        start_block(place, {n, 0, 0});
+    };
+    for (int i = 0; i < places; ++i)
+        fill(blocks[i]);
+    for (int live = places; live > 0;) {
+        Block* next = block && block->live && !chance(32) ? block : nullptr;
+        while (!next) {
+            Block& one = blocks[random_word() % places];
+            next = one.live ? &one : nullptr;
+        }
+        activate(*next);
+        if (chance(4))
+            copy_something();
+        int warp = next_warp();
+        // nobody here can go on: a copy may help, or another block
+        const int here = int(block - blocks);
+        for (int i = 1; warp < 0 && block->ended < threads_of_block;) {
+            if (copy_something())
+                warp = next_warp();
+            else if (i >= places)
+                deadlock();
+            else if (Block& one = blocks[(here + i++) % places]; one.live) {
+                activate(one);
+                warp = next_warp();
+            }
+        }
+        if (warp >= 0) {
+            if (++idle > 200000)
+                deadlock();
+            run_warp(warp);
+        }
+        if (block->ended == threads_of_block) {
+            finish_block();
+            --live;
+            if (started < total) {
+                memset(shared, 0xff, sizeof shared);
+                Block& place = *block;
+                block = nullptr;
+                fill(place);
+                ++live;
+            }
+        }
+    }
+}
+
+// An access to memory that the process has not is a fault of the kernel's. The signal may come again: nothing returns from here.
+static void stray(int) { fail(0, "an access outside of all memory"); }
+static void divided(int) { fail(0, "a division by zero"); }
+
+// Runs a kernel over a grid. Returns what went wrong, or null.
+static const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed)
+{
+    const Dim grid = {unsigned(grid_size), 1, 1};
+    const unsigned total = grid.x;
+    const int places = total < 3 ? total : 3;
+    if (total == 0)
+        return nullptr;
+    static Block blocks[3];
+    body = kernel;
+    gridDim = grid;
+    blockDim = {unsigned(threads), 1, 1};
+    threads_of_block = threads;
+    used_bytes = bytes;
+    idle = 0;
+    random_state = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
+    for (int i = 0; i < 4; ++i)
+        random_word();
+    for (int i = 0; i < places; ++i) {
+        blocks[i].lanes = (Lane*)calloc(threads, sizeof(Lane));
+        blocks[i].stacks = (char*)malloc(size_t(threads) * STACK);
+        blocks[i].warps = (Warp*)malloc(sizeof(Warp) * (threads / WARP));
+        blocks[i].units = (Unit*)malloc(sizeof(Unit) * (MOST_SHARED / UNIT));
+        blocks[i].memory = (unsigned char*)malloc(sizeof shared);
+    }
+    const char* problem = nullptr;
+    struct sigaction faults = {}, before[3];
+    faults.sa_handler = stray;
+    faults.sa_flags = SA_NODEFER;
+    sigaction(SIGSEGV, &faults, &before[0]);
+    sigaction(SIGBUS, &faults, &before[1]);
+    faults.sa_handler = divided;
+    sigaction(SIGFPE, &faults, &before[2]);
+    if (threads % 32 || threads > THREADS || bytes > MOST_SHARED) {
+        snprintf(message, sizeof message, "a launch with %d threads and %d bytes of shared memory", threads, bytes);
+        problem = message;
+    } else if (_setjmp(escape))
+        problem = message;
+    else
+        run_blocks(grid, blocks, places, seed);
+    sigaction(SIGSEGV, &before[0], nullptr);
+    sigaction(SIGBUS, &before[1], nullptr);
+    sigaction(SIGFPE, &before[2], nullptr);
+    for (int i = 0; i < places; ++i) {
+        free(blocks[i].lanes);
+        free(blocks[i].stacks);
+        free(blocks[i].warps);
+        free(blocks[i].units);
+        free(blocks[i].memory);
+    }
+    return problem;
+}
+
+}  // namespace simt
