@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "effort", "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
     "reference", "reference_gradients", "output", "plan", "target", "build", "editor",
-    "paging", "runtime", "verify", "api", "flex", "tune", "tune_projection", "tune_schedules", "calibrate",
-    "bench", "adapters", "compat", "cli", "__main__", "__init__",
+    "paging", "runtime", "verify", "api", "flex", "distributed", "tune", "tune_projection",
+    "tune_schedules", "calibrate", "bench", "adapters", "compat", "cli", "__main__", "__init__",
 )  # fmt: skip
 
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
@@ -33,6 +33,7 @@ OWNERS = {
         "verify",
         "api",
         "flex",
+        "distributed",
         "bench",
         "adapters",
         "compat",
@@ -47,6 +48,7 @@ OWNERS = {
         "reference_gradients",
         "runtime",
         "verify",
+        "distributed",
         "tune",
         "calibrate",
     },
@@ -65,7 +67,7 @@ OWNERS = {
 # The layers that need torch. What runs in `attnc compile` must not need them.
 NUMERIC = {
     "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "api", "flex",
-    "tune", "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
+    "distributed", "tune", "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
     "compat",
 }  # fmt: skip
 

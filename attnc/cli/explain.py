@@ -35,6 +35,16 @@ def explain(
     is_compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Ask the compiler for registers and spills.")
     ] = True,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Show instead how so many GPUs would share one call (context parallelism)."),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(help="With --ranks: sizes of the call, such as M=65536,N=65536,H=32,Hkv=8.")
+    ] = "M=8192",
+    strategy: Annotated[
+        str | None, typer.Option(help="With --ranks: this strategy (need, gather, heads, mixed).")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Show what a kernel does and why, without a GPU.
@@ -43,8 +53,16 @@ def explain(
     CUDA the bytes through each memory, the error bound, and the spec line that each decision follows from;
     then the kernels of the backward.
 
+    With --ranks, how several GPUs share a call: which rows each owns, work and imbalance, the bytes between
+    each two beside the fewest possible, the estimate of each strategy, and a picture.
+
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
+    if ranks is not None:
+        from attnc.cli.ranks import explain_ranks
+
+        explain_ranks(one_spec(spec), attention, variant, ranks, size, strategy, as_json=as_json)
+        return
     from attnc.build import front, plan_program
     from attnc.effort import limited
     from attnc.model.expansion import charged

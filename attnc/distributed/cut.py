@@ -1,0 +1,103 @@
+"""Who owns which rows: chunks of queries given to ranks so that all have as many rows and as much work.
+
+Three ways are tried, and the estimate of the whole call decides (`plan`): one run of rows for each rank,
+which moves the fewest keys; that, with chunks exchanged until the work is even; and chunks longest first to
+whoever has least, which under a causal mask is the zigzag of ring attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attnc.distributed.spans import BLOCK, TILE, Ints, Tiles
+
+#: Chunks that a rank owns, at most.
+CHUNKS = 16
+#: Work beyond the mean that is not worth an exchange of chunks.
+EVEN = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Query rows cut into chunks of `size`, the last one shorter; work: scores that each chunk computes."""
+
+    size: int
+    rows: Ints
+    work: npt.NDArray[np.float64]
+
+
+def chunk_rows(rows: int, ranks: int) -> int:
+    """Rows of a chunk: whole tiles where every rank gets one, else whole blocks."""
+    step = TILE if rows >= TILE * ranks else BLOCK
+    return max(-(-rows // (ranks * CHUNKS * step)), 1) * step
+
+
+def chunked(tiles: Tiles, queries: int, size: int) -> Chunks:
+    """The chunks of all rows, from tiles that end where chunks do."""
+    count = -(-queries // size)
+    if tiles.seen is None:
+        keys = np.maximum(tiles.hi - tiles.lo, 0)
+    else:
+        keys = np.bincount(tiles.seen[0], minlength=len(tiles.row)) * BLOCK
+    scores = (tiles.rows * keys).astype(np.float64)
+    work = np.bincount(tiles.row // size, weights=scores, minlength=count).astype(np.float64)
+    rows = np.minimum(np.arange(1, count + 1) * size, queries) - np.arange(count) * size
+    return Chunks(size, rows.astype(np.int64), work)
+
+
+def assignments(chunks: Chunks, ranks: int) -> dict[str, Ints]:
+    """The rank of each chunk, in each way that is worth an estimate."""
+    together = contiguous(len(chunks.work), ranks)
+    found = {"contiguous": together}
+    if _excess(chunks, together, ranks) > EVEN:
+        found["longest first"] = longest_first(chunks, ranks)
+        found["exchanged"] = exchanged(chunks, together, ranks)
+    return found
+
+
+def contiguous(count: int, ranks: int) -> Ints:
+    """Runs of as many chunks each, or one more."""
+    return np.arange(count, dtype=np.int64) * ranks // max(count, 1)
+
+
+def longest_first(chunks: Chunks, ranks: int) -> Ints:
+    """Each chunk to the rank with least work of those that have room (Graham's rule with equal counts)."""
+    count = len(chunks.work)
+    room = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+    load = [0.0] * ranks
+    owner = np.zeros(count, np.int64)
+    for chunk in np.argsort(-chunks.work, kind="stable").tolist():
+        rank = min((r for r in range(ranks) if room[r]), key=load.__getitem__)
+        owner[chunk] = rank
+        room[rank] -= 1
+        load[rank] += float(chunks.work[chunk])
+    return owner
+
+
+def exchanged(chunks: Chunks, start: Ints, ranks: int) -> Ints:
+    """The assignment after exchanges of two chunks between the ranks with most and least work."""
+    owner, work = start.copy(), chunks.work
+    mean = work.sum() / ranks
+    for _ in range(2 * len(work)):
+        load = np.bincount(owner, weights=work, minlength=ranks)
+        most, least = int(load.argmax()), int(load.argmin())
+        if load[most] <= (1 + EVEN) * mean:
+            break
+        give, take = np.flatnonzero(owner == most), np.flatnonzero(owner == least)
+        if not len(give) or not len(take):
+            break
+        gain = work[give][:, None] - work[take][None, :]
+        left = np.abs(load[most] - load[least] - 2 * gain)
+        at = np.unravel_index(int(left.argmin()), left.shape)
+        if left[at] >= load[most] - load[least]:
+            break
+        owner[give[at[0]]], owner[take[at[1]]] = least, most
+    return owner
+
+
+def _excess(chunks: Chunks, owner: Ints, ranks: int) -> float:
+    load = np.bincount(owner, weights=chunks.work, minlength=ranks)
+    return float(load.max() * ranks / load.sum() - 1) if load.sum() else 0.0

@@ -1,0 +1,74 @@
+"""How long a call takes under each strategy, as far as counting goes: scores at the rate of the kernels,
+bytes at that of the links.
+
+The rates are parameters. What the estimate is for is the choice between strategies, and for that the order is
+what counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+#: need: keys move to the rows that see them, no others; gather: all keys to all ranks; heads: all rows of
+#: some heads meet on one rank (DeepSpeed-Ulysses); mixed: heads within groups of ranks, keys between groups.
+Strategy: TypeAlias = Literal["need", "gather", "heads", "mixed"]
+STRATEGIES: tuple[Strategy, ...] = ("need", "gather", "heads", "mixed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a machine does in a second.
+
+    link: bytes that a GPU sends (and receives, at the same time) over all its links; latency: seconds that a
+    message takes however short; compute: floating point operations of attention on one GPU; memory: bytes of
+    device memory; launch: seconds between two launches of a kernel. Defaults: one H200 of eight, bf16.
+    """
+
+    link: float = 350e9
+    latency: float = 25e-6
+    compute: float = 450e12
+    memory: float = 4.0e12
+    launch: float = 10e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One strategy.
+
+    Seconds of the slowest rank: compute, alone; exchange, alone; exposed, the part of the exchange that no
+    kernel hides; total. groups: parts of the heads that follow each other, so that the exchange of one part
+    hides behind the kernel of another. ways: ranks that share the heads. bytes: of all ranks together, and
+    moved: from each rank to each other, [source, destination]; refusal: why the strategy cannot be taken, ""
+    if it can.
+    """
+
+    strategy: Strategy
+    owners: str = ""
+    ways: int = 1
+    groups: int = 1
+    compute: float = 0.0
+    exchange: float = 0.0
+    exposed: float = 0.0
+    total: float = float("inf")
+    bytes: int = 0
+    moved: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
+    refusal: str = ""
+
+
+def pipelined(
+    compute: float, arriving: float, leaving: float, packing: float, groups: int, rates: Rates
+) -> tuple[float, float]:
+    """(total, exposed) seconds of `groups` equal parts: what arrives for one part, what leaves of the one
+    before, and the kernel in between overlap; the first arrival and the last departure do not.
+    """
+    if not arriving + leaving:
+        return compute + rates.launch * groups, 0.0
+    first = arriving / groups + rates.latency
+    last = (leaving / groups + rates.latency) if leaving else 0.0
+    busy = max(compute, arriving + leaving - first - last + rates.latency * groups)
+    total = first + last + busy + packing / groups + rates.launch * groups * 3
+    return total, total - compute

@@ -1,0 +1,384 @@
+"""Sizes of a call to its plan: owners of rows, what each rank computes, what moves, and by which strategy.
+
+Plain integers on the host, the same on every rank: nothing is asked of a device, and no rank asks another.
+
+A rank computes a rectangle of rows and heads. `need` gives it its own rows with all heads, `heads` all rows
+with some heads, `mixed` the rows of some ranks with some heads; from the rectangles follow the rows of q, k
+and v that it has to be sent, so that one engine runs them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnc.distributed.cut import Chunks, assignments, chunk_rows, chunked
+from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy, pipelined
+from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Tiles, Visibility
+from attnc.model.tensors import DType
+
+#: Estimates as close as this are the same.
+_TIE = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Columns of q and k, and of v and o; bytes of an element."""
+
+    d: int
+    dv: int
+    bytes: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one call does on every rank.
+
+    chunk: rows of a chunk of queries; owner: the rank of each chunk; key_owner: of each block of `BLOCK`
+    keys; work: scores that each chunk computes; needed: for each rank, which blocks of keys its own rows see;
+    chosen: the strategy; estimates: of all strategies; tied: whether row i of q and row i of k are one token.
+    """
+
+    ranks: int
+    sizes: Sizes
+    widths: Widths
+    chunk: int
+    owner: Ints
+    key_owner: Ints
+    work: Ints
+    needed: Bools
+    chosen: Estimate
+    estimates: tuple[Estimate, ...]
+    tied: bool
+    _rows: dict[object, Ints] = field(default_factory=dict, repr=False)
+
+    # What a rank owns and computes
+
+    def owned(self, rank: int) -> Ints:
+        """Rows of q and o that are the rank's, ascending."""
+        return self._known(("q", rank), lambda: _rows_of(self.owner == rank, self.chunk, self.sizes.queries))
+
+    def owned_keys(self, rank: int) -> Ints:
+        """Rows of k and v that are the rank's, ascending."""
+        return self._known(("k", rank), lambda: _rows_of(self.key_owner == rank, BLOCK, self.sizes.keys))
+
+    def mates(self, rank: int) -> range:
+        """The ranks whose rows the rank computes, sharing the heads with them."""
+        ways = self.chosen.ways
+        return range(rank // ways * ways, rank // ways * ways + ways)
+
+    def rows(self, rank: int) -> Ints:
+        """Query rows of the rank's rectangle, ascending."""
+        mates = self.mates(rank)
+        if len(mates) == 1:
+            return self.owned(rank)
+        return self._known(
+            ("rows", mates.start), lambda: np.sort(np.concatenate([self.owned(mate) for mate in mates]))
+        )
+
+    def heads(self, rank: int, group: int) -> tuple[int, int]:
+        """K/V heads that the rank computes in one part of the pipeline: first, and how many."""
+        width = self.sizes.kv_heads // (self.chosen.ways * self.chosen.groups)
+        share = rank % self.chosen.ways
+        return (share * self.chosen.groups + group) * width, width
+
+    def keys(self, rank: int) -> Ints:
+        """Rows of k and v that the rectangle sees, or with `gather` all of them; ascending."""
+
+        def made() -> Ints:
+            if self.chosen.strategy == "gather":
+                return np.arange(self.sizes.keys, dtype=np.int64)
+            seen = self.needed[self.mates(rank).start : self.mates(rank).stop].any(axis=0)
+            return _rows_of(seen, BLOCK, self.sizes.keys)
+
+        return self._known(("keys", self.mates(rank).start), made)
+
+    def window(self, rank: int) -> tuple[int, int]:
+        """The rows of k from the first to behind the last that the rectangle sees: the rank's buffer."""
+        keys = self.keys(rank)
+        return (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)
+
+    def _known(self, key: object, make: Callable[[], Ints]) -> Ints:
+        if key not in self._rows:
+            self._rows[key] = make()
+        return self._rows[key]
+
+    # What it amounts to
+
+    @property
+    def owner_rows(self) -> Ints:
+        """Queries of each rank."""
+        return np.asarray([len(self.owned(rank)) for rank in range(self.ranks)])
+
+    @cached_property
+    def load(self) -> npt.NDArray[np.float64]:
+        """Scores that each rank computes, as if it had all heads."""
+        own = np.bincount(self.owner, weights=self.work, minlength=self.ranks)
+        return np.repeat(own.reshape(-1, self.chosen.ways).mean(axis=1), self.chosen.ways)
+
+    @property
+    def imbalance(self) -> float:
+        """Work of the busiest rank over the mean."""
+        return float(self.load.max() / self.load.mean()) if self.load.sum() else 1.0
+
+    @cached_property
+    def hash(self) -> bytes:
+        """Of all that ranks must agree on."""
+        state = hashlib.sha256()
+        for part in (self.ranks, self.chunk, self.sizes.batch, self.sizes.queries, self.sizes.keys):
+            state.update(f"{part};".encode())
+        chosen = self.chosen
+        state.update(f"{self.sizes.heads};{self.sizes.kv_heads};{chosen.strategy};".encode())
+        state.update(f"{chosen.ways};{chosen.groups};{self.widths};".encode())
+        for array in (self.owner, self.key_owner, self.needed):
+            state.update(np.ascontiguousarray(array).tobytes())
+        return state.digest()
+
+
+class Planner:
+    """Plans of one attention, the last ones kept. Shapes, lengths and the inputs that the mask reads are the
+    key.
+    """
+
+    def __init__(
+        self, visibility: Visibility, widths: Widths, ranks: int, rates: Rates | None = None
+    ) -> None:
+        self.visibility, self.widths, self.ranks = visibility, widths, ranks
+        self.rates = rates or Rates()
+        self._plans: OrderedDict[object, Plan] = OrderedDict()
+
+    def plan(self, sizes: Sizes, strategy: Strategy | None = None, groups: int | None = None) -> Plan:
+        """The plan of a call. strategy, groups: in place of the estimate's choice; ValueError says why one
+        cannot be.
+        """
+        key = (_key(sizes), strategy, groups)
+        known = self._plans.get(key)
+        if known is None:
+            known = self._plans[key] = make_plan(
+                self.visibility, sizes, self.widths, self.ranks, self.rates, strategy, groups
+            )
+            if len(self._plans) > 256:
+                self._plans.popitem(last=False)
+        return known
+
+
+def make_plan(
+    visibility: Visibility,
+    sizes: Sizes,
+    widths: Widths,
+    ranks: int,
+    rates: Rates,
+    strategy: Strategy | None = None,
+    groups: int | None = None,
+) -> Plan:
+    """The plan whose estimate is shortest, of the strategy that is asked for."""
+    size = chunk_rows(sizes.queries, ranks)
+    tiles = visibility.tiles(sizes, min(TILE, size))
+    chunks = chunked(tiles, sizes.queries, size)
+    tied = is_tied(sizes)
+    best: dict[Strategy, tuple[Estimate, Owners]] = {}
+    for name, owner in assignments(chunks, ranks).items():
+        key_owner = _key_owner(owner, size, sizes, ranks, tied=tied)
+        needed = _needed(tiles, owner, size, sizes.keys, ranks)
+        owners = Owners(name, owner, key_owner, needed, chunks, sizes, ranks)
+        for kind in STRATEGIES if strategy is None else (strategy,):
+            if kind == "heads" and kind in best:
+                continue  # who owns which rows makes no difference
+            for ways in _ways(kind, ranks):
+                found = _estimate(kind, ways, owners, widths, rates, groups)
+                if kind not in best or _is_better(found, best[kind][0]):
+                    best[kind] = found, owners
+    if not best:
+        raise ValueError(f"strategy: {strategy} is not possible here: {ranks} ranks make no groups")
+    chosen, owners = min(best.values(), key=lambda made: made[0].total)
+    if chosen.refusal:
+        raise ValueError(f"strategy: {chosen.strategy} is not possible here: {chosen.refusal}")
+    return Plan(
+        ranks=ranks,
+        sizes=sizes,
+        widths=widths,
+        chunk=size,
+        owner=owners.owner,
+        key_owner=owners.key_owner,
+        work=chunks.work.astype(np.int64),
+        needed=owners.needed,
+        chosen=chosen,
+        estimates=tuple(found for found, _ in best.values()),
+        tied=tied,
+    )
+
+
+def _is_better(found: Estimate, best: Estimate) -> bool:
+    """Whether it is shorter by more than the estimate can tell, or as short and moves much less."""
+    if found.total < best.total * (1 - _TIE):
+        return True
+    return found.total < best.total * (1 + _TIE) and found.bytes < 0.7 * best.bytes
+
+
+class Owners:
+    """One way to give chunks to ranks, with what it makes necessary.
+
+    rows: queries of each rank; pairs: keys that each rank has to be sent by each other, [to, from]; load:
+    scores of each rank.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        owner: Ints,
+        key_owner: Ints,
+        needed: Bools,
+        chunks: Chunks,
+        sizes: Sizes,
+        ranks: int,
+    ) -> None:
+        self.name, self.owner, self.key_owner, self.needed = name, owner, key_owner, needed
+        self.sizes, self.ranks = sizes, ranks
+        self.load = np.bincount(owner, weights=chunks.work, minlength=ranks)
+        self.rows = np.bincount(owner, weights=chunks.rows, minlength=ranks)
+        self._counts = np.zeros((len(key_owner), ranks))
+        self._counts[np.arange(len(key_owner)), key_owner] = BLOCK
+        if len(key_owner):
+            self._counts[-1, key_owner[-1]] = sizes.keys - (len(key_owner) - 1) * BLOCK
+        self.keys = self._counts.sum(axis=0)
+
+    def pairs(self, strategy: Strategy, ways: int) -> npt.NDArray[np.float64]:
+        """Keys that each rank reads of each owner: [reader, owner]."""
+        if strategy in ("gather", "heads"):
+            return np.broadcast_to(self.keys, (self.ranks, self.ranks))
+        together = self.needed
+        if ways > 1:
+            together = np.repeat(together.reshape(-1, ways, together.shape[1]).any(axis=1), ways, axis=0)
+        return np.asarray(together.astype(np.float64) @ self._counts)
+
+
+def traffic(
+    owners: Owners, strategy: Strategy, ways: int, widths: Widths
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Bytes [source, destination] of q, k and v before the kernels, and of o after them."""
+    sizes, ranks = owners.sizes, owners.ranks
+    element = sizes.batch * widths.bytes / ways
+    arriving = owners.pairs(strategy, ways).T * (sizes.kv_heads * (widths.d + widths.dv) * element)
+    if ways == 1:
+        leaving = np.zeros((ranks, ranks))
+    else:
+        group = np.arange(ranks) // ways
+        mates = group[:, None] == group[None, :]
+        arriving = arriving + mates * owners.rows[:, None] * (sizes.heads * widths.d * element)
+        leaving = mates * owners.rows[None, :] * (sizes.heads * widths.dv * element)
+    for moved in (arriving, leaving):
+        np.fill_diagonal(moved, 0)
+    return arriving, leaving
+
+
+def is_tied(sizes: Sizes) -> bool:
+    """Whether queries and keys are the same tokens, so that who owns one owns the other."""
+    if (sizes.ends_q is None) != (sizes.ends_k is None) or sizes.queries != sizes.keys:
+        return False
+    return sizes.ends_q is None or sizes.ends_k is None or np.array_equal(sizes.ends_q, sizes.ends_k)
+
+
+def _ways(strategy: Strategy, ranks: int) -> Iterator[int]:
+    """How many ranks may share the heads."""
+    match strategy:
+        case "need" | "gather":
+            yield 1
+        case "heads":
+            yield ranks
+        case "mixed":
+            yield from (ways for ways in range(2, ranks) if ranks % ways == 0)
+
+
+def _estimate(
+    strategy: Strategy, ways: int, owners: Owners, widths: Widths, rates: Rates, groups: int | None
+) -> Estimate:
+    sizes = owners.sizes
+    if sizes.kv_heads % ways:
+        refusal = f"{sizes.kv_heads} K/V heads cannot be shared out to {ways} ranks"
+        return Estimate(strategy=strategy, owners=owners.name, ways=ways, refusal=refusal)
+    kv_heads = sizes.kv_heads // ways
+    offered = [n for n in range(1, min(kv_heads, 8) + 1) if kv_heads % n == 0]
+    if groups is not None and groups not in offered:
+        refusal = f"{kv_heads} K/V heads of a rank cannot follow each other in {groups} parts"
+        return Estimate(strategy=strategy, owners=owners.name, ways=ways, refusal=refusal)
+    arriving, leaving = traffic(owners, strategy, ways, widths)
+    load = float(owners.load.reshape(-1, ways).mean(axis=1).max())
+    compute = 2.0 * load * sizes.batch * sizes.heads * (widths.d + widths.dv) / rates.compute
+    seconds_in, seconds_out = (
+        float(max(moved.sum(axis=0).max(), moved.sum(axis=1).max())) / rates.link
+        for moved in (arriving, leaving)
+    )
+    packing = 4.0 * float(arriving.sum(axis=0).max()) / rates.memory
+    total, count, exposed = min(
+        (total, count, exposed)
+        for count in (offered if groups is None else [groups])
+        for total, exposed in (pipelined(compute, seconds_in, seconds_out, packing, count, rates),)
+    )
+    return Estimate(
+        strategy=strategy,
+        owners=owners.name,
+        ways=ways,
+        groups=count,
+        compute=compute,
+        exchange=seconds_in + seconds_out,
+        exposed=exposed,
+        total=total,
+        bytes=int(arriving.sum() + leaving.sum()),
+        moved=(arriving + leaving).astype(np.int64),
+    )
+
+
+def _needed(tiles: Tiles, owner: Ints, size: int, keys: int, ranks: int) -> Bools:
+    """Which blocks of keys the rows of each rank see."""
+    count = -(-keys // BLOCK)
+    rank = owner[tiles.row // size] if len(owner) else np.zeros(0, np.int64)
+    if tiles.seen is not None:
+        needed = np.zeros((ranks, count), np.bool_)
+        needed[rank[tiles.seen[0]], tiles.seen[1]] = True
+        return needed
+    some = tiles.lo < tiles.hi
+    change = np.zeros((ranks, count + 1), np.int64)
+    np.add.at(change, (rank[some], tiles.lo[some] // BLOCK), 1)
+    np.add.at(change, (rank[some], -(-tiles.hi[some] // BLOCK)), -1)
+    return np.asarray(change.cumsum(axis=1)[:, :count] > 0)
+
+
+def _key_owner(owner: Ints, size: int, sizes: Sizes, ranks: int, *, tied: bool) -> Ints:
+    """The rank of each block of keys: that of the same token, or runs of equal length."""
+    blocks = np.arange(-(-sizes.keys // BLOCK), dtype=np.int64)
+    if tied:
+        return owner[blocks * BLOCK // size]
+    return blocks * ranks // max(len(blocks), 1)
+
+
+def _rows_of(kept: Any, size: int, total: int) -> Ints:
+    """The rows of the chunks (or blocks) that are kept."""
+    starts = np.flatnonzero(kept) * size
+    rows = (starts[:, None] + np.arange(size)[None, :]).ravel()
+    return rows[rows < total]
+
+
+def _key(sizes: Sizes) -> object:
+    def content(x: npt.NDArray[Any] | None) -> object:
+        return None if x is None else (x.dtype.str, x.shape, x.tobytes())
+
+    tensors = tuple((name, content(x)) for name, x in sizes.tensors.items())
+    numbers = (sizes.batch, sizes.queries, sizes.keys, sizes.heads, sizes.kv_heads)
+    return (numbers, content(sizes.ends_q), content(sizes.ends_k), tensors, tuple(sizes.dims.items()))
+
+
+def widths_of(visibility: Visibility) -> Widths:
+    """From a variant's attention, whose sizes are numbers."""
+    from attnc.expr.arithmetic import number
+
+    attention = visibility.attention
+    d, dv = (int(number(tensor.shape[-1]) or 0) for tensor in (attention.q, attention.v))
+    assert isinstance(attention.q.dtype, DType)
+    return Widths(d=d, dv=dv, bytes=attention.q.dtype.bytes)

@@ -1,0 +1,231 @@
+"""Which keys a tile of queries may see, as numbers: `expr.solve` evaluated for all tiles at once.
+
+A row is a row of the tensor that ranks share out: of q[B, M, ...] one of M, for every sequence; of packed q
+one of all sequences. Spans of keys are rows of k in the same sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Dim, Expr, Index, Load, Ref, Search, walk
+from attnc.expr.simplify import nnf, substitute
+from attnc.expr.solve import solve
+from attnc.model.attention import Attention
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+#: Rows of q, and keys, for which something is decided together.
+TILE, BLOCK = 128, 16
+#: Pairs of a tile and a block that are looked at for gaps in spans.
+_PAIRS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What the plan of a call depends on besides the spec.
+
+    queries, keys: rows of q and k that the ranks share out; heads, kv_heads: of q, of k and v; ends_q,
+    ends_k: where packed sequences begin and the last one ends, B + 1 numbers; tensors: what the mask reads,
+    on the host; dims: sizes with names of their own.
+    """
+
+    batch: int = 1
+    queries: int
+    keys: int
+    heads: int = 1
+    kv_heads: int = 1
+    ends_q: Ints | None = None
+    ends_k: Ints | None = None
+    tensors: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of query rows and the keys that they may see.
+
+    row: the first row; rows: how many; lo, hi: the span of keys, none where lo >= hi; seen: where spans have
+    gaps, pairs of a tile and a block of `BLOCK` keys that it sees. Several tiles have the same rows where
+    sequences or heads differ.
+    """
+
+    row: Ints
+    rows: Ints
+    lo: Ints
+    hi: Ints
+    seen: tuple[Ints, Ints] | None = None
+
+
+class Visibility:
+    """The mask of one attention, solved for keys. `reads`: the inputs whose contents it depends on."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+        mask = nnf(attention.mask)
+        ranges = solve(mask, "kv_idx")
+        self._searches: list[tuple[Search, str]] = []
+        self._lo, self._hi = self._searched(ranges.may_lo), self._searched(ranges.may_hi)
+        self._never = ranges.never
+        self._tile_may = self._searched(ranges.tile_may)
+        lengths = tuple(attention.lengths.values())
+        exprs = [e for e in (ranges.may_lo, ranges.may_hi, ranges.tile_may, *lengths) if e is not None]
+        nodes = [node for expr in exprs for node in walk(expr)]
+        self.reads = tuple(
+            dict.fromkeys(node.tensor for node in nodes if isinstance(node, Load | Search) and node.tensor)
+        )
+        self._by_sequence = bool(lengths) or Index("b") in nodes
+        self._by_head = Index("h") in nodes
+
+    def tiles(self, sizes: Sizes, tile: int = TILE) -> Tiles:
+        """The tiles of all query rows, cut at the ends of sequences."""
+        b, row, q_lo, rows, lengths = self._cut(sizes, tile)
+        first = np.zeros(1, np.int64) if sizes.ends_k is None else sizes.ends_k[b]
+        if self._by_head:
+            heads = np.arange(sizes.heads, dtype=np.int64)
+            h = np.repeat(heads, len(row))
+            b, row, q_lo, rows = (np.tile(x, sizes.heads) for x in (b, row, q_lo, rows))
+            lengths = {name: np.tile(x, sizes.heads) for name, x in lengths.items()}
+            first = np.tile(first, sizes.heads) if len(first) > 1 else first
+        else:
+            h = np.zeros(len(row), np.int64)
+        indices = {"b": b, "h": h, "q_lo": q_lo, "q_hi": q_lo + rows - 1}
+        env = self._environment(sizes, indices, lengths)
+        keys = lengths["N"]
+        lo = np.zeros(len(row), np.int64) if self._lo is None else np.maximum(evaluate(self._lo, env), 0)
+        hi = keys if self._hi is None else np.minimum(evaluate(self._hi, env), keys)
+        lo, hi = np.broadcast_to(lo, row.shape), np.broadcast_to(hi, row.shape)
+        if self._never:
+            hi = lo
+        seen = self._seen(env, lo, hi, np.broadcast_to(first, row.shape))
+        return Tiles(row, rows, lo + first, hi + first, seen)
+
+    def _cut(self, sizes: Sizes, tile: int) -> tuple[Ints, Ints, Ints, Ints, dict[str, Ints]]:
+        """Of each tile: sequence, first row, first query in its sequence, rows, and lengths M and N."""
+        if sizes.ends_q is not None:
+            ends = sizes.ends_q
+            total = int(ends[-1]) if len(ends) else 0
+            cuts = np.unique(np.concatenate((np.arange(0, total, tile), ends.astype(np.int64))))
+            row, rows = cuts[:-1], np.diff(cuts)
+            b = np.searchsorted(ends, row, "right") - 1
+            q_lo = row - ends[b]
+        else:
+            starts = np.arange(0, sizes.queries, tile, dtype=np.int64)
+            count = sizes.batch if self._by_sequence or sizes.ends_k is not None else min(sizes.batch, 1)
+            b, row = np.repeat(np.arange(count), len(starts)), np.tile(starts, count)
+            rows, q_lo = np.minimum(row + tile, sizes.queries) - row, row
+        lengths = self._lengths(sizes, b)
+        if "M" in self.attention.lengths:
+            rows = np.clip(lengths["M"] - q_lo, 0, rows)
+            kept = rows > 0
+            b, row, rows, q_lo = b[kept], row[kept], rows[kept], q_lo[kept]
+            lengths = {name: x[kept] for name, x in lengths.items()}
+        return b, row, q_lo, rows, lengths
+
+    def _lengths(self, sizes: Sizes, b: Ints) -> dict[str, Ints]:
+        found = {}
+        for name, whole, ends in (
+            ("M", sizes.queries, sizes.ends_q),
+            ("N", sizes.keys, sizes.ends_k),
+        ):
+            length = np.full(len(b), whole, np.int64) if ends is None else np.diff(ends)[b]
+            if name in self.attention.lengths:
+                env = self._environment(sizes, {"b": b}, {})
+                length = np.clip(evaluate(self.attention.lengths[name], env), 0, length)
+            found[name] = np.asarray(length, np.int64)
+        return found
+
+    def _environment(self, sizes: Sizes, indices: Mapping[str, Ints], lengths: Mapping[str, Ints]) -> Env:
+        dims: dict[str, Any] = {
+            "B": sizes.batch,
+            "M": sizes.queries,
+            "N": sizes.keys,
+            "H": sizes.heads,
+            "Hkv": sizes.kv_heads,
+            "G": sizes.heads // max(sizes.kv_heads, 1),
+            **sizes.dims,
+            **lengths,
+        }
+        names: dict[str, Any] = {}
+        env = Env(indices=indices, dims=dims, tensors=sizes.tensors, names=names)
+        if "q_lo" in indices:
+            for search, name in self._searches:
+                names[name] = _search(search, env)
+        return env
+
+    def _searched(self, expr: Expr | None) -> Expr | None:
+        """The expression with its searches named, which `_environment` evaluates."""
+        if expr is None:
+            return None
+        names: dict[Expr, str] = dict(self._searches)
+        for node in walk(expr):
+            if isinstance(node, Search) and node not in names:
+                names[node] = f"search_{len(names)}"
+                self._searches.append((node, names[node]))
+        return substitute(expr, {node: Ref(name, "int", ("q",)) for node, name in names.items()})
+
+    def _seen(self, env: Env, lo: Ints, hi: Ints, first: Ints) -> tuple[Ints, Ints] | None:
+        """The tiles and blocks of keys within the spans that the test of a tile leaves; None where spans have
+        no gaps, or are too long to look for them.
+        """
+        begin = (lo + first) // BLOCK
+        count = np.maximum(-(-(hi + first) // BLOCK) - begin, 0) * (lo < hi)
+        if self._tile_may is None or int(count.sum()) > _PAIRS:
+            return None
+        tile = np.repeat(np.arange(len(lo), dtype=np.int64), count)
+        block = np.arange(len(tile), dtype=np.int64) + np.repeat(begin - (count.cumsum() - count), count)
+
+        def of_pairs(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: np.asarray(x)[tile] if np.ndim(x) else x for name, x in values.items()}
+
+        key = block * BLOCK - first[tile]
+        ends = {"kv_lo": np.maximum(key, lo[tile]), "kv_hi": np.minimum(key + BLOCK, hi[tile]) - 1}
+        pairs = Env(
+            indices={**of_pairs(env.indices), **ends},
+            dims=of_pairs(env.dims),
+            tensors=env.tensors,
+            names=of_pairs(env.names),
+        )
+        kept = np.broadcast_to(evaluate(self._tile_may, pairs), tile.shape)
+        return tile[kept], block[kept]
+
+
+def _search(node: Search, env: Env) -> Ints:
+    """As `evaluate` does it, by bisection: the axis is sorted."""
+    table = np.asarray(env.tensors[node.tensor])
+    prefix = [evaluate(index, env) for index in node.prefix]
+    value = evaluate(node.value, env)
+    extent = np.minimum(evaluate(node.extents[-1], env), table.shape[-1])
+    side: Any = "left" if node.side == "lower" else "right"
+    shape = np.broadcast_shapes(value.shape, extent.shape, *(index.shape for index in prefix))
+    value, extent = np.broadcast_to(value, shape).ravel(), np.broadcast_to(extent, shape).ravel()
+    rows = [np.broadcast_to(index, shape).ravel() for index in prefix]
+    found = np.zeros(len(value), np.int64)
+    keys = np.stack((*rows, extent), axis=1) if len(value) else np.zeros((0, len(rows) + 1), np.int64)
+    for key in _distinct(keys):
+        same = (keys == key).all(axis=1)
+        *at, end = (int(x) for x in key)
+        inside = all(0 <= i < size for i, size in zip(at, table.shape, strict=False))
+        line = table[tuple(at)][: max(end, 0)] if inside else np.zeros(max(end, 0), table.dtype)
+        found[same] = np.searchsorted(line, value[same], side)
+    return found.reshape(shape)
+
+
+def _distinct(keys: Ints) -> Sequence[Ints]:
+    if len(keys) and (keys == keys[0]).all():
+        return [keys[0]]
+    return list(np.unique(keys, axis=0))
+
+
+def names_of_sizes(attention: Attention) -> tuple[str, ...]:
+    """Sizes that tensors have besides B, M, N and heads."""
+    known = {"B", "M", "N", "H", "Hkv", "G", "D", "Dv"}
+    dims = (node for tensor in attention.inputs for axis in tensor.shape for node in walk(axis))
+    return tuple(dict.fromkeys(d.name for d in dims if isinstance(d, Dim) and d.name not in known))

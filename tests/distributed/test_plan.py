@@ -1,0 +1,250 @@
+"""Every visible (query, key) is computed by exactly one rank, which holds that key exactly once: over random
+masks, sizes, lengths, packings, ranks and strategies, by brute force.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.distributed.cut import assignments, chunk_rows, chunked, contiguous
+from attnc.distributed.estimate import STRATEGIES, Rates, Strategy
+from attnc.distributed.explain import as_dict, as_text, least
+from attnc.distributed.plan import Plan, Planner, Widths, make_plan
+from attnc.distributed.spans import Sizes, Visibility
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Expr
+from tests.expr.masks import masks
+from tests.expr.spell import spell
+from tests.specimens import attention
+
+HEADS, KV_HEADS = 4, 2
+WIDTHS = Widths(d=16, dv=16)
+
+
+def visibility(mask: Expr, lengths: Mapping[str, Expr] | None = None) -> Visibility:
+    return Visibility(attention(mask=mask, lengths=lengths or {}))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A mask and a call."""
+
+    mask: Expr
+    lengths: Mapping[str, Expr]
+    sizes: Sizes
+    ranks: int
+
+    def visible(self) -> npt.NDArray[np.bool_]:
+        """[heads, queries, keys], for any sequence: what must be covered, computed score by score."""
+        sizes = self.sizes
+        found = np.zeros((HEADS, sizes.queries, sizes.keys), np.bool_)
+        for b in range(sizes.batch):
+            rows, keys = slice(0, sizes.queries), slice(0, sizes.keys)
+            if sizes.ends_q is not None:
+                rows = slice(*sizes.ends_q[b : b + 2].tolist())
+            if sizes.ends_k is not None:
+                keys = slice(*sizes.ends_k[b : b + 2].tolist())
+            dims: dict[str, Any] = {
+                "M": rows.stop - rows.start,
+                "N": keys.stop - keys.start,
+                "B": sizes.batch,
+            }
+            for name, length in self.lengths.items():
+                value = int(evaluate(length, Env(indices={"b": b}, tensors=sizes.tensors, dims=dims)))
+                dims[name] = min(max(value, 0), dims[name])
+            for h in range(HEADS):
+                indices: dict[str, Any] = {
+                    "b": b, "h": h,
+                    "q_idx": np.arange(dims["M"])[:, None], "kv_idx": np.arange(dims["N"]),
+                }  # fmt: skip
+                env = Env(indices=indices, tensors=sizes.tensors, dims={**dims, "H": HEADS})
+                kept = np.broadcast_to(evaluate(self.mask, env), (dims["M"], dims["N"]))
+                block = found[h, rows, keys]
+                block[: dims["M"], : dims["N"]] |= kept
+        return found
+
+
+def tensors(rng: np.random.Generator, batch: int, n: int) -> dict[str, npt.NDArray[Any]]:
+    return {
+        "kv_len": rng.integers(-1, n + 3, batch),
+        "prefix": rng.integers(-1, n + 2, batch),
+        "width": rng.integers(-2, n + 2, HEADS),
+        "doc": np.sort(rng.integers(rng.integers(-3, 3), 4, (batch, n)), axis=-1),
+        "tag": rng.integers(-2, 4, (batch, n)),
+        "slope": rng.integers(-4, 5, HEADS) / 2,
+        "time": np.sort(rng.integers(-6, 7, (batch, n)) / 2, axis=-1),
+        "flag": rng.random(batch) < 0.5,
+        "keep": rng.random((batch, n)) < 0.7,
+    }
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Drawn:
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    ranks = draw(st.integers(1, 5))
+    batch = draw(st.integers(1, 3))
+    kind = draw(st.sampled_from(("square", "square", "oblong", "packed", "packed apart", "lengths")))
+    queries = draw(st.sampled_from((1, 15, 16, 33, 70, 97, 130)))
+    keys = queries if kind in ("square", "packed") else draw(st.sampled_from((0, 1, 16, 47, 101, 128)))
+    ends_q = ends_k = None
+    if kind.startswith("packed"):
+        ends_q = np.sort(np.append(rng.integers(0, queries + 1, batch - 1), [0, queries]))
+        ends_k = ends_q
+        if kind == "packed apart":
+            ends_k = np.sort(np.append(rng.integers(0, keys + 1, batch - 1), [0, keys]))
+    longest = max(keys, 1)
+    lengths = {"N": spell("kv_len[b]")} if kind == "lengths" else {}
+    sizes = Sizes(
+        batch=batch,
+        queries=queries,
+        keys=keys,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        ends_q=ends_q,
+        ends_k=ends_k,
+        tensors=tensors(rng, batch, longest),
+    )
+    mask = draw(st.one_of(masks(), st.sampled_from(USUAL)))
+    return Drawn(mask=mask, lengths=lengths, sizes=sizes, ranks=ranks)
+
+
+USUAL = tuple(
+    spell(text)
+    for text in (
+        "kv_idx <= q_pos",
+        "q_pos - 20 <= kv_idx and kv_idx <= q_pos",
+        "kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]",
+        "kv_idx <= q_pos or kv_idx < prefix[b]",
+        "q_pos // 24 == kv_idx // 24",
+        "(q_pos - kv_idx) % 40 == 0 and kv_idx <= q_pos",
+        "q_pos - width[h] <= kv_idx and kv_idx <= q_pos",
+        "kv_idx == kv_idx",
+    )
+)
+
+
+def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
+    """Raises AssertionError naming what is computed twice, or by nobody."""
+    sizes, chosen = plan.sizes, plan.chosen
+    group = sizes.heads // sizes.kv_heads
+    ranks = range(plan.ranks)
+    owned = np.concatenate([plan.owned(rank) for rank in ranks])
+    assert np.array_equal(np.sort(owned), np.arange(sizes.queries)), "a query has one owner"
+    owned = np.concatenate([plan.owned_keys(rank) for rank in ranks])
+    assert np.array_equal(np.sort(owned), np.arange(sizes.keys)), "a key has one owner"
+    count = np.zeros(visible.shape, np.int64)
+    for rank in ranks:
+        rows, keys = plan.rows(rank), plan.keys(rank)
+        assert len(np.unique(keys)) == len(keys)
+        lo, hi = plan.window(rank)
+        assert not len(keys) or (keys[0] >= lo and keys[-1] < hi <= sizes.keys)
+        for part in range(chosen.groups):
+            first, heads = plan.heads(rank, part)
+            for head in range(first * group, (first + heads) * group):
+                count[head, rows[:, None], keys[None, :]] += 1
+    assert (count[visible] == 1).all(), "a visible score is computed once"
+    assert (count <= 1).all(), "no score is computed twice"
+
+
+@settings(max_examples=60)
+@given(drawn(), st.sampled_from(STRATEGIES))
+def test_every_visible_score_is_computed_once(call: Drawn, strategy: Strategy) -> None:
+    seen = visibility(call.mask, call.lengths)
+    visible = call.visible()
+    planner = Planner(seen, WIDTHS, call.ranks)
+    plan = planner.plan(call.sizes)
+    check(plan, visible)
+    assert planner.plan(call.sizes) is plan
+    try:
+        asked = planner.plan(call.sizes, strategy)
+    except ValueError as refused:
+        reason = str(refused)
+    else:
+        reason = ""
+        assert asked.chosen.strategy == strategy
+        check(asked, visible)
+    assert not reason or strategy in ("heads", "mixed")
+
+
+def causal(n: int = 65536, **changes: Any) -> Sizes:
+    return Sizes(queries=n, keys=n, heads=32, kv_heads=8, **changes)
+
+
+def plan_of(mask: str, sizes: Sizes, ranks: int = 4, strategy: Strategy | None = None) -> Plan:
+    return Planner(visibility(spell(mask)), Widths(d=128, dv=128), ranks).plan(sizes, strategy)
+
+
+def test_causal_gives_the_zigzag() -> None:
+    plan = plan_of("kv_idx <= q_pos", causal(), strategy="need")
+    pairs = plan.owner.reshape(-1, 8)
+    assert all(np.array_equal(row[:4], row[:3:-1]) for row in pairs), "each eight chunks go there and back"
+    assert plan.imbalance < 1.001
+    assert np.array_equal(plan.owner_rows, np.full(4, 16384))
+
+
+def test_a_window_stays_contiguous_and_moves_little() -> None:
+    plan = plan_of("q_pos - 4095 <= kv_idx and kv_idx <= q_pos", causal())
+    assert np.array_equal(plan.owner, contiguous(64, 4))
+    assert plan.chosen.strategy == "need"
+    minimum = least(plan, visibility(spell("q_pos - 4095 <= kv_idx and kv_idx <= q_pos")))
+    assert plan.chosen.moved is not None
+    assert minimum.sum() == 3 * 4095 * 8 * 256 * 2
+    assert minimum.sum() <= plan.chosen.moved.sum() <= 1.1 * minimum.sum()
+    assert plan.imbalance < 1.05
+
+
+def test_documents_are_balanced() -> None:
+    rng = np.random.default_rng(3)
+    lengths = np.clip(rng.exponential(6000, 40), 256, 20000).astype(np.int64)
+    doc = np.repeat(np.arange(40), lengths)[:65536][None]
+    mask = "kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]"
+    plan = plan_of(mask, causal(tensors={"doc": doc}))
+    assert plan.imbalance < 1.05
+    assert plan.chosen.strategy == "need"
+    assert plan.chosen.bytes < 0.6 * next(e.bytes for e in plan.estimates if e.strategy == "gather")
+
+
+def test_more_ranks_than_chunks() -> None:
+    plan = plan_of("kv_idx <= q_pos", Sizes(queries=20, keys=20, heads=8, kv_heads=8), ranks=5)
+    assert sum(len(plan.owned(rank)) for rank in range(5)) == 20
+    assert any(len(plan.owned(rank)) == 0 for rank in range(5))
+
+
+def test_a_strategy_that_cannot_be_is_named() -> None:
+    with pytest.raises(ValueError, match="3 K/V heads cannot be shared out to 4 ranks"):
+        plan_of("kv_idx <= q_pos", Sizes(queries=64, keys=64, heads=6, kv_heads=3), strategy="heads")
+
+
+def test_plans_are_equal_and_differ_where_they_must() -> None:
+    seen = visibility(spell("kv_idx <= q_pos"))
+    first, second = (make_plan(seen, causal(4096), WIDTHS, 4, Rates()) for _ in range(2))
+    assert first.hash == second.hash
+    assert make_plan(seen, causal(4112), WIDTHS, 4, Rates()).hash != first.hash
+    assert make_plan(seen, causal(4096), WIDTHS, 2, Rates()).hash != first.hash
+
+
+def test_planning_takes_few_operations() -> None:
+    """64 chunks of 65536 rows: counted in arrays and not in time."""
+    size = chunk_rows(65536, 4)
+    tiles = visibility(spell("kv_idx <= q_pos")).tiles(causal(), 128)
+    chunks = chunked(tiles, 65536, size)
+    assert (size, len(chunks.work), len(tiles.row)) == (1024, 64, 512)
+    assert list(assignments(chunks, 4)) == ["contiguous", "longest first", "exchanged"]
+
+
+def test_explain_says_what_was_chosen() -> None:
+    seen = visibility(spell("kv_idx <= q_pos"))
+    plan = make_plan(seen, causal(8192), Widths(d=128, dv=128), 4, Rates())
+    text = as_text(plan, seen)
+    assert f"chosen: {plan.chosen.strategy}" in text
+    assert "imbalance 1.0" in text
+    assert text.count("rank 3") >= 4
+    figures = as_dict(plan, seen)
+    assert figures["hash"] == plan.hash.hex()
+    assert {row["strategy"] for row in figures["strategies"]} == set(STRATEGIES)
