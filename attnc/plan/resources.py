@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from attnc.effort import spend
-from attnc.model.attention import Variant
+from attnc.expr.nodes import Load, walk
+from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType
 from attnc.plan.buffers import Buffer, SharedMemory
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.fitting import phase_of
 from attnc.plan.layout import Which
 
 _THREADS_PER_WARP = 32
@@ -45,19 +47,24 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A config that cannot run on a device: it needs `needs` of what the device has `limit` of."""
+    """A config that cannot run on a device: it needs `needs` of what the device has `limit` of. because: the
+    reason in other words.
+    """
 
     config: Config
     what: str
     needs: int
     limit: int
     unit: str
+    because: str = ""
 
     @property
     def excess(self) -> float:
         return self.needs / self.limit
 
     def __str__(self) -> str:
+        if self.because:
+            return self.because
         return f"needs {self.needs} {self.unit} of {self.what}; the limit is {self.limit} {self.unit}"
 
 
@@ -95,6 +102,15 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
 
 def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Rejection | None:
     """Why the config cannot run on the device; None if it can."""
+    if (summed := _summed(config, kernel)) < _SHORTEST and _joins_narrow_words(variant.attention):
+        return Rejection(
+            config=config,
+            what="an operand's summed axis",
+            needs=_SHORTEST,
+            limit=summed,
+            unit="elements",
+            because=f"sums over {summed} elements: too few for Triton where bools stand beside dropout",
+        )
     needs = estimate(config, variant, device, kernel)
     if needs.shared > device.shared_per_block:
         return Rejection(
@@ -110,6 +126,26 @@ def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "fo
             unit="words",
         )
     return None
+
+
+#: Elements that `tl.dot` sums over below which Triton lays an operand out wrongly that was computed from
+#: 8-bit words and from a `tl.join`, as dropout's words are: runs of 32 bits / 8 bits * 2 for each of four
+#: threads. Releases up to 3.7 count some elements twice there and others never (triton-lang/triton, pulls
+#: 10645 and 11691).
+_SHORTEST = 32
+
+
+def _summed(config: Config, kernel: Which) -> int:
+    """Elements of a tile that the kernel's products of p sum over."""
+    of_rows = phase_of(kernel) == "dkdv"
+    return config.number("tile.q" if of_rows else "tile.kv")
+
+
+def _joins_narrow_words(attention: Attention) -> bool:
+    """Whether p is computed from 8-bit words of memory and from dropout's."""
+    used = (node for expr in (attention.score, attention.mask) for node in walk(expr))
+    reads_bools = any(isinstance(node, Load) and node.type == "bool" for node in used)
+    return attention.softmax.dropout is not None and reads_bools
 
 
 def room(config: Config, variant: Variant, kernel: Which = "forward") -> int:

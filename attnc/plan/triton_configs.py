@@ -13,7 +13,7 @@ from attnc.model.schedule import Config, Phase, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.fitting import SIZES, Tiles, first_fitting, nothing_fits, phase_of
+from attnc.plan.fitting import SIZES, Tiles, first_fitting, nothing_fits, phase_of, remedy
 from attnc.plan.layout import Which
 from attnc.plan.resources import Rejection, estimate, misfit
 
@@ -106,7 +106,8 @@ def _nothing_fits(
         str(best),
         where="any GPU",
         notes=[f"{buffers}, {variant.attention.q.dtype}, {variant.name}"],
-        hints=_nearest(best.config, variant, device, kernel),
+        hints=_nearest(best.config, variant, device, kernel)
+        or remedy(best.config, _CHANGES, lambda config: misfit(config, variant, device, kernel)),
     )
 
 

@@ -29,9 +29,10 @@ SPEC = """attention narrow {
   grad q, k, v
 }
 schedule narrow for triton {
-  tile.q = 16, tile.kv = 16
+  tile.q = 16, tile.kv = 32
   backward {
-    tile.q = 16, tile.kv = 16
+    dq { tile.q = 16, tile.kv = 32 }
+    dkdv { tile.q = 32, tile.kv = 16 }
   }
 }
 """

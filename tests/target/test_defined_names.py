@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from tests.verify.judging import modules_of, spec
 from tests.verify.random_specs import specs
 
 #: What once used a name outside its scope, by what it was; statements of a spec and its schedule.
+FOUND = Path(__file__).parent.parent / "gpu/found_specs"
 TRITON = {
     "a load of one head, before the head": (
         [
@@ -139,11 +141,13 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
     draw()
     # A process of its own: Triton compiles nothing in one where another test made it interpret.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    texts = json.dumps([*(spec(*parts) for parts in TRITON.values()), *drawn])
+    found = [path.read_text(encoding="utf-8") for path in FOUND.glob("dropout_without_*.attn")]
+    texts = json.dumps([*(spec(*parts) for parts in TRITON.values()), *drawn, *found])
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, input=texts, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) >= 3 * len(TRITON) + len(drawn)
+    assert int(done.stdout) >= 3 * len(TRITON) + len(drawn) + len(found)
+    assert found
 
 
 @pytest.mark.slow

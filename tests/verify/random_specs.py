@@ -139,8 +139,16 @@ def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False, wide: bool 
         lines.append(f"grad {', '.join(grads)}")
     statements = "\n  ".join(lines)
     text = f"attention spec {{\n  {statements}\n}}\n"
+    joins_bools = "rate" in softmax and any(": bool[" in extra.declaration for extra in extras)
     for target in ("triton", "cuda.sm_80") if on_cuda else ("triton",):
-        shape = Shape(target=target, storage=storage, decodes=decodes, wide=wide, sums_dq="q" in grads)
+        shape = Shape(
+            target=target,
+            storage=storage,
+            decodes=decodes,
+            wide=wide,
+            sums_dq="q" in grads,
+            joins_bools=joins_bools,
+        )
         text += f"schedule spec for {target} {{\n  {_schedule(draw, shape)}\n}}\n"
     return text
 
@@ -201,6 +209,7 @@ class Shape:
     decodes: bool
     wide: bool
     sums_dq: bool
+    joins_bools: bool
 
 
 def _schedule(draw: st.DrawFn, shape: Shape) -> str:
@@ -236,5 +245,6 @@ def _tiles(draw: st.DrawFn, shape: Shape, split: str) -> str:
             f"tile.q = {rows}, tile.kv = {keys}, warps = {warps}, stages = {draw(st.sampled_from((1, 2, 3)))}"
         )
     if shape.target == "triton":
-        return f"tile.q = {draw(st.sampled_from((16, 32)))}, tile.kv = {draw(st.sampled_from((16, 32)))}"
+        keys = (32,) if shape.joins_bools else (16, 32)  # dropout beside bools takes no 16
+        return f"tile.q = {draw(st.sampled_from((16, 32)))}, tile.kv = {draw(st.sampled_from(keys))}"
     return f"tile.q = 32, tile.kv = 32, warps = 2, stages = {draw(st.sampled_from((1, 2, 3)))}"

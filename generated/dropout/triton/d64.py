@@ -136,14 +136,10 @@ def _keep_dropout(p, seed, b, h, q_idx, kv_lo, BLOCK_M: tl.constexpr, BLOCK_N: t
 
     A pure function of the seed and the element, so that every tiling, and the backward, draws the same mask.
     """
-    kept = tl.full([BLOCK_M, BLOCK_N], True, tl.int1)
-    # a branch, lest Triton take tl.join for the unpacking of an operand of tl.dot, and lay that out wrongly
-    if p > 0.0:
-        quad = kv_lo // 4 + tl.arange(0, BLOCK_N // 4)
-        w0, w1, w2, w3 = tl.philox(seed, quad[None, :], q_idx[:, None], h, b)
-        words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK_M, BLOCK_N)
-        kept = (words >> 8).to(tl.float32) * 5.9604644775390625e-08 >= p
-    return kept
+    quad = kv_lo // 4 + tl.arange(0, BLOCK_N // 4)
+    w0, w1, w2, w3 = tl.philox(seed, quad[None, :], q_idx[:, None], h, b)
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK_M, BLOCK_N)
+    return (words >> 8).to(tl.float32) * 5.9604644775390625e-08 >= p
 
 
 @triton.jit
