@@ -46,7 +46,7 @@ def explain(
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
     from attnc.build import front, plan_program
-    from attnc.effort import limited
+    from attnc.effort import limited, renew
     from attnc.model.expansion import charged
     from attnc.plan.device import DEVICES
     from attnc.plan.explain import as_dict
@@ -62,6 +62,7 @@ def explain(
         program = front(one_spec(spec))
         with charged("what explains it", program.source.span(0, 0)):
             modules = plan_program(program).modules
+            renew()
             if not modules and program.projections:
                 raise Mistake(
                     f"'{spec}' has projections alone, and only attentions are explained",

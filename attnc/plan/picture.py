@@ -14,7 +14,6 @@ from attnc.expr.nodes import Dim, Expr, Load, Ref, Search, walk
 from attnc.plan import ir
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     _Array: TypeAlias = npt.NDArray[Any]
