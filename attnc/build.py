@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
-from attnc.effort import limited, spend
+from attnc.effort import limited, renew, spend
 from attnc.model.attention import Program
 from attnc.model.configs import schedule_of
 from attnc.model.expansion import charged
@@ -133,6 +133,7 @@ def compile_program(
     Raises DiagnosticError.
     """
     planned = plan_program(program)
+    renew()
     choices = () if tuned is None else load_tuned(tuned)
     tables = () if dispatch is None else load_tables(dispatch)
     sha256 = digest(program.source)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from math import inf
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
-#: For one file and one command: one to two seconds of a core.
-MAX_STEPS = 800_000
+#: For reading and planning a file, which is what `attnc check` does, and as many again for what a command
+#: then makes of the plans: about a second of a core each.
+MAX_STEPS = 600_000
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -25,9 +26,19 @@ class Exhausted(Exception):
     """The steps that a file may cost are spent. `diagnostics.charged` makes it a diagnostic."""
 
 
-class _Meter(threading.local):
-    """left: steps; known: what `memo` has seen, None outside of `limited`."""
+class _Unknown:
+    """What no function gives."""
 
+
+_UNKNOWN = _Unknown()
+
+
+class _Meter(threading.local):
+    """whole, left: steps of the block, and those not spent; known: what `memo` has seen, None outside of
+    `limited`.
+    """
+
+    whole: float = inf
     left: float = inf
     known: dict[Hashable, Any] | None = None
 
@@ -48,11 +59,18 @@ def limited(steps: float = MAX_STEPS) -> Iterator[None]:
     if _METER.known is not None:
         yield
         return
-    _METER.left, _METER.known = steps, {}
+    _METER.whole, _METER.left, _METER.known = steps, steps, {}
     try:
         yield
     finally:
-        _METER.left, _METER.known = inf, None
+        _METER.whole, _METER.left, _METER.known = inf, inf, None
+
+
+def renew() -> None:
+    """Gives the block as many steps as it had in the beginning: the plans are there, and a file that `attnc
+    check` accepts is not refused for what it cost to check.
+    """
+    _METER.left = _METER.whole
 
 
 def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -62,11 +80,14 @@ def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def remembered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if _METER.known is None:
+        known = _METER.known
+        if known is None:
             return function(*args, **kwargs)
-        key = (function, args, tuple(kwargs.items()))
-        if key not in _METER.known:
-            _METER.known[key] = function(*args, **kwargs)
-        return cast("_R", _METER.known[key])
+        spend()
+        key = (function, args, tuple(kwargs.items())) if kwargs else (function, args)
+        found: _R | _Unknown = known.get(key, _UNKNOWN)
+        if isinstance(found, _Unknown):
+            found = known[key] = function(*args, **kwargs)
+        return found
 
     return remembered

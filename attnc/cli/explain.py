@@ -64,7 +64,7 @@ def explain(
         explain_ranks(one_spec(spec), attention, variant, ranks, size, strategy, as_json=as_json)
         return
     from attnc.build import front, plan_program
-    from attnc.effort import limited
+    from attnc.effort import limited, renew
     from attnc.model.expansion import charged
     from attnc.plan.device import DEVICES
     from attnc.plan.explain import as_dict
@@ -80,6 +80,7 @@ def explain(
         program = front(one_spec(spec))
         with charged("what explains it", program.source.span(0, 0)):
             modules = plan_program(program).modules
+            renew()
             if not modules and program.projections:
                 raise Mistake(
                     f"'{spec}' has projections alone, and only attentions are explained",

@@ -119,8 +119,8 @@ class Judge(ABC):
         return f"{self.attention} {self.variant}"
 
     @abstractmethod
-    def verify(self, text: str | None, count: int, seconds: float) -> Judged:
-        """Runs the covering cases on the module, or on this text of it."""
+    def verify(self, text: str | None, count: int, seconds: float, least: int = 0) -> Judged:
+        """Runs the covering cases on the module, or on this text of it; least: whatever `seconds` says."""
 
     def verify_large(self, text: str | None, seconds: float) -> Judged:
         """Runs the large cases instead. Raises Mistake without a GPU, and where there are none."""
@@ -152,7 +152,7 @@ class AttentionJudge(Judge):
         self.attention, self.variant = module.variant.attention.name, module.variant.name
         self.target, self.path = module.target, f"{folder_of(module)}/{module.variant.name}.py"
 
-    def verify(self, text: str | None, count: int, seconds: float) -> Judged:
+    def verify(self, text: str | None, count: int, seconds: float, least: int = 0) -> Judged:
         with loading():
             from attnc.verify.corpus import corpus
             from attnc.verify.properties import violations
@@ -171,6 +171,7 @@ class AttentionJudge(Judge):
                 subject,
                 count=count,
                 seconds=seconds,
+                least=least,
                 progress=lambda *_: bar.advance(title),
                 rules=violations,
                 replay=replay,
@@ -244,14 +245,14 @@ class ProjectionJudge(Judge):
         self.attention, self.variant, self.target = module.name, module.variant.name, module.target
         self.path = f"{projection_folder(module)}/{module.variant.name}.py"
 
-    def verify(self, text: str | None, count: int, seconds: float) -> Judged:
+    def verify(self, text: str | None, count: int, seconds: float, least: int = 0) -> Judged:
         with loading():
             from attnc.verify.projection_check import projection_subject, verify_projection
 
         subject, title = projection_subject(self.module, text), self.title
         with progress(title, count) as bar:
             report = verify_projection(
-                subject, count=count, seconds=seconds, progress=lambda *_: bar.advance(title)
+                subject, count=count, seconds=seconds, least=least, progress=lambda *_: bar.advance(title)
             )
         return self._judged(subject.device, report)
 

@@ -13,6 +13,9 @@ from attnc.cli.console import find_specs, say
 from attnc.cli.judge import AttentionJudge, Judge, Judged, conclude, parse_case
 from attnc.cli.records import committed, record_of, update_records
 
+#: Cases that a record speaks of at least, however slow they are.
+_RECORDED = 12
+
 
 def verify(
     specs: SPECS = None,
@@ -42,7 +45,8 @@ def verify(
     The tolerance is no constant but the error bound that the plan proves. The cases are the same on every
     run: an array that meets the boundaries of the plan (tiles, shares, searches, sections: one less, as many,
     one more) and pairs of layouts, lengths, styles of inputs, configs and ways to call; --coverage lists
-    which. Failures once found are replayed. Memory around tensors is guarded. On the GPU where there is one,
+    which. Failures once found are replayed. What --record notes is of twelve cases at least, in ten times
+    the time if need be. Memory around tensors is guarded. On the GPU where there is one,
     else interpreted. Every eighth case is also held to what must be true between runs: determinism,
     invariance, identities of the gradients, and that a call launches the same whatever was called before.
     Sizes that only a GPU reaches (thousands of rows, sequences and shares, 65536 heads) are run by --large.
@@ -63,7 +67,9 @@ def verify(
         for judge in judges:
             text = texts.get(judge.path)
             results.append(
-                judge.verify_large(text, seconds) if is_large else judge.verify(text, count, seconds)
+                judge.verify_large(text, seconds)
+                if is_large
+                else judge.verify(text, count, seconds, least=_RECORDED if record else 0)
             )
             if not as_json:
                 results[-1].show(covered=coverage)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from attnc.effort import spend
+from attnc.effort import memo, spend
 from attnc.expr.arithmetic import add, floordiv, mod, mul, sub
 from attnc.expr.nodes import Binary, Call, Const, Dim, Expr, Index, Load, Neg, children
 from attnc.expr.show import show
@@ -45,6 +45,7 @@ class Affine:
     def expr(self) -> Expr:
         """As an expression that reads well: `q_hi + N - M + 1`."""
         terms = self.terms
+        spend(4 * len(terms))
         if len(terms) > 1:
             atoms = {atom for atom, _ in terms}
             aligned = {Dim("N"), Dim("M")} <= atoms and any(isinstance(atom, Index) for atom in atoms)
@@ -60,6 +61,7 @@ class Affine:
         return add(total, Const(end))
 
 
+@memo
 def affine(expr: Expr) -> Affine:
     """The normal form of an int expression; q_pos becomes q_idx + N - M."""
     spend(2)
@@ -122,10 +124,13 @@ def _split(total: Affine, size: int) -> tuple[Affine, Affine]:
 
 
 def _atom(expr: Expr) -> Affine:
-    simple = simplify(expr)
+    simple = _simplified(expr)
     if isinstance(simple, Const | Neg) or (isinstance(simple, Binary) and simple.op in ("+", "-")):
         return affine(simple)
     return Affine(((simple, 1),), 0)
+
+
+_simplified = memo(simplify)
 
 
 def _collect(terms: Iterable[tuple[Expr, int]], const: int) -> Affine:

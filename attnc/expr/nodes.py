@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from attnc.effort import spend
 from attnc.source import Span
 
 Type: TypeAlias = Literal["bool", "int", "float"]
+_T = TypeVar("_T")
 BinaryOp: TypeAlias = Literal["+", "-", "*", "/", "//", "%"]
 CompareOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 
@@ -39,13 +40,37 @@ REAL = ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sqrt")
 FUNCTIONS = {"abs": 1, "min": 2, "max": 2, **dict.fromkeys(REAL, 1), "where": 3}
 
 
+class _Hashed:
+    """The place of a node's hash, once it is known."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
+def _hashed_once(node: type[_T]) -> type[_T]:
+    """A class whose objects walk their tree for a hash once: trees are keys of what is remembered."""
+    compute = node.__hash__
+
+    def hash_of(self: Any) -> int:
+        try:
+            known: int = self._hash
+        except AttributeError:
+            known = compute(self)
+            object.__setattr__(self, "_hash", known)
+        return known
+
+    node.__hash__ = hash_of  # type: ignore[method-assign]  # the same, remembered
+    return node
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(_Hashed):
     """Common to all nodes: where in the spec it was written (None for nodes that the compiler made)."""
 
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Const(Node):
     value: bool | int | float
@@ -68,6 +93,7 @@ class Const(Node):
         return hash((self.type, self.value))
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Index(Node):
     """A coordinate of the score (`INDICES`), or its inclusive bound over a tile: `q_lo`, `q_hi`, ..."""
@@ -76,6 +102,7 @@ class Index(Node):
     type: Literal["int"] = "int"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Dim(Node):
     """A size known at run time: B, M, N, H, Hkv, G, or any other name used in a shape.
@@ -87,6 +114,7 @@ class Dim(Node):
     type: Literal["int"] = "int"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Param(Node):
     """A compile-time parameter of the spec, before `model.variants` replaces it by a constant."""
@@ -95,6 +123,7 @@ class Param(Node):
     type: Type
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Dot(Node):
     """dot(q, k): query row q_idx times key row kv_idx of head h, accumulated in float32."""
@@ -102,6 +131,7 @@ class Dot(Node):
     type: Literal["float"] = "float"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Load(Node):
     """`tensor[indices]`; 0 outside the tensor.
@@ -119,6 +149,7 @@ class Load(Node):
     within: tuple[int, int] | None = None
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Neg(Node):
     operand: Expr
@@ -128,6 +159,7 @@ class Neg(Node):
         return self.operand.type
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Binary(Node):
     op: BinaryOp
@@ -139,6 +171,7 @@ class Binary(Node):
         return "float" if self.op == "/" or "float" in (self.left.type, self.right.type) else "int"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Compare(Node):
     op: CompareOp
@@ -147,24 +180,28 @@ class Compare(Node):
     type: Literal["bool"] = "bool"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class And(Node):
     operands: tuple[Expr, ...]
     type: Literal["bool"] = "bool"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Or(Node):
     operands: tuple[Expr, ...]
     type: Literal["bool"] = "bool"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Not(Node):
     operand: Expr
     type: Literal["bool"] = "bool"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Call(Node):
     """An intrinsic of `FUNCTIONS`.
@@ -189,6 +226,7 @@ class Call(Node):
                 return "float"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Search(Node):
     """Binary search in the last axis of a sorted tensor.
@@ -208,6 +246,7 @@ class Search(Node):
     type: Literal["int"] = "int"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Ref(Node):
     """A value that the kernel text has given a name, e.g. a load hoisted out of the loop.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnc.effort import spend
+from attnc.effort import memo, spend
 from attnc.expr.nodes import (
     And,
     Binary,
@@ -35,6 +35,7 @@ def show(expr: Expr) -> str:
     return _show(expr)[0]
 
 
+@memo
 def _show(expr: Expr) -> tuple[str, int]:
     spend()
     match expr:

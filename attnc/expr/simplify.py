@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from attnc.effort import spend
 from attnc.expr.arithmetic import binary, maximum, minimum, neg, number
 from attnc.expr.logic import NEGATED, compare, conj, disj, negate, where
 from attnc.expr.nodes import (
@@ -62,6 +63,7 @@ def call(function: str, *args: Expr) -> Expr:
 
 def make(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
     """The node `expr` over new operands, simplified; the result keeps a span."""
+    spend()
     match expr:
         case Neg():
             made = neg(operands[0])

@@ -22,23 +22,29 @@ _CANDIDATES = 40
 _OVERHEAD = 6.0
 #: Numbers that hide errors, for the bound is wide or the result nothing: once each is enough.
 _FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
-#: Steps of a tile that a thin case may take.
-_THIN = 300
+#: Cases of the array that come before those at the edges; a run of fewer has no others.
+_FIRST = 4
 #: What is drawn when the level of a factor does not matter, more often than what is not.
 _ORDINARY = ("plain", "drawn", "none", "random")
 
 
 def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
-    """So many cases that cover what there is, then those with nothing to compute, far or thin tensors."""
+    """So many cases that cover what there is, and between the first and the others those with nothing to
+    compute, far or thin tensors, so that a run that is cut short has met these too.
+    """
     coverage = Coverage(space)
     for number in range(count):
+        if number == _FIRST:
+            yield from edges(space)
+            yield from thin_cases(space, limits)
         rng = random.Random(number)
         drawn = [_candidate(coverage, limits, rng, number) for _ in range(_CANDIDATES)]
         best = max(drawn, key=lambda case: _worth(coverage, limits, case))
         coverage.note(best)
         yield best
-    yield from edges(space)
-    yield from thin_cases(space, limits)
+    if count == _FIRST:
+        yield from edges(space)
+        yield from thin_cases(space, limits)
 
 
 def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
@@ -210,14 +216,16 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
             case _:
                 longest, change = "B", {"B": size, "M": 1, "N": 2}
         dims = {name: change.get(name, 1) for name in names}
-        if longest in names and limits.cost(dims, config) <= _THIN:
-            lengths = _full(space) if longest == "N" else "drawn"
-            yield Case(dims=dims, seed=3, config=config, extras=extras, lengths=lengths)
-            if is_searched:  # one more asks for another round at few places, three times as many at most
-                yield Case(dims={**dims, "N": 3 * boundary.value}, seed=3, config=config, extras=extras)
-            if longest == "B":  # numbers that have one bit more, of sequences none of which is empty
-                more = {**dims, "B": size + 1}
-                yield Case(dims=more, seed=3, config=config, extras=extras, lengths=_full(space))
+        if longest not in names:
+            continue
+        found = [Case(dims=dims, lengths=_full(space) if longest == "N" else "drawn")]
+        if is_searched:  # one more asks for another round at few places, three times as many at most
+            found.append(Case(dims={**dims, "N": 3 * boundary.value}))
+        if longest == "B":  # numbers that have one bit more, of sequences none of which is empty
+            found.append(Case(dims={**dims, "B": size + 1}, lengths=_full(space)))
+        for case in found:
+            if limits.cost(case.dims, config) <= limits.most:
+                yield replace(case, seed=4, config=config, extras=extras)
 
 
 def _full(space: Space) -> str:

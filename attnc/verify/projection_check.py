@@ -32,7 +32,7 @@ from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import FILLS, Guarded, place_tensor
 from attnc.verify.projection_cases import Reach, boundary_cases, cases, draw, facts, fixed_cases, repro
-from attnc.verify.search import Failure, Report, TimeIsUp, searching
+from attnc.verify.search import Failure, Report, TimeIsUp, is_late, searching
 from attnc.verify.tolerance import SLACK
 from attnc.verify.verdict import Verdict
 
@@ -183,11 +183,12 @@ def verify_projection(
     *,
     count: int = 24,
     seconds: float = float("inf"),
+    least: int = 0,
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
 ) -> Report:
-    """The fixed cases, and those at boundaries: the same on every run. Stops after `seconds`, or at the third
-    failure.
+    """The fixed cases, and those at boundaries: the same on every run. Stops after `seconds`, though ten
+    times later if it has not run `least` cases, or at the third failure.
     """
     started, report = time.monotonic(), Report(examples=0, seconds=0.0)
     variant, reach, configs = subject.planned.variant, subject.reach(), subject.module.CONFIGS
@@ -201,7 +202,7 @@ def verify_projection(
         report = _with(report, subject, case, verdict, time.monotonic() - started)
         if progress is not None:
             progress(report.examples, case, verdict)
-        if report.seconds > seconds or len(report.failures) == 3:
+        if is_late(report, seconds, least) or len(report.failures) == 3:
             break
     points = [(boundary, point) for boundary in boundaries for point in boundary.points]
     listed = (

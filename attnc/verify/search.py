@@ -21,13 +21,15 @@ from attnc.verify.check import Rules, check, keeps
 from attnc.verify.cover import Coverage, Summary
 from attnc.verify.covering import covering_cases
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import cases
+from attnc.verify.strategies import Limits, cases
 from attnc.verify.subject import Subject
 from attnc.verify.verdict import Verdict
 
 Progress: TypeAlias = Callable[[int, Case, Verdict], None]
 #: Every such case, or the next small one, is held to the rules too: they run the kernel some twenty times.
 _EVERY, _SMALL = 8, 1 << 21
+#: What `least` may make of `seconds`.
+_LONGER = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class _Tally:
 
     subject: Subject
     progress: Progress | None
+    limits: Limits
     started: float = field(default_factory=lambda: time.monotonic())
     examples: int = 0
     held: int = 0
@@ -83,6 +86,7 @@ class _Tally:
     def is_due(self, case: Case) -> bool:
         """Whether this case is to be held to the rules: about every eighth, if it is small."""
         due = (self.examples + 1) // _EVERY > self.held and prod(case.dims.values()) <= _SMALL
+        due = due and self.limits.cost(case.dims, case.config) <= self.limits.work
         self.held += due
         return due
 
@@ -121,32 +125,45 @@ def verify(
     *,
     count: int = 24,
     seconds: float = float("inf"),
+    least: int = 0,
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
     rules: Rules | None = None,
     replay: Iterable[Case] = (),
 ) -> Report:
-    """The cases of `replay`, then the covering ones: the same on every run. Stops after `seconds`, or at the
-    third failure.
+    """The cases of `replay`, then the covering ones: the same on every run. Stops after `seconds`, though
+    ten times later if it has not run `least` cases, or at the third failure. Of a case whose gradients cost
+    more than `Subject.limits` allow, the outputs alone are judged.
 
     fills: what surrounds tensors, the first and one of the others in turn; rules: what every eighth case must
     keep besides the error bound.
     """
-    tally, coverage = _Tally(subject, progress), Coverage(subject.space)
+    limits = subject.limits()
+    tally, coverage = _Tally(subject, progress, limits), Coverage(subject.space)
     first, *others = fills
-    array = chain(replay, covering_cases(subject.space, subject.limits(), count))
+    array = chain(replay, covering_cases(subject.space, limits, count))
     for number, case in enumerate(array):
         second = others[number % len(others) :][:1] if others else ()
-        verdict = check(subject, case, fills=(first, *second))
+        judged = replace(subject, gradients=None)
+        if limits.includes_gradients(case.dims, case.config):
+            judged = subject
+        verdict = check(judged, case, fills=(first, *second))
         if verdict.ok and rules is not None and tally.is_due(case):
             verdict = keeps(subject, case, rules, verdict)
         tally.count(case, verdict)
         coverage.note(case)
         if not verdict.ok:
             tally.fail(case, verdict)
-        if tally.seconds > seconds or len(tally.failures) == 3:
+        if is_late(tally, seconds, least) or len(tally.failures) == 3:
             break
     return replace(tally.report(), coverage=coverage.summary)
+
+
+def is_late(done: Report | _Tally, seconds: float, least: int) -> bool:
+    """Whether what was done has taken its time: `seconds`, or ten times as long where fewer than `least`
+    cases were run.
+    """
+    return done.seconds > (seconds if done.examples >= least else _LONGER * seconds)
 
 
 def searching(examples: int, *, shrink: bool) -> settings:
@@ -180,12 +197,13 @@ def fuzz(
     directory for the case that failed, as JSON. rules: what every eighth case must keep besides the error
     bound.
     """
-    tally = _Tally(subject, progress)
+    limits = subject.limits()
+    tally = _Tally(subject, progress, limits)
     known: dict[str, Verdict] = {}
 
     @seeded(seed)
     @searching(examples, shrink=shrink)
-    @given(cases(subject.variant, subject.limits()))
+    @given(cases(subject.variant, limits))
     def passes(case: Case) -> None:
         key = case.to_json()
         if key not in known:

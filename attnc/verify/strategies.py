@@ -26,13 +26,16 @@ from attnc.verify.storage import LENGTHS, lengths_for
 class Limits:
     """What a case may cost. tiles: (BLOCK_M, BLOCK_N) of the configs to draw from, by number; longest: M or
     N; work: steps of a tile, summed over all heads; joined: configs with another program for each row, which
-    takes a quarter of a step.
+    takes a quarter of a step; most: the work of thin cases, which may have more; backward: as how many
+    forwards the check of gradients counts.
     """
 
     tiles: Mapping[int, tuple[int, int]]
     longest: int = 320
     work: int = 48
     joined: frozenset[int] = frozenset()
+    most: int = 800
+    backward: int = 12
 
     def cost(self, dims: Mapping[str, int], config: int) -> int:
         """Tile steps of a case, if no tile is skipped."""
@@ -41,6 +44,10 @@ class Limits:
         heads = dims.get("Hkv", 1) * dims.get("G", 1) * dims.get("H", 1)
         rows = dims.get("M", 1) if config in self.joined else 0
         return (steps + rows // 4) * dims.get("B", 1) * heads
+
+    def includes_gradients(self, dims: Mapping[str, int], config: int) -> bool:
+        """Whether the gradients of a case are affordable too."""
+        return self.cost(dims, config) * self.backward <= self.most
 
 
 #: How a module is called: into given results, or for new ones.

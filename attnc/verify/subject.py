@@ -87,11 +87,13 @@ class Subject:
         return {n: tile for n, tile in tiles.items() if kinds[n] not in kinds[:n]}
 
     def limits(self) -> Limits:
-        """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds."""
+        """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds, but
+        the reference as long on both.
+        """
         if self.device == "cpu":
             joined = (n for n, config in enumerate(self.configs) if any(_shares(config)))
             return Limits(tiles=self.tiles(), joined=frozenset(joined))
-        return Limits(tiles=self.tiles(), longest=2100, work=20_000)
+        return Limits(tiles=self.tiles(), longest=2100, work=6_000, most=1 << 20)
 
     @property
     def function(self) -> Callable[..., Any]:

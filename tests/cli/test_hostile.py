@@ -16,7 +16,7 @@ import pytest
 from attnc.build import compile_program
 from attnc.cli import main
 from attnc.diagnostics import DiagnosticError
-from attnc.effort import MAX_STEPS, Exhausted, limited, memo, spend
+from attnc.effort import MAX_STEPS, Exhausted, limited, memo, renew, spend
 from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import parse
@@ -140,6 +140,16 @@ def test_steps_are_counted_within_one_block() -> None:
             spend(3)
     with limited(10):
         spend(10)
+
+
+def test_what_follows_on_plans_has_as_many_steps_again() -> None:
+    with limited(10):
+        with limited(100):
+            spend(8)
+        renew()
+        spend(10)
+        with pytest.raises(Exhausted):
+            spend(1)
 
 
 def test_what_is_remembered_is_forgotten_with_the_block() -> None:

@@ -3,7 +3,9 @@ a spec outside comments and literals of what is generated.
 
 The suite runs a few. This runs many, and goes on where it was interrupted:
 
-    python -m tests.hostile.run --count 20000 --folder /tmp/hostile
+    python -m tests.hostile.run --count 20000 --workers 8 --folder /tmp/hostile
+
+A log for each worker is in the folder: the same count and workers go on with it, and others begin anew.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from unittest import mock
 
 import typer
@@ -43,7 +48,9 @@ COMMANDS = {
 
 @dataclass(slots=True)
 class Finding:
-    """What a command did that it must not: a traceback, raw text on the terminal, a token in what it made."""
+    """What a command did that it must not: a traceback, raw text on the terminal, a token in what it made, no
+    explanation ("late") of what `attnc check` accepts.
+    """
 
     what: str
     command: str
@@ -76,6 +83,8 @@ def check_file(
             _run_one(outcome, name, arguments, patience)
             if name == "compile":
                 outcome.findings += _foreign_tokens(Path("out"))
+            elif name == "explain" and (outcome.codes.get("check"), outcome.codes[name]) == (0, 1):
+                outcome.findings.append(Finding("late", name, "what check accepts is explained"))
     finally:
         os.chdir(before)
     return outcome
@@ -157,28 +166,39 @@ _DIRECTIVE = re.compile(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--slow", type=int, default=1, help="explain and compile every such file only")
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with a share of the files")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hostile")
     parser.add_argument("--limit", type=float, default=2.0, help="CPU seconds that a command may take")
     wanted = parser.parse_args()
     wanted.folder.mkdir(parents=True, exist_ok=True)
-    log = wanted.folder / f"log_{wanted.first}.jsonl"
+    ends = [wanted.first + wanted.count * n // wanted.workers for n in range(wanted.workers + 1)]
+    jobs = [(range(*span), wanted.folder, wanted.limit) for span in pairwise(ends)]
+    if wanted.workers == 1:
+        run(*jobs[0])
+    else:  # processes of their own: a command may change the folder it is in, and sets an alarm
+        with get_context("spawn").Pool(wanted.workers) as pool:
+            pool.starmap(run, jobs)
+    summarize([entry for job in jobs for entry in entries_of(job[0], job[1])])
+
+
+def run(seeds: range, folder: Path, limit: float) -> None:
+    """Runs the commands on the files of these numbers that the log lacks, a line of it for each."""
+    log = _log(seeds, folder)
     done = sum(1 for _ in log.open()) if log.exists() else 0
     _run_one(Outcome(), "warm", ["check", str(ROOT / "specs" / "full.attn")], None)
     with log.open("a") as lines:
-        for seed in range(wanted.first + done, wanted.first + wanted.count):
+        for seed in seeds[done:]:
             file = hostile_file(seed)
-            place = wanted.folder / f"work_{os.getpid()}"
+            place = folder / f"work_{os.getpid()}"
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir()
-            commands = [
-                name for name in COMMANDS if name not in ("explain", "compile") or seed % wanted.slow == 0
-            ]
-            outcome = check_file(file, place, commands=commands, patience=4 * wanted.limit)
-            slow = {name: round(taken, 2) for name, taken in outcome.seconds.items() if taken > wanted.limit}
+            outcome = check_file(file, place, patience=4 * limit)
+            slow = {name: round(taken, 2) for name, taken in outcome.seconds.items() if taken > limit}
             entry = {
                 "seed": seed,
                 "kind": file.kind,
@@ -190,27 +210,29 @@ def main() -> None:
             lines.write(json.dumps(entry) + "\n")
             lines.flush()
             if slow or outcome.findings:
-                print(
-                    seed,
-                    file.kind,
-                    repr(file.name)[:60],
-                    slow,
-                    [(f.what, f.command) for f in outcome.findings],
-                    flush=True,
-                )
-    summarize(log)
+                found = [(f.what, f.command) for f in outcome.findings]
+                print(seed, file.kind, repr(file.name)[:60], slow, found, flush=True)
 
 
-def summarize(log: Path) -> None:
+def _log(seeds: range, folder: Path) -> Path:
+    return folder / f"log_{seeds.start}_{seeds.stop}.jsonl"
+
+
+def entries_of(seeds: range, folder: Path) -> list[dict[str, Any]]:
+    """What the log says of these files."""
+    with _log(seeds, folder).open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def summarize(entries: list[dict[str, Any]]) -> None:
     """Prints the figures of a log."""
-    entries = [json.loads(line) for line in log.open()]
     found = Counter(finding[0] for entry in entries for finding in entry["findings"])
     hangs = sum(bool(entry["slow"]) for entry in entries)
     compiled = sum(entry["codes"].get("compile") == 0 for entry in entries)
     print(f"{len(entries)} files through {', '.join(COMMANDS)}; {compiled} compile")
     print(
         f"tracebacks {found['traceback']}, over the limit {hangs}, "
-        f"tokens {found['token']}, raw text {found['raw']}"
+        f"tokens {found['token']}, raw text {found['raw']}, refused late {found['late']}"
     )
     print(
         "slowest:", max(((entry["worst"], entry["seed"], entry["kind"]) for entry in entries), default=None)

@@ -21,6 +21,8 @@ from attnc.verify.subjects import subject_of
 SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "attention " in path.read_text(encoding="utf-8"))
 SIZES = {"B": 2, "M": 70, "N": 75, "H": 2, "Hkv": 2, "G": 2}
+#: Queries of a sequence that is decoded: each has a program that joins its shares, under each of 20 configs.
+DECODED = 3
 
 
 @cache
@@ -29,7 +31,10 @@ def subject(name: str) -> Subject:
 
 
 def case(name: str, **changes: Any) -> Case:
-    sizes = {dim: SIZES[dim] for dim in free_dims(subject(name).variant.attention)}
+    plan, attention = subject(name).plan, subject(name).variant.attention
+    sizes = {dim: SIZES[dim] for dim in free_dims(attention)}
+    if plan is not None and plan.kernels[0].structure == "decode":
+        sizes["M"] = DECODED
     return replace(Case(dims=sizes, seed=3), **changes)
 
 
