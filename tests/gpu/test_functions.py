@@ -49,7 +49,7 @@ def test_a_function_of_triton_keeps_its_error(name: str) -> None:
     spread = np.geomspace(low, high, COUNT) if low > 0 else np.linspace(low, high, COUNT)
     x = torch.from_numpy(spread.astype(np.float32)).cuda()
     y = torch.empty_like(x)
-    load_text(KERNEL.format(function=SYNTAX.functions[name])).apply[(COUNT // 1024,)](x, y, BLOCK=1024)
+    load_text(KERNEL.format(function=SYNTAX.named(name))).apply[(COUNT // 1024,)](x, y, BLOCK=1024)
     exact = x.double().cpu().numpy()
     want = evaluate(Call(name, (Dot(),)), Env(dot=exact))
     relative, absolute = {entry: errors for entry, *errors in INTRINSICS}[name]
