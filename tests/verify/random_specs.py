@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from attnc.plan.targets import target_of
+from tests.targets import TARGETS
 from tests.verify.random_words import Extra, Words
 
 #: Names that kernels, or the host code around them, might use for themselves.
@@ -139,7 +140,7 @@ def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False, wide: bool 
         lines.append(f"grad {', '.join(grads)}")
     statements = "\n  ".join(lines)
     text = f"attention spec {{\n  {statements}\n}}\n"
-    for target in ("triton", "cuda.sm_80") if on_cuda else ("triton",):
+    for target in TARGETS if on_cuda else ("triton",):
         shape = Shape(target=target, storage=storage, decodes=decodes, wide=wide, sums_dq="q" in grads)
         text += f"schedule spec for {target} {{\n  {_schedule(draw, shape)}\n}}\n"
     return text
