@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 
 from attnc.build import plan_program
 from attnc.diagnostics import Diagnostic, DiagnosticError
-from attnc.expr.nodes import FUNCTIONS, INDICES
+from attnc.expr.functions import FUNCTIONS
+from attnc.expr.nodes import INDICES
 from attnc.model.knobs import KEYS
 from attnc.model.names import DIMS, RESERVED
 from attnc.model.resolve import resolve

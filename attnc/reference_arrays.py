@@ -14,7 +14,7 @@ import numpy.typing as npt
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim, Expr, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, A
     """
     arrays: dict[str, Array] = {}
     for tensor in attention.inputs:
-        if isinstance(tensor.storage, Prefix):
+        if tensor.storage.is_part:
             continue
         value = tensors[tensor.name]
         if isinstance(value, bool | int | float):
@@ -75,7 +75,7 @@ def bind(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, int]:
     for tensor in attention.inputs:
         if tensor.name not in arrays:
             continue
-        paged = isinstance(tensor.storage, Paged)
+        paged = tensor.storage.is_paged
         roles = tensor.roles or (None,) * len(tensor.shape)
         for expr, size, role in zip(tensor.shape, arrays[tensor.name].shape, roles, strict=True):
             if not (paged and role in (Role.BATCH, Role.KEY)):

@@ -24,8 +24,8 @@ NAMES = {
     ),
     "E0204": CodeInfo(
         "unknown function",
-        "Functions are the intrinsics (abs, min, max, clamp, exp, exp2, log, log2, tanh, sigmoid, erf, "
-        "sqrt, where), dot(q, k), the defs of the prelude and those of the file.",
+        "Functions are the intrinsics (abs, min, max, clamp, where, and those of a real number that "
+        "docs/language.md lists), dot(q, k), the defs of the prelude and those of the file.",
     ),
     "E0205": CodeInfo(
         "def that calls itself",

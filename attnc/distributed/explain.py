@@ -13,7 +13,6 @@ from attnc.distributed.plan import Plan
 from attnc.distributed.spans import BLOCK, Ints, Sizes, Visibility
 from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import Ragged
 
 #: Documents, or packed sequences, of an example.
 _DOCUMENTS = 10
@@ -34,7 +33,7 @@ def example(attention: Attention, dims: Mapping[str, int]) -> tuple[Sizes, tuple
     remarks = []
     ends = {}
     for name, tensor, total in (("q", attention.q, queries), ("k", attention.k, keys)):
-        if isinstance(tensor.storage, Ragged):
+        if tensor.storage.is_packed:
             ends[name] = np.append(np.unique(_starts(total)), total)
     if ends:
         count = len(next(iter(ends.values()))) - 1

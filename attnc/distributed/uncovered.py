@@ -50,7 +50,7 @@ def _problems(attention: Attention) -> Iterator[Diagnostic]:
         yield _problem(
             attention,
             "packed queries with keys that are not packed are not shared out over ranks",
-            attention.q.storage.span if isinstance(attention.q.storage, Ragged) else attention.q.span,
+            attention.q.storage.span if attention.q.storage.is_packed else attention.q.span,
             "rows of q and k lie in different ways",
             "pack both, or neither",
         )

@@ -149,31 +149,19 @@ def _call(function: str, args: list[Array]) -> Array:
         case "where":
             return np.where(args[0], args[1], args[2])
         case _:
-            return _real(function, args[0].astype(np.float64))
+            return real(function, args[0].astype(np.float64))
 
 
-def _real(function: str, x: Array) -> Array:
-    """A function of one real number."""
+def real(function: str, x: Array) -> Array:
+    """A function of real numbers, by the name that NumPy gives it."""
     match function:
-        case "exp":
-            return np.exp(x)
-        case "exp2":
-            return np.exp2(x)
-        case "log":
-            return np.log(x)
-        case "log2":
-            return np.log2(x)
-        case "tanh":
-            return np.tanh(x)
         case "sigmoid":  # exp of what is negative does not overflow
             small = np.exp(-np.abs(x))
             return np.asarray(np.where(x >= 0, 1.0, small) / (1.0 + small))
         case "erf":
             return np.asarray(_ERF(x), np.float64)
-        case "sqrt":
-            return np.asarray(np.sqrt(x))
         case _:
-            raise KeyError(function)
+            return np.asarray(getattr(np, function)(x))
 
 
 #: NumPy has no erf.

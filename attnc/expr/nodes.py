@@ -34,10 +34,6 @@ CompareOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 INDICES = ("b", "h", "q_idx", "q_pos", "kv_idx")
 #: Constants of specs stay below: with a position, and what bounds of tiles add, they still fit into 64 bits.
 MAX_INTEGER = 1 << 62
-#: Intrinsics of one number that are floats whatever their argument is.
-REAL = ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sqrt")
-#: Intrinsics and their arity. Everything else is a `def` of the prelude, or `clamp`, which is sugar.
-FUNCTIONS = {"abs": 1, "min": 2, "max": 2, **dict.fromkeys(REAL, 1), "where": 3}
 
 
 class _Hashed:
@@ -204,7 +200,7 @@ class Not(Node):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class Call(Node):
-    """An intrinsic of `FUNCTIONS`.
+    """An intrinsic of `functions.FUNCTIONS`.
 
     min/max of two ints is an int; `where` takes the type of its branches; the rest are float.
     """

@@ -7,12 +7,12 @@ contents of tensors.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from attnc.effort import spend
 from attnc.expr.arithmetic import binary, maximum, minimum, neg, number
+from attnc.expr.functions import REAL
 from attnc.expr.logic import NEGATED, compare, conj, disj, negate, where
 from attnc.expr.nodes import (
     And,
@@ -31,17 +31,6 @@ from attnc.expr.nodes import (
 )
 
 
-def _sigmoid(x: float) -> float:
-    small = math.exp(-abs(x))
-    return (1.0 if x >= 0 else small) / (1.0 + small)
-
-
-_REAL_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
-    "exp": math.exp, "exp2": math.exp2, "log": math.log, "log2": math.log2,
-    "tanh": math.tanh, "sigmoid": _sigmoid, "erf": math.erf, "sqrt": math.sqrt,
-}  # fmt: skip
-
-
 def call(function: str, *args: Expr) -> Expr:
     match function:
         case "min":
@@ -56,7 +45,7 @@ def call(function: str, *args: Expr) -> Expr:
     if function == "abs":
         return Const(abs(value))
     try:
-        return Const(_REAL_FUNCTIONS[function](value))
+        return Const(REAL[function].value(value))
     except (ValueError, OverflowError):  # log(-1), exp(1000): left for run time, which has NaN and inf
         return Call(function, args)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from attnc.expr.nodes import REAL
+from attnc.expr.functions import REAL
 from attnc.flex.arithmetic import absolute, add, div, maximum, minimum, mul, neg, sub
 from attnc.flex.errors import refused
 from attnc.flex.logic import compare, where

@@ -12,7 +12,8 @@ import keyword
 from collections.abc import Mapping
 
 from attnc.diagnostics import Label
-from attnc.expr.nodes import FUNCTIONS, INDICES
+from attnc.expr.functions import FUNCTIONS, REAL
+from attnc.expr.nodes import INDICES
 from attnc.model.report import Report
 from attnc.model.tensors import DType
 from attnc.syntax import ast
@@ -37,7 +38,7 @@ NOT_FUNCTIONS: Mapping[str, str] = {
     **PYTHON,
 }
 #: Names that a spec may declare as something else: functions, and the constant `inf`.
-SOFT = frozenset({"sigmoid", "exp2", "log2", "erf", "clamp", "inf"})
+SOFT = frozenset({"clamp", "inf", *(name for name, function in REAL.items() if not function.is_reserved)})
 #: `clamp(x, lo, hi)` is `min(max(x, lo), hi)`, and no function in the tree.
 CLAMP_ARGUMENTS = 3
 #: Every function of numbers that an expression may call, with its number of arguments.

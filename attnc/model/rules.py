@@ -14,7 +14,7 @@ from attnc.model.definitions import mentioned
 from attnc.model.params import MAX_HEAD_DIM
 from attnc.model.report import Report
 from attnc.model.schedule import PARTS, Schedule
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Tensor
+from attnc.model.tensors import DType, Tensor
 from attnc.syntax import ast
 
 AttentionRule: TypeAlias = Callable[[ast.Attention, Attention, Report], None]
@@ -39,7 +39,7 @@ def check_head_dims(tree: ast.Attention, attention: Attention, report: Report) -
 
 def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Report) -> None:
     """`v via prefix(k)` needs Dv <= D for some choice of both."""
-    if isinstance(attention.v.storage, Prefix):
+    if attention.v.storage.is_part:
         widest = max(_values(attention.k.shape[-1], attention), default=MAX_HEAD_DIM)
         if widest < min(_values(attention.v.shape[-1], attention), default=1):
             place = attention.v.storage.span or tree.span
@@ -70,7 +70,7 @@ def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Rep
 def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Report) -> None:
     """The pages of a sequence do not say where it ends."""
     storage = attention.k.storage
-    if isinstance(storage, Paged) and "N" not in attention.lengths:
+    if storage.is_paged and "N" not in attention.lengths:
         report.error(
             "E0318",
             "paged keys without a length",
@@ -248,9 +248,9 @@ def _is_solvable(axis: Expr) -> bool:
 
 def _memory_axes(tensor: Tensor) -> tuple[Expr, ...]:
     """The axes whose sizes the tensor in memory has: pages hide the batch."""
-    return () if isinstance(tensor.storage, Prefix) else tensor.shape
+    return () if tensor.storage.is_part else tensor.shape
 
 
 def _bound_by_storage(attention: Attention) -> set[str]:
     """Free names of rows: the sizes of ragged tensors."""
-    return {name for t in attention.inputs if isinstance(t.storage, Ragged) for name in _dims(t.shape[0])}
+    return {name for t in attention.inputs if t.storage.is_packed for name in _dims(t.shape[0])}

@@ -14,7 +14,7 @@ from attnc.model.attention import Param
 from attnc.model.products import same_size
 from attnc.model.report import Report
 from attnc.model.scope import Scope
-from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged, Role, Storage, Tensor
+from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Storage, Tensor
 from attnc.syntax import ast
 
 MAX_PAGE = 65536
@@ -46,7 +46,7 @@ class Storages:
 
     def output(self, tensor: Tensor) -> Tensor:
         q = self.scope.tensors["q"]
-        ragged = isinstance(q, Tensor) and isinstance(q.storage, Ragged)
+        ragged = isinstance(q, Tensor) and q.storage.is_packed
         return replace(tensor, storage=q.storage) if ragged and isinstance(q, Tensor) else tensor
 
     def _storage(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
@@ -179,19 +179,18 @@ class Storages:
     def _check_same_rows(self, tree: ast.Attention) -> None:
         """k and v lie in memory in the same way, or v is part of k."""
         k, v = self.scope.tensors.get("k"), self.scope.tensors.get("v")
-        if not isinstance(k, Tensor) or not isinstance(v, Tensor) or isinstance(v.storage, Prefix):
+        if not isinstance(k, Tensor) or not isinstance(v, Tensor) or v.storage.is_part:
             return
         if k.storage != v.storage:
-            place = v.storage.span if not isinstance(v.storage, Dense) else None
             self.report.error(
                 "E0316",
                 "k and v are stored in different ways",
-                place or v.span or tree.span,
+                v.storage.span or v.span or tree.span,
                 "the rows of v are those of k",
                 related=_stored(k),
                 hints=("declare them together: 'input k, v: ... via ...'",),
             )
-        elif isinstance(k.storage, Ragged) and not same_size(k.size(Role.KEY), v.size(Role.KEY)):
+        elif k.storage.is_packed and not same_size(k.size(Role.KEY), v.size(Role.KEY)):
             self.report.error(
                 "E0316",
                 "k and v differ in rows",
@@ -213,5 +212,5 @@ def _declared(tensor: Tensor) -> tuple[Label, ...]:
 
 
 def _stored(tensor: Tensor) -> tuple[Label, ...]:
-    span = tensor.span if isinstance(tensor.storage, Dense) else tensor.storage.span
+    span = tensor.storage.span or tensor.span
     return () if span is None else (Label(span, f"and here are those of {tensor.name}"),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from attnc.expr.nodes import Expr
 from attnc.source import Span
@@ -49,37 +49,79 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
-    """An ordinary strided tensor."""
+class Kind:
+    """What all storages say of themselves.
+
+    name: as messages call it; is_packed: the rows of all sequences follow each other, so that there is no
+    batch axis; is_paged: they lie in pages; is_part: they are part of another tensor's and have no memory of
+    their own; has_gradients: gradients of them can be stored in the same way.
+    """
+
+    name: ClassVar[str]
+    is_packed: ClassVar[bool] = False
+    is_paged: ClassVar[bool] = False
+    is_part: ClassVar[bool] = False
+    has_gradients: ClassVar[bool] = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an ordinary tensor, whose sequences all have as many rows."""
+        return not (self.is_packed or self.is_paged or self.is_part)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The inputs that say where rows lie."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paged:
+class Dense(Kind):
+    """An ordinary strided tensor."""
+
+    name: ClassVar[str] = "dense"
+    has_gradients: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paged(Kind):
     """K/V rows in pages of `page` rows, found through `block_table[b, kv_idx // page]`.
 
     param: the name of the param that the size of a page is, until `variants` fixes it; `page` is its default.
     """
 
+    name: ClassVar[str] = "paged"
+    is_paged: ClassVar[bool] = True
     block_table: str
     page: int
     param: str = ""
-    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.block_table,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ragged:
+class Ragged(Kind):
     """Sequences packed end to end; rows of sequence b are `cu_seqlens[b] .. cu_seqlens[b + 1]`."""
 
+    name: ClassVar[str] = "ragged"
+    is_packed: ClassVar[bool] = True
+    has_gradients: ClassVar[bool] = True
     cu_seqlens: str
-    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.cu_seqlens,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class Prefix(Kind):
     """The first columns of another input: no memory of its own."""
 
+    name: ClassVar[str] = "prefix"
+    is_part: ClassVar[bool] = True
     of: str
-    span: Span | None = field(default=None, compare=False, repr=False)
 
 
 Storage: TypeAlias = Dense | Paged | Ragged | Prefix

@@ -19,7 +19,7 @@ from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Program, Variant
 from attnc.model.products import is_static
 from attnc.model.report import Report
-from attnc.model.tensors import DType, Paged, Prefix, Tensor
+from attnc.model.tensors import DType, Paged, Tensor
 from attnc.source import Span
 
 MAX_VARIANTS = 256
@@ -129,7 +129,7 @@ def _check(variant: Variant, report: Report) -> None:
         _check_slopes(attention, attention.score.span or place, note, report)
     storage = attention.v.storage
     whole, part = number(attention.k.shape[-1]) or 0, number(attention.v.shape[-1]) or 0
-    if isinstance(storage, Prefix) and part > whole:
+    if storage.is_part and part > whole:
         message = f"v has {part} columns, the k that it is a prefix of has {whole}"
         related = () if attention.k.span is None else (Label(attention.k.span, f"{whole} columns"),)
         report.error("E0316", message, storage.span or place, note, related=related)

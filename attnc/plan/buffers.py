@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Load, walk
 from attnc.model.attention import Attention
 from attnc.model.schedule import Config
-from attnc.model.tensors import DType, Paged, Prefix
+from attnc.model.tensors import DType
 from attnc.plan.columns import block, feature
 from attnc.plan.device import Device
 from attnc.plan.ir import Axis
@@ -76,7 +76,7 @@ class SharedMemory:
     @property
     def _shares_v(self) -> bool:
         """Whether v has no memory of its own: it is the first part of k's columns."""
-        of_k = isinstance(self.attention.v.storage, Prefix)
+        of_k = self.attention.v.storage.is_part
         return self._decodes and of_k and parts(self.attention)[0].width == feature(self.attention.v)
 
     @property
@@ -118,7 +118,7 @@ class SharedMemory:
         takes two stages; the decode kernel looks pages up itself, a tile ahead.
         """
         stages = max(1, self.config.number("stages"))
-        if isinstance(self.attention.k.storage, Paged) and not self._decodes:
+        if self.attention.k.storage.is_paged and not self._decodes:
             return max(min(stages, 2), (stages + 1) // 2)
         return stages
 
@@ -145,7 +145,7 @@ class SharedMemory:
                 yield _buffer(
                     load.tensor, (rows["q" if len(axes) == 2 else self._inner], columns), size, self._copies
                 )
-        if isinstance(self.attention.k.storage, Paged) and self._inner == "kv":
+        if self.attention.k.storage.is_paged and self._inner == "kv":
             yield _buffer("page", (rows["kv"], 1), 4, self._copies)
         if self._inner == "q":
             for name in ("m", "l") if self.kernel == "forward" else ("lse", "delta"):

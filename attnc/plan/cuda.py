@@ -12,7 +12,7 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
-from attnc.model.tensors import DType, Prefix
+from attnc.model.tensors import DType
 from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
 from attnc.plan.cuda_layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
@@ -143,7 +143,7 @@ def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLay
         warp_split=split,  # type: ignore[arg-type]  # one of the two
         streamed="q" if config["loops"] == ("kv", "q") else "kv",
         exchange=gcd(_EXCHANGE, v.width) if split == "kv" else 0,
-        v_in_k=isinstance(variant.attention.v.storage, Prefix),
+        v_in_k=variant.attention.v.storage.is_part,
         merge="end" if decodes and max(_padded(d), v.width) <= _WIDEST else "step",
     )
 

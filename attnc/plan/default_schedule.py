@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from attnc.expr.nodes import TRUE, Const
 from attnc.model.attention import Attention
-from attnc.model.tensors import Dense
 
 #: What a caller may ask for in place of the first choice.
 KEYS = ("tile.q", "tile.kv", "warps", "stages")
@@ -35,7 +34,7 @@ def shape_of(attention: Attention) -> Shape:
     return Shape(
         dtype=str(attention.q.dtype),
         width=max(widths, default=128),
-        gradients=bool(attention.grads) and isinstance(attention.v.storage, Dense),
+        gradients=bool(attention.grads) and attention.v.storage.is_plain,
         masked=attention.mask != TRUE,
     )
 

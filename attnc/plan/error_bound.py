@@ -28,6 +28,7 @@ towards 0."""
 
 from __future__ import annotations
 
+from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Tensor
@@ -38,28 +39,8 @@ from attnc.plan.ir import ErrorBound, Softmax
 TF32X3_PRODUCT_ERROR = 2.0**-20
 #: What a sum on tensor cores loses with each product, relative to the sum of the magnitudes.
 ADDITION_ERROR = 1.5 * 2.0**-24
-#: Relative and absolute errors of the functions of scores on any target, for an exact argument. A function
-#: within n ulps has a relative error of at most n 2^-23.
-#:
-#: exp, exp2: ex2.approx of the GPU, 2^-22 (PTX ISA; Triton's tl.exp and tl.exp2 are that instruction), and
-#: exp2f of CUDA, 2 ulps; expf has 1 ulp. What exp loses with the product x log2(e) grows with x
-#: (`verify.running_error`).
-#: log, log2, erf: logf and log2f of libdevice, which both targets call, 1 ulp; erff 2 ulps.
-#: sqrt: sqrt.approx, 2^-23 (Triton); sqrtf of CUDA is rounded right.
-#: sigmoid: its division, 2 ulps (div.full of Triton, __fdividef of CUDA), and one rounding of the divisor;
-#: the error of exp comes on top. A divisor beyond 2^126 may give 0.
-#: tanh(x) = 1 - 2 / (exp2(2 x log2 e) + 1): three roundings near 1 and two ulps each of exp2 and division.
-#: Sources: CUDA C++ Programming Guide, "Mathematical Functions"; PTX ISA, "Floating-Point Instructions".
-INTRINSICS = (
-    ("exp", 2.0**-22, 0.0),
-    ("exp2", 2.0**-22, 0.0),
-    ("log", 2.0**-23, 0.0),
-    ("log2", 2.0**-23, 0.0),
-    ("tanh", 0.0, 2.0**-21),
-    ("sigmoid", 2.0**-22 + 2.0**-24, 2.0**-126),
-    ("erf", 2.0**-22, 0.0),
-    ("sqrt", 2.0**-23, 0.0),
-)
+#: Relative and absolute errors of the functions of scores.
+INTRINSICS = tuple((function.name, function.relative, function.absolute) for function in REAL.values())
 
 
 def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Softmax) -> ErrorBound:

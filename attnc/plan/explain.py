@@ -16,7 +16,7 @@ from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.configs import schedule_of
 from attnc.model.schedule import Config, Schedule, knobs_of
-from attnc.model.tensors import DType, Prefix
+from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import feature
 from attnc.plan.device import Device
@@ -190,7 +190,7 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     attention, kernel = module.variant.attention, module.kernels[0]
     d, dv = feature(attention.q), feature(attention.v)
     dtype = DType(attention.q.dtype)
-    of_key = d if isinstance(attention.v.storage, Prefix) else d + dv
+    of_key = d if attention.v.storage.is_part else d + dv
     moved = float(dtype.bytes * (p.queries * (d + dv) + p.keys_read * of_key))
     heads = "heads" if kernel.pack is None else "K/V heads"
     return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved, of=heads)

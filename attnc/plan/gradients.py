@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from attnc.expr.arithmetic import number
 from attnc.expr.derive import derive
+from attnc.expr.functions import REAL
 from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Load, Ref, walk
 from attnc.expr.scale import scale_by
 from attnc.expr.simplify import substitute
@@ -19,9 +20,7 @@ from attnc.plan.scores import split_scale
 from attnc.plan.storage import is_plain
 
 #: Functions worth evaluating once for the score and its derivatives, and the name of the value.
-_COSTLY = {
-    "tanh": "t", "sigmoid": "sig", "exp": "e", "exp2": "power", "log": "ln", "log2": "log_2", "sqrt": "root",
-}  # fmt: skip
+_COSTLY = {name: function.short for name, function in REAL.items() if function.short}
 #: Indices that are an axis of their own in f32[B, H, M, N], and the size of that axis.
 _PLACES: dict[Index, Expr] = {
     Index("b"): Dim("B"),

@@ -12,7 +12,6 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
-from attnc.model.tensors import Dense, Paged, Prefix, Ragged
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir_decode import decode_knobs, is_decode
 from attnc.plan.names import Reserved
@@ -23,8 +22,6 @@ from attnc.plan.targets import INSTEAD, TARGETS, target_of
 from attnc.plan.unified_max import check_bounds
 from attnc.plan.unsupported import unsupported
 from attnc.source import Span
-
-_STORAGE = {Paged: "paged", Ragged: "ragged", Prefix: "prefix"}
 
 
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -102,7 +99,7 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
                 label = "with split.kv or pack"
                 yield unsupported("the decode kernel rescales deferred or lazily", knob.span, label)
     yield from _whole_shares(knobs)
-    if isinstance(attention.q.storage, Ragged):
+    if attention.q.storage.is_packed:
         span = attention.q.storage.span
         yield unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
     if attention.softmax.dropout is not None:
@@ -156,8 +153,8 @@ def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagn
 def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
     """Where it is said that there are no gradients, why, and what has them."""
     for tensor in (attention.k, attention.v):
-        if isinstance(tensor.storage, Paged | Prefix):
-            what = "keys and values in pages" if isinstance(tensor.storage, Paged) else "a prefix of k"
+        if not tensor.storage.has_gradients:
+            what = "keys and values in pages" if tensor.storage.is_paged else "a prefix of k"
             rows = "to train, store k and v as tensors of their own, or packed ('via ragged(...)')"
             return tensor.storage.span, f"{what}: there are no gradients of such memory", rows
     if not target_of(schedule.target).has_backward:
@@ -210,10 +207,9 @@ def _backward(variant: Variant, schedule: Schedule, target: Target) -> Iterator[
 
 def _storages(variant: Variant) -> Iterator[Diagnostic]:
     for tensor in variant.attention.inputs:
-        if not isinstance(tensor.storage, Dense):
-            kind = _STORAGE[type(tensor.storage)]
+        if not tensor.storage.is_plain:
             yield unsupported(
-                f"loops = [kv, q] needs ordinary tensors, and {tensor.name} is {kind}",
+                f"loops = [kv, q] needs ordinary tensors, and {tensor.name} is {tensor.storage.name}",
                 tensor.storage.span,
                 "of this input",
                 "write 'loops = [q, kv]'",

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 from attnc.expr.arithmetic import number
+from attnc.expr.functions import REAL
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Load, Ref, walk
 from attnc.expr.simplify import substitute
-
-#: exp of more leaves float32.
-_LARGEST_EXPONENT = 88.0
 
 
 def is_finite(value: Expr) -> bool:
@@ -20,7 +18,7 @@ def is_finite(value: Expr) -> bool:
         isinstance(node, Dot | Load)
         or (isinstance(node, Ref) and node.type == "float")
         or (isinstance(node, Binary) and node.op == "/")
-        or (isinstance(node, Call) and node.function in ("exp", "exp2", "log", "log2", "sqrt"))
+        or (isinstance(node, Call) and node.function in REAL and REAL[node.function].has_pole is not None)
         or _is_infinite(node)
         for node in walk(value)
     )
@@ -38,7 +36,7 @@ def may_exclude(score: Expr) -> bool:
     return any(
         (isinstance(node, Load) and node.type == "float")
         or _is_infinite(node)
-        or (isinstance(node, Call) and node.function in ("log", "log2"))
+        or (isinstance(node, Call) and node.function in REAL and _may_be_minus_infinity(node.function))
         for node in walk(score)
     )
 
@@ -46,23 +44,22 @@ def may_exclude(score: Expr) -> bool:
 def _may_be_pole(node: Expr) -> bool:
     match node:
         case Binary(op="/", right=right):
-            return not _at_zeros(right)
-        case Call(function="log" | "log2", args=(x,)):
-            return _at_zeros(x) <= 0
-        case Call(function="sqrt", args=(x,)):
-            return _at_zeros(x, unknown=-1.0) < 0
-        case Call(function="exp", args=(x,)):
-            return _at_zeros(x, unknown=math.inf) > _LARGEST_EXPONENT
-        case Call(function="exp2", args=(x,)):
-            return _at_zeros(x, unknown=math.inf) > _LARGEST_EXPONENT / math.log(2)
+            return not _at_zeros(right)  # unknown, or 0
+        case Call(function=function, args=(x,)) if function in REAL:
+            has_pole, at = REAL[function].has_pole, _at_zeros(x)
+            return has_pole is not None and (at is None or has_pole(at))
         case _:
             return False
 
 
-def _at_zeros(value: Expr, unknown: float = 0.0) -> float:
+def _may_be_minus_infinity(function: str) -> bool:
+    return REAL[function].low == -math.inf and REAL[function].has_pole is not None
+
+
+def _at_zeros(value: Expr) -> float | None:
     """The value where the product of q and k is 0, if that is a constant."""
     found = number(substitute(value, {Dot(): Const(0.0)}))
-    return unknown if found is None else float(found)
+    return None if found is None else float(found)
 
 
 def _is_infinite(node: Expr) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from attnc.expr.nodes import TRUE, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Ref
 from attnc.expr.ranges import I32, SIZE
 from attnc.model.attention import Attention
-from attnc.model.tensors import Paged, Prefix, Ragged, Role
+from attnc.model.tensors import Paged, Ragged, Role
 from attnc.plan.access import Rows, Sequences
 from attnc.plan.ir import Axis, Fetch, Let, Statement
 from attnc.plan.loads import LoadNames
@@ -45,7 +45,7 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
             )
             length = Binary("-", _row(end), _row(first))
             statements += [first, end, Let(name="N", value=length)]
-    if "M" in attention.lengths and not isinstance(attention.q.storage, Ragged):
+    if "M" in attention.lengths and not attention.q.storage.is_packed:
         statements.append(Let(name=Q_ROWS.name, value=Dim("M")))
     shortened = shortened_lengths(attention, names)
     statements += [*names.fetches, *shortened]
@@ -70,7 +70,7 @@ def key_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]
             statements += [first, end, Let(name="M", value=length)]
     shortened = shortened_lengths(attention, names)
     statements += [*names.fetches, *shortened]
-    if isinstance(attention.k.storage, Ragged):
+    if attention.k.storage.is_packed:
         exists = Compare("<", Index("kv_lo"), Dim("N"))
         comment = "a tile past the end of its sequence is seen by no query"
         statements.append(Let(name="M", value=Call("where", (exists, Dim("M"), Const(0))), comment=comment))
@@ -90,7 +90,7 @@ def program(names: LoadNames, lines: tuple[Statement, ...]) -> tuple[Statement, 
 
 def stored(attention: Attention) -> Expr:
     """Rows of o that the memory of the sequence at hand has: those from M on get o = 0 and lse = -inf."""
-    shortened = "M" in attention.lengths or isinstance(attention.q.storage, Ragged)
+    shortened = "M" in attention.lengths or attention.q.storage.is_packed
     return Q_ROWS if shortened else Dim("M")
 
 
@@ -100,7 +100,7 @@ def outruns(attention: Attention, inner: Axis) -> bool:
     """
     if inner == "kv":
         return stored(attention) == Q_ROWS
-    return isinstance(attention.k.storage, Ragged)
+    return attention.k.storage.is_packed
 
 
 def _row(boundary: Fetch) -> Ref:
@@ -116,7 +116,7 @@ def _boundary(attention: Attention, cu_seqlens: str, step: int, name: str) -> Fe
 
 def rows(attention: Attention, names: LoadNames) -> Mapping[str, Rows]:
     """Where the rows of q, k, v and o (and of lse, like o) lie."""
-    q_first = "q_first" if isinstance(attention.q.storage, Ragged) else None
+    q_first = "q_first" if attention.q.storage.is_packed else None
     k = Rows(tensor="k")
     match attention.k.storage:
         case Ragged():
@@ -125,7 +125,7 @@ def rows(attention: Attention, names: LoadNames) -> Mapping[str, Rows]:
             row = names.row(table, (Index("b"), Index("kv_idx")))
             assert row is not None, "a block table is [B, P]"
             k = Rows(tensor="k", page=page, table=row.name, table_stride=f"stride_{table}_1")
-    v = k if isinstance(attention.v.storage, Prefix) else replace(k, tensor="v")
+    v = k if attention.v.storage.is_part else replace(k, tensor="v")
     return {"q": Rows(tensor="q", first=q_first), "k": k, "v": v, "o": Rows(tensor="o", first=q_first)}
 
 
@@ -133,7 +133,7 @@ def sizes(attention: Attention, dims: tuple[str, ...], over: Axis = "q") -> tupl
     """The run-time sizes among the arguments of a kernel with a grid over tiles of `over`: M and N of ragged
     tensors are found on the device, from all their rows.
     """
-    queries, keys = isinstance(attention.q.storage, Ragged), isinstance(attention.k.storage, Ragged)
+    queries, keys = attention.q.storage.is_packed, attention.k.storage.is_packed
     local = {"M": queries, "N": keys}
     found = sequences(attention, over)
     passed = tuple(name for name in dims if not local.get(name, False))

@@ -14,7 +14,7 @@ from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, 
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.products import same_size
-from attnc.model.tensors import DType, Paged, Role, Tensor
+from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.ir import Arg, Bind
 from attnc.plan.storage import PAGES, capacity
 from attnc.plan.storage import memory as memory_of
@@ -137,7 +137,7 @@ def stride_name(tensor: Tensor, axis: int) -> str:
     if not tensor.roles:
         return f"stride_{tensor.name}_{axis}"
     role = tensor.roles[axis]
-    letter = "p" if role is Role.BATCH and isinstance(tensor.storage, Paged) else _LETTER[role]
+    letter = "p" if role is Role.BATCH and tensor.storage.is_paged else _LETTER[role]
     return "" if role is Role.FEATURE else f"stride_{tensor.name}{letter}"
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr
 from attnc.model.attention import Attention
-from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
 from attnc.plan.columns import block, feature
 from attnc.plan.ir import Let
 from attnc.plan.ir_decode import Part
@@ -40,7 +40,7 @@ def memory(tensor: Tensor) -> Tensor | None:
 
 def is_plain(attention: Attention) -> bool:
     """Whether q, k and v are ordinary tensors, whose sequences all have M and N rows of memory."""
-    return all(isinstance(t.storage, Dense) for t in (attention.q, attention.k, attention.v))
+    return all(t.storage.is_plain for t in (attention.q, attention.k, attention.v))
 
 
 def has_descriptors(attention: Attention) -> bool:
@@ -56,7 +56,7 @@ def has_descriptors(attention: Attention) -> bool:
 
 def has_rows(attention: Attention) -> bool:
     """Whether q, k and v are ordinary or packed tensors, whose rows can have gradients."""
-    return all(isinstance(t.storage, Dense | Ragged) for t in (attention.q, attention.k, attention.v))
+    return all(t.storage.has_gradients for t in (attention.q, attention.k, attention.v))
 
 
 def capacity(attention: Attention) -> tuple[Let, ...]:
@@ -72,16 +72,14 @@ def capacity(attention: Attention) -> tuple[Let, ...]:
 def longest(attention: Attention, role: Role) -> Expr:
     """The most rows that a sequence can have: M or N, or all rows of a ragged tensor."""
     tensor = attention.q if role is Role.QUERY else attention.k
-    return (
-        tensor.size(role) if isinstance(tensor.storage, Ragged) else Dim("M" if role is Role.QUERY else "N")
-    )
+    return tensor.size(role) if tensor.storage.is_packed else Dim("M" if role is Role.QUERY else "N")
 
 
 def parts(attention: Attention) -> tuple[Part, ...]:
     """One part, unless v is a prefix of k that ends at a power of two: then its columns are a part."""
     d, dv = feature(attention.k), feature(attention.v)
     rest = d - dv
-    is_tile = isinstance(attention.v.storage, Prefix) and dv >= 16 and dv & (dv - 1) == 0
+    is_tile = attention.v.storage.is_part and dv >= 16 and dv & (dv - 1) == 0
     if is_tile and rest >= 16 and rest & (rest - 1) == 0:
         return (Part(first=0, width=dv), Part(first=dv, width=rest))
     return (Part(first=0, width=d),)

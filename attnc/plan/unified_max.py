@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 
 from attnc.diagnostics import Diagnostic, error
+from attnc.expr.functions import REAL
 from attnc.expr.nodes import Binary, Call, Const, Expr, Neg
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Knob
@@ -81,10 +82,8 @@ def score_range(score: Expr) -> tuple[float, float]:
     match score:
         case Const(value=int() | float() as value):
             return float(value), float(value)
-        case Call(function="tanh" | "erf"):
-            return -1.0, 1.0
-        case Call(function="sigmoid"):
-            return 0.0, 1.0
+        case Call(function=function) if function in REAL:
+            return REAL[function].low, REAL[function].high
         case Neg(operand=operand):
             low, high = score_range(operand)
             return -high, -low

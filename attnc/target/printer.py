@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from attnc.effort import spend
+from attnc.expr.functions import REAL
 from attnc.expr.nodes import (
-    REAL,
     And,
     Binary,
     Call,
@@ -42,7 +42,8 @@ class Syntax:
     """A target's operators.
 
     binding: how tightly each operator binds (larger is tighter); comparisons never chain in kernel text.
-    spelling: text of an operator where it is not the spec's. functions: text of an intrinsic. floor:
+    spelling: text of an operator where it is not the spec's. functions: text of an intrinsic; function: of
+    one of a real number that is not among them, by its name. floor:
     functions that divide by a positive number where the dividend may be negative and the target's own
     operators truncate; floor_by_any: for divisors that may be negative or 0.
     broadcast: suffix of a vector along an axis in a tile. keep_nan: an argument by which min and
@@ -56,6 +57,7 @@ class Syntax:
     binding: Mapping[str, int]
     spelling: Mapping[str, str]
     functions: Mapping[str, str]
+    function: str
     floor: Mapping[str, str]
     floor_by_any: Mapping[str, str]
     broadcast: Mapping[str, str]
@@ -71,6 +73,10 @@ class Syntax:
     widen: str = "{}"
     widen_counter: str = ""
     alike: str = "{}"
+
+    def named(self, function: str) -> str:
+        """The text of an intrinsic."""
+        return self.functions.get(function) or self.function.format(function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ class Printer:
                 functions = self.syntax.functions
                 wide = is_wide(expr)
                 kind = "wide" if wide and self.syntax.alike != "{}" else expr.type
-                name = functions.get(f"{function}:{kind}") or functions[function]
+                name = functions.get(f"{function}:{kind}") or self.syntax.named(function)
                 shown: Iterator[str] = map(self._real if function in REAL else self, args)
                 if kind == "wide":
                     shown = (self.syntax.alike.format(self(arg)) for arg in args)

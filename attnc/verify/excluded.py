@@ -15,7 +15,6 @@ import torch
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import TRUE, Expr
 from attnc.model.attention import Attention
-from attnc.model.tensors import Dense, Prefix
 from attnc.plan.excluded import kept_by_some
 from attnc.reference import Head, heads
 from attnc.reference_arrays import Array, Bools, Integers, rows, to_arrays
@@ -93,7 +92,7 @@ def _places(attention: Attention, arrays: Mapping[str, Array], b: int, count: in
     k = attention.k
     numbers = np.arange(arrays["k"].size // max(arrays["k"].shape[-1], 1), dtype=np.int64)
     shape = (*arrays["k"].shape[:-1], 1)
-    stop = None if isinstance(k.storage, Dense) else count
+    stop = None if k.storage.is_plain else count
     return np.asarray(rows(k, {**arrays, "k": numbers.reshape(shape)}, b, stop))[..., 0]
 
 
@@ -105,7 +104,7 @@ def _with_junk(
     chosen = np.zeros(arrays["k"].shape[:-1], dtype=np.bool_)
     chosen.reshape(-1)[sorted(alone)] = True
     for tensor in (attention.k, attention.v):
-        if isinstance(tensor.storage, Prefix):
+        if tensor.storage.is_part:
             continue
         order = [attention.k.roles.index(role) for role in tensor.roles[:-1]]
         value = inputs[tensor.name]

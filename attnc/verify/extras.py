@@ -12,7 +12,7 @@ import numpy as np
 
 from attnc.expr.nodes import Binary, Compare, Expr, Load, Neg, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Ragged, Tensor
+from attnc.model.tensors import DType, Tensor
 from attnc.reference_arrays import Array
 from attnc.verify.data import Rng
 
@@ -90,11 +90,7 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
 
 def addresses(attention: Attention) -> set[str]:
     """Inputs that say where rows lie or how many there are, and the seed of dropout."""
-    found = set()
-    for tensor in (attention.q, attention.k, attention.v):
-        match tensor.storage:
-            case Paged(block_table=name) | Ragged(cu_seqlens=name):
-                found.add(name)
+    found = {name for tensor in (attention.q, attention.k, attention.v) for name in tensor.storage.tables}
     seed = attention.softmax.seed
     exprs = (*attention.lengths.values(), *(() if seed is None else (seed,)))
     return found | {name for expr in exprs for name in _loads(expr)}

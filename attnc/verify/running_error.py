@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from attnc.expr.evaluate import real
+from attnc.expr.functions import REAL, RealFunction
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dot, Expr, Load, Neg, Not, Or
 from attnc.reference import Head
 from attnc.reference_arrays import Array, Bools, Floats
@@ -157,8 +159,8 @@ class RunningError:
             case "sqrt":
                 carried = _share(x.error, 2 * np.sqrt((x.value - x.error).clip(0)))
                 return Approx(value, _of_positive(x, carried + own), x.overflows)
-            case "tanh" | "erf" | "sigmoid":
-                return Approx(value, _saturating(function, x, value) + own)
+            case _ if REAL[function].is_bounded:
+                return Approx(value, _of_bounded(REAL[function], x, value) + own)
             case _:
                 raise ValueError(f"no error analysis of '{function}'")
 
@@ -219,22 +221,16 @@ def _of_positive(x: Approx, error: Floats) -> Floats:
     return np.where(doubtful & ~np.isfinite(error), np.inf, np.where(np.isinf(x.value), x.error, error))
 
 
-def _saturating(function: str, x: Approx, value: Array) -> Floats:
-    """What a function with limits at infinity makes of its argument's error."""
-    nearest = (x.size - x.error).clip(0)
-    match function:
-        case "tanh":
-            slope, span = 1 / np.cosh(nearest) ** 2, 2.0
-        case "erf":
-            slope, span = 2 / np.sqrt(np.pi) * np.exp(-(nearest**2)), 2.0
-        case _:
-            tail = np.exp(-nearest)
-            slope, span = tail / (1 + tail) ** 2, 1.0
-    carried = np.where(x.error == 0, 0.0, x.error * slope)
-    if function == "sigmoid":  # of exp in 1 / (1 + exp(-x))
+def _of_bounded(function: RealFunction, x: Approx, value: Array) -> Floats:
+    """What a bounded function, which is monotonous, makes of its argument's error."""
+    low, high = real(function.name, x.value - x.error), real(function.name, x.value + x.error)
+    carried = np.maximum(np.abs(high - value), np.abs(value - low))
+    span = function.high - function.low
+    carried = np.where(x.error == 0, 0.0, np.where(np.isnan(carried), span, carried))
+    if function.name == "sigmoid":  # of exp in 1 / (1 + exp(-x))
         size = np.minimum(x.size, -np.log(FLUSHED))
         carried = carried + value * (1 - value) * (4 * U + 2 * U * size)
-    return np.asarray(np.minimum(np.where(np.isnan(carried), span, carried), span))
+    return np.asarray(np.minimum(carried, span))
 
 
 def _extremum(function: str, a: Approx, b: Approx, value: Array) -> Approx:

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Expr, Index, Load, children, uses, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import Dense, Prefix, Tensor
+from attnc.model.tensors import Tensor
 from attnc.verify.strategies import free_dims
 
 
 def is_dense(attention: Attention) -> bool:
     """q, k and v are ordinary tensors, so that an axis can be permuted or cut."""
-    return all(isinstance(tensor.storage, Dense) for tensor in (attention.q, attention.k, attention.v))
+    return all(tensor.storage.is_plain for tensor in (attention.q, attention.k, attention.v))
 
 
 def has_values(attention: Attention) -> bool:
     """v has memory of its own."""
-    return not isinstance(attention.v.storage, Prefix)
+    return not attention.v.storage.is_part
 
 
 def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:

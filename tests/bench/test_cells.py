@@ -6,6 +6,7 @@ import pytest
 from attnc.bench.cells import DOCUMENT, PREFIX, TOKENS, WINDOW, Cell, Mask, masks, quick, single, standard
 from attnc.bench.ours import SPECS
 from attnc.build import front, plan_program
+from tests.targets import TARGETS
 
 
 def test_the_standard_cells_hold_the_same_work() -> None:
@@ -32,7 +33,7 @@ def test_flops_count_what_the_mask_keeps(mask: Mask) -> None:
     assert cell.flops == pytest.approx(4 * 64 * kept, rel=2e-3)
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_every_cell_has_a_generated_kernel(target: str) -> None:
     made = {
         (module.variant.attention.name, module.variant.params["D"])

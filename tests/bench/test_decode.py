@@ -16,6 +16,7 @@ from attnc.bench.serving_peers import contenders
 from attnc.bench.serving_run import ServingResult, serving_dict, serving_jobs, serving_markdown
 from attnc.build import front, plan_program
 from attnc.runtime.timing import Timing
+from tests.targets import TARGETS
 
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0"}
 
@@ -29,9 +30,6 @@ def test_the_cells_are_the_documented_ones() -> None:
     assert [cell.bytes for cell in cells] == [2**25, 2**29, 2**29, 2**31, 2**31, 2**28]
     assert len({cell.name for cell in (*cells, *scaling_cells())}) == 9
     assert all(cell.copies * cell.bytes >= ROTATED and cell.copies >= 2 for cell in cells)
-
-
-TARGETS = ("triton", "cuda.sm_80")
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from attnc.expr.functions import FUNCTIONS
 from attnc.expr.nodes import (
-    FUNCTIONS,
     INFINITY,
     And,
     Binary,

@@ -16,6 +16,7 @@ from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from tests.flex.mods import CASES, Case, Setting
 from tests.flex.oracle import gradients, torch_flex
+from tests.targets import TARGETS
 
 #: Cheap, and each unlike the others. HYPOTHESIS_PROFILE=nightly runs all.
 EVERY_DAY = {
@@ -51,7 +52,7 @@ def test_mods_compute_what_torch_computes(case: Case) -> None:
         torch.testing.assert_close(found.double(), right.double(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", TODAY, ids=lambda case: case.name)
 def test_mods_plan_for_every_target(case: Case, target: str) -> None:
     setting = Setting()

@@ -11,6 +11,7 @@ import torch
 
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
+from tests.targets import TARGETS, skip_without_launcher
 
 SPECS = Path(__file__).parents[2] / "specs"
 B, HEADS, KV_HEADS, ROOM, PAGE = 4, 16, 4, 4096, 16
@@ -47,8 +48,7 @@ def lengths(values: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize(("target", "config"), [("triton", 0), ("triton", 1), ("cuda.sm_80", 0)])
 def test_one_captured_graph_serves_changing_lengths(target: str, config: int) -> None:
     """Counted shares and shares of a fixed size: the grid depends on shapes alone."""
-    if target != "triton":
-        pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
+    skip_without_launcher(target)
     module: Any = paged_decode(target)
     inputs, kv_len = tensors(), lengths(LENGTHS[0])
     chosen = module.CONFIGS[config]
@@ -90,11 +90,10 @@ def test_bits_of_fixed_shares_do_not_depend_on_the_batch(module: Any) -> None:
 
 
 @pytest.mark.parametrize("page", [1, 4, 7, 16, 48, 256])
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_pages_of_any_size_give_the_bits_of_a_tensor(target: str, page: int, tmp_path: Path) -> None:
     """Decoding, with shares; pages lie in random order."""
-    if target != "triton":
-        pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
+    skip_without_launcher(target)
     text = (SPECS / "paged_decode.attn").read_text(encoding="utf-8").replace("page = 16", f"page = {page}")
     path = tmp_path / "paged_decode.attn"
     path.write_text(text, encoding="utf-8")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.test_host import TARGETS, Loaded, close, misplaced, results
+from tests.gpu.test_host import Loaded, close, misplaced, results
+from tests.targets import TARGETS
 
 #: Descriptors and optional outputs, packed sequences, a second kernel and its scratch, pages.
 NAMES = ("causal_gqa", "bias", "varlen", "decode", "paged_decode")

@@ -5,22 +5,18 @@ from __future__ import annotations
 import pytest
 
 from attnc.verify.case import Case
+from tests.targets import TARGETS, skip_without_launcher
 from tests.verify.extreme_integers import DECODE, KV_Q, MASKS, PAGED, choices, right_at, subject
-from tests.verify.judging import TARGETS
 
-TILES = {
-    "triton": "tile.q = 64, tile.kv = 64, warps = 4",
-    "cuda.sm_80": "tile.q = 64, tile.kv = 64, warps = 4",
-}
-DECODE_TILES = {"triton": "tile.q = 16, tile.kv = 64", "cuda.sm_80": "tile.q = 16, tile.kv = 64, warps = 1"}
+TILES = "tile.q = 64, tile.kv = 64, warps = 4"
+DECODE_TILES = "tile.q = 16, tile.kv = 64, warps = 1"
 #: As long as the reference on the host allows, which takes most of the time.
 CASE = Case(dims={"B": 2, "M": 300, "N": 500, "H": 2}, seed=4)
 
 
 @pytest.fixture(autouse=True)
 def launcher(target: str) -> None:
-    if target != "triton":
-        pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
+    skip_without_launcher(target)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -13,7 +13,8 @@ from attnc.expr.nodes import Call, Dot
 from attnc.plan.error_bound import INTRINSICS
 from attnc.runtime.loader import load_text
 from attnc.target.triton.printer import SYNTAX
-from tests.verify.judging import TARGETS, right
+from tests.targets import TARGETS
+from tests.verify.judging import right
 from tests.verify.test_functions import SCORES, STYLES, scored, small
 
 COUNT = 1 << 20
@@ -49,7 +50,7 @@ def test_a_function_of_triton_keeps_its_error(name: str) -> None:
     spread = np.geomspace(low, high, COUNT) if low > 0 else np.linspace(low, high, COUNT)
     x = torch.from_numpy(spread.astype(np.float32)).cuda()
     y = torch.empty_like(x)
-    load_text(KERNEL.format(function=SYNTAX.functions[name])).apply[(COUNT // 1024,)](x, y, BLOCK=1024)
+    load_text(KERNEL.format(function=SYNTAX.named(name))).apply[(COUNT // 1024,)](x, y, BLOCK=1024)
     exact = x.double().cpu().numpy()
     want = evaluate(Call(name, (Dot(),)), Env(dot=exact))
     relative, absolute = {entry: errors for entry, *errors in INTRINSICS}[name]

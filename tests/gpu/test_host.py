@@ -14,9 +14,9 @@ from attnc.bench.host_cost import SIZES
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
+from tests.targets import TARGETS, skip_without_launcher
 
 SPECS = Path(__file__).parents[2] / "specs"
-TARGETS = ("triton", "cuda.sm_80")
 
 #: Microseconds of the host for a call; 15.6 at most where PyTorch's own attention takes 19.2.
 MOST = 20.0
@@ -26,8 +26,7 @@ class Loaded:
     """A module of a spec, and tensors for it."""
 
     def __init__(self, name: str, target: str = "triton") -> None:
-        if target != "triton":
-            pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
+        skip_without_launcher(target)
         modules = plan_program(front(SPECS / f"{name}.attn")).modules
         self.planned = next(
             made for made in modules if made.target == target and made.variant.attention.name == name

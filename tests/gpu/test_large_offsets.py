@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.targets import TARGETS, skip_without_launcher
+
 #: Tensors of `local_sink`, with gradients, and the axes whose strides are made large, one at a time.
 CASES = [
     *((name, axis) for name in ("q", "k", "v", "o", "do") for axis in ("batch", "head", "row")),
@@ -23,19 +25,19 @@ CASES = [
 PAGED = [("block_table", "batch"), ("block_table", "row"), ("k", "page"), ("v", "page"), ("kv_len", "batch")]
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("name", "axis"), CASES)
 def test_training(name: str, axis: str, target: str) -> None:
     run("training", target, name, axis)
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("name", "axis"), PAGED)
 def test_decode_from_pages(name: str, axis: str, target: str) -> None:
     run("paged", target, name, axis)
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("axis", ["head", "row"])
 def test_bias(axis: str, target: str) -> None:
     run("bias", target, "pair", axis)
@@ -43,8 +45,7 @@ def test_bias(axis: str, target: str) -> None:
 
 def run(kind: str, target: str, name: str, axis: str) -> None:
     """One case in a new process, since a fault ends it."""
-    if target != "triton":
-        pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
+    skip_without_launcher(target)
     command = [sys.executable, "-m", "tests.gpu.large_offsets", kind, target, name, axis]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False

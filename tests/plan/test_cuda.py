@@ -19,6 +19,7 @@ from attnc.plan.traffic import Traffic, traffic
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
+from tests.targets import TARGETS
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -51,7 +52,7 @@ def refusal(knobs: str, **options: object) -> str:
     return f"{diagnostic.code}: {diagnostic.message}: {diagnostic.primary.text}"
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_flash_attention_1_renormalises_in_every_step(target: str) -> None:
     knobs = "loops = [kv, q], tile.q = 64, tile.kv = 64, warps = 4"
     implied = planned(knobs, target=target).kernels[0]

@@ -13,6 +13,7 @@ from attnc.plan import ir
 from attnc.plan.excluded import kept_by_some
 from attnc.plan.verify import verify_module
 from tests.plan.planning import planned
+from tests.targets import TARGETS
 
 #: mask -> what every key fulfils that some query keeps; None where nothing follows.
 KEPT = {
@@ -70,7 +71,7 @@ def test_a_mask_that_excludes_no_key_costs_nothing() -> None:
 
 
 def test_full_tiles_are_left_alone() -> None:
-    for target in ("triton", "cuda.sm_80"):
+    for target in TARGETS:
         assert fills("kv_idx < end[b]", target=target) == [(False, False), (True, True)]
 
 

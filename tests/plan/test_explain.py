@@ -12,6 +12,7 @@ from attnc.plan.explain import Explanation, as_dict, explain
 from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
 from attnc.plan.explain_text import as_text
 from attnc.plan.ir_backward import kernels_of
+from tests.targets import TARGETS
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 GENERATED = SPECS.parent / "generated"
@@ -105,7 +106,7 @@ def test_figures_of_a_backward() -> None:
     assert sum(dq["shared_memory"]["buffers"].values()) == dq["shared_memory"]["total"] == 164864
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: str) -> None:
     modules = plan_program(front(SPECS / "varlen.attn")).modules
     module = next(module for module in modules if module.target == target)

@@ -15,6 +15,7 @@ from attnc.runtime.merge import merge_states
 from attnc.verify.subjects import subject_of
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import to_float64
+from tests.targets import TARGETS
 
 SPEC = Path(__file__).parents[2] / "specs" / "shared_prefix.attn"
 EMPTY = float("-inf")
@@ -63,7 +64,7 @@ def test_wrong_arguments_are_named() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("shared", [0, 40])
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_shared_prefix_and_own_suffixes_equal_one_call(target: str, rows: int, shared: int) -> None:
     """Within twice the bound that the plan proves for one call over the whole sequences."""
     prefix_plan, suffix_plan = (m for m in plan_program(front(SPEC)).modules if m.target == target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from attnc.plan import ir
 from attnc.target.files import render_files
 from attnc.verify.addresses import Finding, findings
 from attnc.verify.cuda_addresses import cuda_findings
+from tests.targets import TARGETS
 from tests.verify.judging import modules_of
 from tests.verify.random_specs import specs
 
@@ -38,16 +39,21 @@ def texts(spec: str, target: str) -> dict[str, str]:
         if module.target == target and name not in seen:
             seen.add(name)
             files = render_files(module, path=f"{spec}.attn", sha256="0" * 64)
-            ending = ".py" if target == "triton" else ".cu"
-            found |= {f"{name}/{file}": text for file, text in files.items() if file.endswith(ending)}
+            found |= {f"{name}/{file}": text for file, text in kernels_among(files).items()}
     return found
+
+
+def kernels_among(files: Mapping[str, str]) -> dict[str, str]:
+    """The files with kernels: C++ beside a module, or the module itself."""
+    sources = {file: text for file, text in files.items() if file.endswith(".cu")}
+    return sources or dict(files)
 
 
 def judge(name: str, text: str) -> tuple[Finding, ...]:
     return findings(text) if name.endswith(".py") else cuda_findings(text)
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("spec", [path.stem for path in SPECS])
 def test_every_address_is_proved(spec: str, target: str) -> None:
     for name, text in texts(spec, target).items():
@@ -147,6 +153,6 @@ def test_a_finding_names_its_line() -> None:
 @given(st.booleans().flatmap(lambda on_cuda: specs(on_cuda=on_cuda)))
 def test_addresses_of_random_specs_are_proved(text: str) -> None:
     for module in modules_of(text):
-        for name, kernel in render_files(module, path="a.attn", sha256="0" * 64).items():
-            if name.endswith(".cu") or module.target == "triton":
-                assert not judge(name, kernel), kernel
+        files = render_files(module, path="a.attn", sha256="0" * 64)
+        for name, kernel in kernels_among(files).items():
+            assert not judge(name, kernel), kernel

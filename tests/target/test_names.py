@@ -28,6 +28,7 @@ from attnc.runtime.loader import load_module
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
 from tests.plan.planning import planned
+from tests.targets import TARGETS
 
 GENERATED = Path(__file__).parents[2] / "generated"
 
@@ -195,7 +196,7 @@ def test_words_of_cpp_can_name_inputs() -> None:
     assert compile_cubin(host._source(), host._options(host.CONFIGS[0], True, "sm_80")).image
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("grads", ["", "q, k, v"])
 def test_no_name_of_a_module_is_defined_twice(target: str, grads: str) -> None:
     """Where an input is called like the attention, the callable goes by another name inside of the module."""

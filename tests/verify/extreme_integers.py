@@ -13,6 +13,7 @@ from attnc.verify.problem import build
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import judge
+from tests.targets import small_tiles
 from tests.verify.judging import spec, subject_of_text
 
 MOST, LEAST = 2**31 - 1, -(2**31)
@@ -28,9 +29,6 @@ PAGED = (
 _REST = ("score = dot(q, k) / 4", "normalize = softmax")
 KV_Q = "loops = [kv, q], softmax = online(rescale = every_step)"
 DECODE = "loops = [kv], split.kv = 3"
-
-#: Tiles for a CPU.
-SMALL = {"triton": "tile.q = 16, tile.kv = 16", "cuda.sm_80": "tile.q = 32, tile.kv = 32, warps = 2"}
 
 #: Inputs and the mask, and the values that the inputs take, each with all others.
 MASKS: Mapping[str, tuple[tuple[str, ...], str, Mapping[str, tuple[int, ...]]]] = {
@@ -78,10 +76,14 @@ def subject(
     target: str,
     *more: str,
     tensors: tuple[str, ...] = DENSE,
-    tiles: Mapping[str, str] = SMALL,
+    tiles: str = "",
 ) -> Subject:
-    """An attention with this mask, under this schedule; more: lines besides; tiles: for each target."""
-    return subject_of_text(text(name, f"{schedule}\n  {tiles[target]}", target, *more, tensors=tensors))
+    """An attention with this mask, under this schedule; more: lines besides; tiles: those for a CPU
+    if they are left out.
+    """
+    return subject_of_text(
+        text(name, f"{schedule}\n  {tiles or small_tiles(target)}", target, *more, tensors=tensors)
+    )
 
 
 def text(name: str, schedule: str, target: str, *more: str, tensors: tuple[str, ...] = DENSE) -> str:

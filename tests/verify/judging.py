@@ -15,13 +15,9 @@ from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
-from attnc.verify.simt import available
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
-
-TARGETS = ("triton", "cuda.sm_80")
-WITHOUT_GXX = "g++ compiles CUDA kernels for the CPU"
-needs_gxx = pytest.mark.skipif(not available(), reason=WITHOUT_GXX)
+from tests.targets import EACH, skip_without_compiler
 
 
 def spec(lines: Iterable[str], schedule: str = "loops = [q, kv]", *, target: str = "triton") -> str:
@@ -60,15 +56,9 @@ def transposed(attention: Attention) -> dict[str, Layout]:
 def for_every_target(module: str) -> Callable[..., None]:
     """A fixture that runs each test of the module for each target, named by its TARGET."""
 
-    @pytest.fixture(autouse=True, params=["triton", pytest.param("cuda.sm_80", marks=pytest.mark.slow)])
+    @pytest.fixture(autouse=True, params=EACH)
     def every_target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         skip_without_compiler(request.param)
         monkeypatch.setattr(f"{module}.TARGET", request.param)
 
     return every_target
-
-
-def skip_without_compiler(target: str) -> None:
-    """Ends the test where its target's kernels cannot run."""
-    if target != "triton" and not available():
-        pytest.skip(WITHOUT_GXX)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from attnc.plan.targets import target_of
+from tests.targets import TARGETS
 from tests.verify.random_words import Extra, Words
 
 #: Names that kernels, or the host code around them, might use for themselves.
@@ -140,7 +141,7 @@ def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False, wide: bool 
     statements = "\n  ".join(lines)
     text = f"attention spec {{\n  {statements}\n}}\n"
     joins_bools = "rate" in softmax and any(": bool[" in extra.declaration for extra in extras)
-    for target in ("triton", "cuda.sm_80") if on_cuda else ("triton",):
+    for target in TARGETS if on_cuda else ("triton",):
         shape = Shape(
             target=target,
             storage=storage,

@@ -10,7 +10,8 @@ import torch
 from attnc.verify.case import Case
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
-from tests.verify.judging import TARGETS, needs_gxx, right, skip_without_compiler, spec, subject_of_text
+from tests.targets import TARGETS, needs_gxx, skip_without_compiler
+from tests.verify.judging import right, spec, subject_of_text
 
 SCORE, SOFTMAX = "score = dot(q, k) / 4", "normalize = softmax"
 KV_Q = "loops = [kv, q], softmax = online(rescale = every_step)"

@@ -23,6 +23,7 @@ from attnc.verify.problem import build
 from attnc.verify.storage import LENGTHS
 from attnc.verify.strategies import fit_of
 from attnc.verify.subjects import subject_of
+from tests.targets import TARGETS
 from tests.verify.judging import right, spec, subject_of_text
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -42,7 +43,7 @@ def named(name: str, target: str = "triton") -> dict[str, set[int]]:
     return found
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_plan_says_where_it_changes_its_ways(target: str) -> None:
     tiles = named("causal_gqa", target)
     assert {63, 64, 65, 127, 128, 129} <= tiles["rows"] & tiles["keys"]

@@ -11,8 +11,9 @@ import torch
 
 from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
+from tests.targets import needs_gxx
 from tests.verify import test_packed_gradients as packed
-from tests.verify.judging import needs_gxx, right
+from tests.verify.judging import right
 from tests.verify.test_packed_gradients import KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
 
 pytestmark = [

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from attnc.verify.properties import violations
+from tests.targets import needs_gxx
 from tests.verify import test_packed_gradients as packed
-from tests.verify.judging import needs_gxx, right
+from tests.verify.judging import right
 from tests.verify.test_packed_gradients import PLAIN, case
 
 pytestmark = [

@@ -10,12 +10,13 @@ import torch
 from attnc.verify.case import Case
 from attnc.verify.problem import FILLS
 from attnc.verify.subject import Subject
+from tests.targets import needs_gxx
 from tests.verify import judging
 from tests.verify import test_storage as storage
 
 pytestmark = [
     pytest.mark.slow,
-    judging.needs_gxx,
+    needs_gxx,
 ]
 
 KNOBS = "tile.q = 32, tile.kv = 32, warps = 2, stages = 2"

@@ -20,7 +20,8 @@ from attnc.verify.gradient_properties import GradientRun
 from attnc.verify.rerun import Run
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
-from tests.verify.judging import modules_of, needs_gxx, spec, subject_of_text
+from tests.targets import needs_gxx
+from tests.verify.judging import modules_of, spec, subject_of_text
 
 FIRST, END, VALID = "first: i32[B]", "end: i32[B]", "valid: bool[B, N]"
 #: Masks with the inputs they read: edges on the left, on the right and on both sides, gaps.

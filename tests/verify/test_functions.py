@@ -8,14 +8,8 @@ import pytest
 
 from attnc.verify.case import Case
 from attnc.verify.subject import Subject
-from tests.verify.judging import (
-    TARGETS,
-    needs_gxx,
-    right,
-    skip_without_compiler,
-    spec,
-    subject_of_text,
-)
+from tests.targets import TARGETS, needs_gxx, skip_without_compiler, small_tiles
+from tests.verify.judging import right, spec, subject_of_text
 
 #: Scores with gradients of q, k, v and `x`, where it occurs.
 SCORES = {
@@ -37,7 +31,6 @@ STYLES: tuple[dict[str, str], ...] = (
     {"logits": "huge"},
     {"logits": "large", "special": "inf_k"},
 )
-TILES = {"triton": "tile.q = 16, tile.kv = 16", "cuda.sm_80": "tile.q = 32, tile.kv = 32, warps = 2"}
 
 
 def scored(score: str, target: str, dtype: str) -> Subject:
@@ -52,7 +45,7 @@ def scored(score: str, target: str, dtype: str) -> Subject:
     ]
     if "x[h]" in score:
         lines.append("input x: f32[H]")
-    return subject_of_text(spec(lines, TILES[target], target=target))
+    return subject_of_text(spec(lines, small_tiles(target), target=target))
 
 
 #: The same functions in two scores: a kernel takes seconds to compile for a CPU.
@@ -88,7 +81,7 @@ def test_sorted_integers_beside_a_number(target: str) -> None:
         "normalize = softmax",
         "output o: f32[B, M, H, 16]",
     )
-    made = subject_of_text(spec(lines, TILES[target], target=target))
+    made = subject_of_text(spec(lines, small_tiles(target), target=target))
     for seed in range(3):
         right(made, Case(dims={"B": 3, "M": 21, "N": 97, "H": 1}, seed=seed))
 

@@ -16,7 +16,8 @@ from attnc.plan import ir
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
 from attnc.verify.interpreter import ensure_interpreter
-from attnc.verify.simt import attach, available
+from attnc.verify.runners import runner_of
+from tests.targets import TARGETS, skip_without_compiler
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"H": 2, "Hkv": 1, "G": 2}
@@ -25,7 +26,6 @@ LENGTH = 20
 TRAINED = ("local_sink", "dropout", "bias")
 #: Decoding from rows, and from pages with a counter.
 DECODED = ("decode", "unified_decode")
-TARGETS = ("triton", "cuda.sm_80")
 
 pytestmark = pytest.mark.slow
 
@@ -40,14 +40,12 @@ class Loaded:
     """A module with tensors for it; without a GPU, CUDA kernels run on the CPU as well."""
 
     def __init__(self, name: str, target: str) -> None:
+        skip_without_compiler(target)
         ensure_interpreter()
         self.planned = planned(name, target)
         self.attention = self.planned.variant.attention
         self.module: Any = load_module(self.planned)
-        if target != "triton":
-            if not available():
-                pytest.skip("g++ compiles the kernels for the CPU")
-            attach(self.module)
+        runner_of(target).attach(self.module)
         self.function: Callable[..., Any] = getattr(self.module, name)
         torch.compiler.reset()
 

@@ -13,7 +13,8 @@ from attnc.verify.case import Case
 from attnc.verify.strategies import cases
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
-from tests.verify.judging import modules_of, needs_gxx, right, subject_of_text
+from tests.targets import needs_gxx
+from tests.verify.judging import modules_of, right, subject_of_text
 from tests.verify.random_specs import specs
 
 

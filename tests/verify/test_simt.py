@@ -11,6 +11,7 @@ import torch
 
 from attnc.build import front, plan_program
 from attnc.plan import ir
+from attnc.verify.runners import runner_of
 from attnc.verify.search import fuzz, verify
 from attnc.verify.simt import SimtFault, available, launch, run_on_cpu
 from attnc.verify.subject import Subject
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernel
 
 @cache
 def modules(name: str) -> tuple[ir.Module, ...]:
-    return tuple(m for m in plan_program(front(SPECS / f"{name}.attn")).modules if m.target != "triton")
+    planned = plan_program(front(SPECS / f"{name}.attn")).modules
+    return tuple(module for module in planned if runner_of(module.target).warps_matter)
 
 
 def named(name: str) -> bool:

@@ -12,7 +12,8 @@ from attnc.plan.steps import statement_expressions
 from attnc.plan.verify import verify_module
 from attnc.verify.case import Case
 from tests.plan.planning import planned
-from tests.verify.judging import modules_of, right, skip_without_compiler, spec, subject_of_text
+from tests.targets import skip_without_compiler, small_tiles
+from tests.verify.judging import modules_of, right, spec, subject_of_text
 
 _SAME = "doc[b, q_pos] == doc[b, kv_idx]"
 MASKS = (
@@ -43,9 +44,9 @@ _SIZES = {"B": 1, "M": 37, "N": 50, "H": 2}
 
 
 def _text(mask: str, order: str, target: str) -> str:
-    tiles = "tile.q = 16, tile.kv = 16" if target == "triton" else "tile.q = 32, tile.kv = 32, warps = 2"
     grads = ("grad q, k, v",) if order == "gradients" else ()
-    return spec((*_LINES, f"mask = {mask}", *grads), f"{ORDERS[order]}\n  {tiles}", target=target)
+    schedule = f"{ORDERS[order]}\n  {small_tiles(target)}"
+    return spec((*_LINES, f"mask = {mask}", *grads), schedule, target=target)
 
 
 #: Every mask with queries outside, and each other kind of kernel with some of them.

@@ -28,7 +28,8 @@ from attnc.syntax.prelude import prelude
 from attnc.target.files import render_files
 from attnc.verify.subject import Subject
 from tests.plan.planning import planned
-from tests.verify.judging import TARGETS, skip_without_compiler, spec, subject_of_text
+from tests.targets import TARGETS, skip_without_compiler, small_tiles
+from tests.verify.judging import spec, subject_of_text
 
 INF = math.inf
 #: x: the query sees the key; a row for each query. Of 3 queries over 5 keys, the last aligned with the last.
@@ -199,8 +200,7 @@ def _weights(o: Any, lse: Any, n: int) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 
 def subject(target: str, *more: str) -> Subject:
-    tiles = "tile.q = 16, tile.kv = 16" if target == "triton" else "tile.q = 32, tile.kv = 32, warps = 2"
-    return subject_of_text(spec(lines(*more), tiles, target=target))
+    return subject_of_text(spec(lines(*more), small_tiles(target), target=target))
 
 
 def pictured(rows: np.ndarray[Any, Any]) -> tuple[str, ...]:

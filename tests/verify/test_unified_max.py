@@ -18,6 +18,7 @@ from attnc.verify.data import LOGITS
 from attnc.verify.fallbacks import fallback_violations
 from attnc.verify.problem import FILLS
 from attnc.verify.subject import Subject
+from tests.targets import small_decode_tiles
 from tests.verify.judging import for_every_target, right, subject_of_text
 
 DIMS = {"B": 2, "M": 2, "N": 90, "Hkv": 2, "G": 3}
@@ -33,7 +34,7 @@ def subject(
     splits: str = "3",
     sink: bool = False,
 ) -> Subject:
-    tiles = "tile.kv = 16" if TARGET == "triton" else "tile.kv = 32, warps = 2, warp_split = kv"
+    tiles = small_decode_tiles(TARGET)
     text = f"""attention a {{
   input q: bf16[B, M, Hkv * G, 16]
   input k, v: bf16[B, N, Hkv, 16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Index
-from attnc.model.tensors import DType, Ragged
+from attnc.model.tensors import DType
 from attnc.plan.columns import block
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
@@ -25,8 +25,8 @@ class BackwardTileText(ProgramText):
         self.tensors, attention = Tensors(module), module.variant.attention
         self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.block_d, self.block_dv = block(self.tensors.d), block(self.tensors.dv)
-        self.packs_queries = isinstance(attention.q.storage, Ragged)
-        self.is_packed = self.packs_queries or isinstance(attention.k.storage, Ragged)
+        self.packs_queries = attention.q.storage.is_packed
+        self.is_packed = self.packs_queries or attention.k.storage.is_packed
         self.kv_heads = "Hkv" if self.groups else "H"
         self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
         self.needs_dp = self.makes != ("dv",)

@@ -44,10 +44,9 @@ SYNTAX = Syntax(
     binding=_BINDING,
     spelling={"and": "&", "or": "|", "not": "~", "neg": "-"},
     functions={
-        "abs": "tl.abs", "min": "tl.minimum", "max": "tl.maximum", "where": "tl.where",
-        "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2",
-        "tanh": "_tanh", "sigmoid": "tl.sigmoid", "erf": "tl.erf", "sqrt": "tl.sqrt",
+        "min": "tl.minimum", "max": "tl.maximum", "tanh": "_tanh",
     },
+    function="tl.{}",
     floor={"//": "_floor_div", "%": "_floor_mod"},
     floor_by_any={"//": "_floor_div_by_any", "%": "_floor_mod_by_any"},
     broadcast={"q": "[:, None]", "kv": "[None, :]"},

@@ -1,0 +1,65 @@
+"""Every row of the table of functions, against what NumPy and torch compute of these names."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attnc.expr.evaluate import Env, evaluate, real
+from attnc.expr.functions import REAL
+from attnc.expr.nodes import Call, Dot
+from attnc.expr.simplify import simplify
+
+ARGUMENTS = np.array([-40.0, -3.5, -1.0, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 3.5, 40.0, 200.0])
+
+
+def defined(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Those of the arguments at which the function is a number."""
+    has_pole = REAL[name].has_pole
+    return np.array([x for x in ARGUMENTS if has_pole is None or not has_pole(x)])
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_constant_is_what_a_reference_computes(name: str) -> None:
+    x = defined(name)
+    assert len(x) >= 7
+    values = [REAL[name].value(number) for number in x]
+    assert values == pytest.approx(list(real(name, x)), rel=1e-14)
+    assert values == pytest.approx(getattr(torch, name)(torch.tensor(x)).tolist(), rel=1e-14)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_pole_is_where_float32_has_no_number(name: str) -> None:
+    for x in ARGUMENTS:
+        with np.errstate(all="ignore"):
+            number = np.float32(real(name, np.asarray(x)))
+        has_pole = REAL[name].has_pole
+        assert np.isfinite(number) == (has_pole is None or not has_pole(x)), x
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_values_lie_in_the_range(name: str) -> None:
+    function, values = REAL[name], real(name, defined(name))
+    assert (values >= function.low).all()
+    assert (values <= function.high).all()
+    assert (
+        not function.is_bounded or (np.diff(values) >= 0).all()
+    )  # the error analysis takes it to be monotonous
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_slope_is_that_of_a_secant(name: str) -> None:
+    x = np.array([0.25, 0.5, 1.0, 2.0, 3.5])
+    slope = simplify(REAL[name].slope(Call(name, (Dot(),)), Dot()))
+    step = 1e-6
+    secant = (real(name, x + step) - real(name, x - step)) / (2 * step)
+    assert list(evaluate(slope, Env(dot=x))) == pytest.approx(list(secant), rel=1e-7, abs=1e-9)
+
+
+def test_errors_are_those_of_float32() -> None:
+    for function in REAL.values():
+        assert 2.0**-24 <= function.relative + function.absolute < 2.0**-20, function.name
+        assert not math.isnan(function.low + function.high) or not function.is_bounded
