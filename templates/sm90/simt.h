@@ -70,6 +70,12 @@ static inline bool elect_one(SIMT_LINE)
 }
 
 template <class T> static T atomicAdd(T* place, T x) { return (*place += x) - x; }
+static inline int atomicOr(int* place, int x)
+{
+    const int before = *place;
+    *place |= x;
+    return before;
+}
 static inline void atomic_add(float* place, float x) { *place += x; }
 static inline void atomic_add4(float* place, const float* x) { for (int i = 0; i < 4; ++i) place[i] += x[i]; }
 static inline void wait_global(const volatile int* place, int value, SIMT_LINE) { simt::wait_for_memory(place, value, line); }
