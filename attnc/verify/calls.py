@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeGuard
@@ -256,6 +256,11 @@ class _Calls:
                 for name in ("_CALLS", "_GRADIENTS"):
                     getattr(self.module, name, {}).clear()
 
+    @cached_property
+    def _counter(self) -> torch.Tensor:
+        """That of a device's tiles, which host code keeps by stream."""
+        return torch.zeros(2, dtype=torch.int32)
+
     def _empty(self, layout: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
         self.made += 1
         key = (self.made, layout, dtype)
@@ -291,10 +296,13 @@ class _Calls:
         """The module's own launch, but for the driver."""
         real, events = self.module._gpu, self.events
         starter = getattr(self.module, "_starter_of_gpu", self.module._starter)
+        # who makes a tensor map refuses what is not aligned: there is one kernel, for aligned rows
+        has_maps = hasattr(self.module, "_tensor_map")
 
         def launcher(kernel: Any, aligned: bool, gpu: Any) -> Callable[..., None]:
             def launch(stream: int, pointer: int, extra: int) -> None:
-                events.append(("cuda", kernel.name, stream, aligned, kernel.config, kernel.blocks))
+                aligned_alone = aligned and not has_maps
+                events.append(("cuda", kernel.name, stream, aligned_alone, kernel.config, kernel.blocks))
 
             return launch
 
@@ -317,6 +325,7 @@ class _Calls:
             patch.object(self.module, "_gpu", lambda number: real(number)._replace(index=index)),
             patch.object(self.module, "_launcher", launcher),
             patch.object(self.module, "_starter", noting),
+            patch.object(self.module, "_counter", lambda number: self._counter, create=True),
         ):
             yield
 

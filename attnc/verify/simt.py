@@ -20,8 +20,10 @@ from typing import Any
 
 from attnc.resources import resource
 from attnc.runtime.cache import cache_folder
+from attnc.verify.tensor_map import tensor_map
 
 _KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+(?:, 1)?\)\s+(\w+)\(')
+_DEFINE = re.compile(r"-D(\w+)=(\d+)")
 #: Bytes of the cache that a CPU is said to have.
 _CACHE = 1 << 18
 _ARGUMENTS = """
@@ -51,7 +53,7 @@ def available() -> bool:
 
 def launch(
     source: str,
-    defines: Mapping[str, int],
+    defines: Mapping[str, int | str],
     args: bytes,
     *,
     blocks: int,
@@ -102,6 +104,9 @@ def attach(module: ModuleType) -> None:
     # a cache so small that small cases have sections of heads too
     host._gpu = lambda index: of_gpu(index)._replace(l2=_CACHE)
     texts = {name: host._source(name) for name in host._KERNELS}
+    folder = "cuda"
+    if hasattr(host, "_tensor_map"):
+        folder, host._tensor_map = "sm90", tensor_map
     # scattered: the last bit turns the order of blocks around, and a call makes as many launches as another
     seeds = (n * 0x9E3779B97F4A7C15 >> 9 & (1 << 48) - 1 for n in count())
 
@@ -110,16 +115,16 @@ def attach(module: ModuleType) -> None:
             for name, config, blocks in kernels:
                 if blocks == 0:
                     continue
-                sizes = {name: getattr(config, name) for name in ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")}
                 launch(
                     texts[name],
-                    {**sizes, "ALIGNED": int(aligned)},
+                    dict(_DEFINE.findall(" ".join(host._options(config, aligned, gpu.arch)))),
                     args,
                     blocks=blocks,
                     threads=32 * config.WARPS,
                     shared=config.shared,
                     seed=next(seeds),
                     kernel=name,
+                    folder=folder,
                 )
 
         return start
@@ -128,7 +133,7 @@ def attach(module: ModuleType) -> None:
 
 
 @cache
-def _compiled(source: str, defines: tuple[tuple[str, int], ...], folder: str) -> ctypes.CDLL:
+def _compiled(source: str, defines: tuple[tuple[str, int | str], ...], folder: str) -> ctypes.CDLL:
     """The shared library of a kernel, from the cache when it has been compiled before."""
     include = resource("templates", folder)
     headers = [

@@ -70,9 +70,23 @@ static inline bool elect_one(SIMT_LINE)
 }
 
 template <class T> static T atomicAdd(T* place, T x) { return (*place += x) - x; }
+static inline int atomicOr(int* place, int x)
+{
+    const int before = *place;
+    *place |= x;
+    return before;
+}
 static inline void atomic_add(float* place, float x) { *place += x; }
 static inline void atomic_add4(float* place, const float* x) { for (int i = 0; i < 4; ++i) place[i] += x[i]; }
 static inline void wait_global(const volatile int* place, int value, SIMT_LINE) { simt::wait_for_memory(place, value, line); }
+
+static inline void store_chunk(void* to, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE)
+{
+    if ((uintptr_t)to % 16)
+        simt::fail(line, "16 bytes are stored at an address that is not a multiple of 16");
+    const u32 x[] = {x0, x1, x2, x3};
+    memcpy(to, x, 16);
+}
 
 static inline float log2_(float x) { return log2f(x); }
 template <class T> static void pin(T&) {}
