@@ -61,7 +61,22 @@ def compile_family(
 
     warn: whether warnings of the compiler become a SpecWarning.
     """
-    text, tuned, dispatch = _read(source)
+    family = family_of(*_read(source), target=target, attention=attention, cache=cache)
+    if warn and family.warnings:
+        warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
+    return family
+
+
+def family_of(
+    text: Source,
+    tuned: Source | None = None,
+    dispatch: Source | None = None,
+    *,
+    target: str | None = None,
+    attention: str | None = None,
+    cache: Cache = True,
+) -> Family:
+    """The same for a spec that is there already, with what was measured for it."""
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
     key = _key(key, target or "", attention or "", _compiler())
     folder = _cache_folder(cache) / "packages" / key
@@ -75,8 +90,6 @@ def compile_family(
                 raise SpecError(failure.diagnostics) from None
             keep_package(folder, package)
         family = _FAMILIES[folder] = _imported(folder, package)
-    if warn and family.warnings:
-        warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
     return family
 
 

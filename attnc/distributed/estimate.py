@@ -60,15 +60,22 @@ class Estimate:
 
 
 def pipelined(
-    compute: float, arriving: float, leaving: float, packing: float, groups: int, rates: Rates
+    compute: float,
+    ready: float,
+    arriving: float,
+    leaving: float,
+    packing: float,
+    groups: int,
+    rates: Rates,
 ) -> tuple[float, float]:
     """(total, exposed) seconds of `groups` equal parts: what arrives for one part, what leaves of the one
-    before, and the kernel in between overlap; the first arrival and the last departure do not.
+    before, and the kernel in between overlap; the first arrival and the last departure do not, but for what
+    is `ready` to be computed meanwhile.
     """
     if not arriving + leaving:
         return compute + rates.launch * groups, 0.0
-    first = arriving / groups + rates.latency
+    first = arriving / groups + rates.latency + packing / groups
     last = (leaving / groups + rates.latency) if leaving else 0.0
-    busy = max(compute, arriving + leaving - first - last + rates.latency * groups)
-    total = first + last + busy + packing / groups + rates.launch * groups * 3
+    busy = max(compute - ready, arriving + leaving - first - last + rates.latency * groups)
+    total = max(ready, first) + last + busy + rates.launch * groups * 3
     return total, total - compute

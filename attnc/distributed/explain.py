@@ -242,10 +242,11 @@ def _stages(plan: Plan) -> Iterator[str]:
         "the kernel of the one before"
     )
     for rank in range(plan.ranks):
-        lo, hi = plan.window(rank)
-        keys = plan.keys(rank)
-        where = f"{len(keys)} keys in {lo}-{hi - 1}" if len(keys) else "no keys"
-        yield f"  rank {rank}: {len(plan.rows(rank))} queries against {where}"
+        parts = [
+            f"{len(part.rows)} queries against keys {part.lo}-{part.hi - 1}{', at once' * part.ready}"
+            for part in plan.parts(rank)
+        ]
+        yield f"  rank {rank}: {'; '.join(parts) or 'nothing'}"
 
 
 def _picture(plan: Plan) -> Iterator[str]:

@@ -24,6 +24,8 @@ from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy, pi
 from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Tiles, Visibility
 from attnc.model.tensors import DType
 
+#: A rank's work that has to be ready for a launch of its own.
+_WORTH = 0.15
 #: Estimates as close as this are the same.
 _TIE = 0.005
 
@@ -37,13 +39,29 @@ class Widths:
     bytes: int = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a rank's rectangle that are computed together, against the keys lo .. hi - 1.
+
+    rows: which of `Plan.rows`, ascending; ready: these keys are one run of the rank's own, so that nothing has
+    to arrive, and no buffer is filled.
+    """
+
+    rows: Ints
+    lo: int
+    hi: int
+    ready: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What one call does on every rank.
 
     chunk: rows of a chunk of queries; owner: the rank of each chunk; key_owner: of each block of `BLOCK`
     keys; work: scores that each chunk computes; needed: for each rank, which blocks of keys its own rows see;
-    chosen: the strategy; estimates: of all strategies; tied: whether row i of q and row i of k are one token.
+    ready: the chunks that see one run of their owner's keys alone, the run of rank r being runs[r]; awaited:
+    `needed` by the other chunks; chosen: the strategy; estimates: of all strategies; tied: whether row i of q
+    and row i of k are one token.
     """
 
     ranks: int
@@ -54,6 +72,9 @@ class Plan:
     key_owner: Ints
     work: Ints
     needed: Bools
+    ready: Bools
+    runs: Ints
+    awaited: Bools
     chosen: Estimate
     estimates: tuple[Estimate, ...]
     tied: bool
@@ -90,20 +111,28 @@ class Plan:
         return (share * self.chosen.groups + group) * width, width
 
     def keys(self, rank: int) -> Ints:
-        """Rows of k and v that the rectangle sees, or with `gather` all of them; ascending."""
+        """Rows of k and v that the rows which wait see, or with `gather` all there are; ascending."""
 
         def made() -> Ints:
             if self.chosen.strategy == "gather":
                 return np.arange(self.sizes.keys, dtype=np.int64)
-            seen = self.needed[self.mates(rank).start : self.mates(rank).stop].any(axis=0)
+            seen = self.awaited[self.mates(rank).start : self.mates(rank).stop].any(axis=0)
             return _rows_of(seen, BLOCK, self.sizes.keys)
 
         return self._known(("keys", self.mates(rank).start), made)
 
-    def window(self, rank: int) -> tuple[int, int]:
-        """The rows of k from the first to behind the last that the rectangle sees: the rank's buffer."""
-        keys = self.keys(rank)
-        return (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)
+    def parts(self, rank: int) -> tuple[Part, ...]:
+        """What the rank computes, rows that wait for nothing first."""
+        rows = self.rows(rank)
+        ready = self.ready[rows // self.chunk] if len(rows) else np.zeros(0, np.bool_)
+        found = []
+        if ready.any():
+            found.append(Part(np.flatnonzero(ready), *self.runs[rank].tolist(), True))
+        if not ready.all():
+            keys = self.keys(rank)
+            lo, hi = (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)
+            found.append(Part(np.flatnonzero(~ready), lo, hi, False))
+        return tuple(found)
 
     def _known(self, key: object, make: Callable[[], Ints]) -> Ints:
         if key not in self._rows:
@@ -137,7 +166,7 @@ class Plan:
         chosen = self.chosen
         state.update(f"{self.sizes.heads};{self.sizes.kv_heads};{chosen.strategy};".encode())
         state.update(f"{chosen.ways};{chosen.groups};{self.widths};".encode())
-        for array in (self.owner, self.key_owner, self.needed):
+        for array in (self.owner, self.key_owner, self.ready, self.runs, self.awaited):
             state.update(np.ascontiguousarray(array).tobytes())
         return state.digest()
 
@@ -188,6 +217,7 @@ def make_plan(
         key_owner = _key_owner(owner, size, sizes, ranks, tied=tied)
         needed = _needed(tiles, owner, size, sizes.keys, ranks)
         owners = Owners(name, owner, key_owner, needed, chunks, sizes, ranks)
+        owners.find_ready(tiles, size)
         for kind in STRATEGIES if strategy is None else (strategy,):
             if kind == "heads" and kind in best:
                 continue  # who owns which rows makes no difference
@@ -200,6 +230,12 @@ def make_plan(
     chosen, owners = min(best.values(), key=lambda made: made[0].total)
     if chosen.refusal:
         raise ValueError(f"strategy: {chosen.strategy} is not possible here: {chosen.refusal}")
+    ready, runs, awaited = owners.ready, owners.runs, owners.needed
+    if chosen.strategy != "need":
+        ready = np.zeros_like(ready)
+    elif ready.any():
+        waiting = np.where(ready, ranks, owners.owner)
+        awaited = _needed(tiles, waiting, size, sizes.keys, ranks + 1)[:ranks]
     return Plan(
         ranks=ranks,
         sizes=sizes,
@@ -209,6 +245,9 @@ def make_plan(
         key_owner=owners.key_owner,
         work=chunks.work.astype(np.int64),
         needed=owners.needed,
+        ready=ready,
+        runs=runs,
+        awaited=awaited,
         chosen=chosen,
         estimates=tuple(found for found, _ in best.values()),
         tied=tied,
@@ -248,6 +287,40 @@ class Owners:
         if len(key_owner):
             self._counts[-1, key_owner[-1]] = sizes.keys - (len(key_owner) - 1) * BLOCK
         self.keys = self._counts.sum(axis=0)
+        self._chunks = chunks
+        self.ready = np.zeros(len(owner), np.bool_)
+        self.runs = np.zeros((ranks, 2), np.int64)
+        self.share = 0.0
+
+    def find_ready(self, tiles: Tiles, size: int) -> None:
+        """Looks for the chunks that see one run of their owner's keys: for each rank those of the run with
+        most work, if that is worth a launch. share: of the work of any rank that waits, the least.
+        """
+        if not len(self.key_owner) or not len(self.owner):
+            return
+        count, keys = len(self.owner), self.sizes.keys
+        chunk, some = tiles.row // size, tiles.lo < tiles.hi
+        lo, hi = np.full(count, keys), np.zeros(count, np.int64)
+        np.minimum.at(lo, chunk[some], tiles.lo[some])
+        np.maximum.at(hi, chunk[some], tiles.hi[some])
+        first, last = np.minimum(lo, keys - 1) // BLOCK, np.maximum(hi - 1, 0) // BLOCK
+        edges = np.flatnonzero(np.diff(self.key_owner, prepend=-1))
+        run = np.searchsorted(edges, np.arange(len(self.key_owner)), "right") - 1
+        inside = (run[first] == run[last]) & (self.key_owner[first] == self.owner) & (lo < hi)
+        work, shares = self._chunks.work, []
+        for rank in range(self.ranks):
+            mine = self.owner == rank
+            found = np.bincount(run[first], weights=work * (inside & mine), minlength=len(edges))
+            best, total = int(found.argmax()), float(work[mine].sum())
+            if not total or found[best] < _WORTH * total:
+                shares.append(0.0)
+                continue
+            self.ready |= mine & ((inside & (run[first] == best)) | (lo >= hi))
+            end = edges[best + 1] * BLOCK if best + 1 < len(edges) else keys
+            self.runs[rank] = edges[best] * BLOCK, end
+            shares.append(float(found[best]) / total)
+        waiting = [share for share in shares if share < 1.0 - 1e-9]
+        self.share = min(waiting, default=1.0)
 
     def pairs(self, strategy: Strategy, ways: int) -> npt.NDArray[np.float64]:
         """Keys that each rank reads of each owner: [reader, owner]."""
@@ -315,11 +388,12 @@ def _estimate(
         float(max(moved.sum(axis=0).max(), moved.sum(axis=1).max())) / rates.link
         for moved in (arriving, leaving)
     )
+    ready = compute * (owners.share if strategy == "need" else 0.0)
     packing = 4.0 * float(arriving.sum(axis=0).max()) / rates.memory
     total, count, exposed = min(
         (total, count, exposed)
         for count in (offered if groups is None else [groups])
-        for total, exposed in (pipelined(compute, seconds_in, seconds_out, packing, count, rates),)
+        for total, exposed in (pipelined(compute, ready, seconds_in, seconds_out, packing, count, rates),)
     )
     return Estimate(
         strategy=strategy,

@@ -50,7 +50,8 @@ class Attention:
 
     score: float Expr of Dot, indices and loads; mask: bool Expr, TRUE when absent (true = keep);
     lengths: per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b;
-    grads: names of inputs that the spec wants gradients of;
+    grads: names of inputs that the spec wants gradients of; f32_grads: those of them whose gradients are f32
+    whatever the type of the input is;
     batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims).
     """
 
@@ -63,6 +64,7 @@ class Attention:
     mask: Expr
     softmax: Softmax
     grads: tuple[str, ...]
+    f32_grads: tuple[str, ...] = ()
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def tensor(self, name: str) -> Tensor:
@@ -89,6 +91,11 @@ class Attention:
                 seed=softmax.seed and expr(softmax.seed),
             ),
         )
+
+    def gradient_of(self, tensor: Tensor) -> Tensor:
+        """The gradient of an input or output as a tensor: its shape, and the type that the spec wants."""
+        dtype = DType.F32 if tensor.name in self.f32_grads else tensor.dtype
+        return replace(tensor, name=f"d{tensor.name}", dtype=dtype)
 
     @property
     def q(self) -> Tensor:

@@ -32,7 +32,7 @@ from attnc.model.schedules import resolve_schedule
 from attnc.model.scope import WRONG, Scope
 from attnc.model.sizes import Sizes
 from attnc.model.storage import Storages
-from attnc.model.tensors import Tensor
+from attnc.model.tensors import DType, Tensor
 from attnc.source import Span
 from attnc.syntax import ast
 
@@ -144,7 +144,7 @@ class _Resolver:
         score = self._score()
         mask = self._mask()
         softmax = self._softmax()
-        grads = self._grads()
+        grads, f32_grads = self._grads()
         if self.report.errors > before or score is None or softmax is None:
             return None
         return Attention(
@@ -157,6 +157,7 @@ class _Resolver:
             mask=mask,
             softmax=softmax,
             grads=grads,
+            f32_grads=f32_grads,
             span=self.tree.span,
         )
 
@@ -251,10 +252,21 @@ class _Resolver:
             places.setdefault(name.id, name.span)
         return lengths
 
-    def _grads(self) -> tuple[str, ...]:
-        """The inputs whose gradients are wanted, each once."""
+    def _grads(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The inputs whose gradients are wanted, each once, and those whose gradients are f32."""
         places: dict[str, Span] = {}
+        f32: list[str] = []
         for tree in self._all(ast.Grad):
+            if tree.dtype is not None and tree.dtype.id != DType.F32:
+                self.report.error(
+                    "E0319",
+                    f"gradients are f32 or of the type of their input, not {tree.dtype.id}",
+                    tree.dtype.span,
+                    "not a type for a gradient",
+                    hints=("leave the type out, or write f32, for sums over several calls",),
+                )
+            elif tree.dtype is not None:
+                f32 += [name.id for name in tree.names]
             for name in tree.names:
                 if name.id not in self.scope.tensors:
                     known = tuple(self.scope.tensors)
@@ -265,7 +277,7 @@ class _Resolver:
                 elif name.id in places:
                     self._twice(f"grad {name.id}", name.span, places[name.id])
                 places.setdefault(name.id, name.span)
-        return tuple(places)
+        return tuple(places), tuple(name for name in places if name in f32)
 
     # --- statements
     # ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
+from attnc.model.tensors import DType
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir_decode import decode_knobs, is_decode
 from attnc.plan.names import Reserved
@@ -44,6 +45,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     else:
         yield from _no_unified_max(knobs)
     yield from _backward(variant, schedule, target)
+    yield from _gradient_types(variant, schedule)
     loops = knobs.get("loops")
     softmax = knobs.get("softmax")
     if loops and ("kv", "q") in loops.choices:
@@ -61,6 +63,19 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
                     "o lies in memory, normalised, between two visits",
                     "write 'softmax = online(rescale = every_step)', as FlashAttention-1 does",
                 )
+
+
+def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    attention = variant.attention
+    for name in attention.f32_grads:
+        tensor = attention.tensor(name)
+        if schedule.target != "triton" and name in ("q", "k", "v") and tensor.dtype is not DType.F32:
+            yield unsupported(
+                f"{schedule.target} writes the gradient of '{name}' in the type of '{name}'",
+                attention.span,
+                f"wants it in f32, and {name} is {tensor.dtype}",
+                "write a Triton schedule, or 'grad' without a type",
+            )
 
 
 def _no_unified_max(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:

@@ -194,9 +194,10 @@ class Normalize(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grad(Node):
-    """`grad q, k, v`"""
+    """`grad q, k, v`, or `grad k, v: f32` for gradients of another type than that of the inputs"""
 
     names: tuple[Name, ...]
+    dtype: Name | None = None
 
 
 AttentionItem: TypeAlias = Param | Input | Output | Let | Length | Score | Mask | Normalize | Grad

@@ -96,7 +96,8 @@ class _Builder:
             case "normalize":
                 yield ast.Normalize(value=cast("ast.Name | ast.Call", self.expr(children[0])), span=span)
             case _:
-                yield ast.Grad(names=self.names(children[0]), span=span)
+                dtype = self.name(children[1]) if len(children) > 1 else None
+                yield ast.Grad(names=self.names(children[0]), dtype=dtype, span=span)
 
     def part(self, tree: Cst) -> Iterator[ast.ProjectionItem]:
         """A statement of a projection."""

@@ -140,14 +140,17 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
     assert np.array_equal(np.sort(owned), np.arange(sizes.keys)), "a key has one owner"
     count = np.zeros(visible.shape, np.int64)
     for rank in ranks:
-        rows, keys = plan.rows(rank), plan.keys(rank)
-        assert len(np.unique(keys)) == len(keys)
-        lo, hi = plan.window(rank)
-        assert not len(keys) or (keys[0] >= lo and keys[-1] < hi <= sizes.keys)
-        for part in range(chosen.groups):
-            first, heads = plan.heads(rank, part)
-            for head in range(first * group, (first + heads) * group):
-                count[head, rows[:, None], keys[None, :]] += 1
+        for part in plan.parts(rank):
+            rows, keys = plan.rows(rank)[part.rows], plan.keys(rank)
+            if part.ready:
+                keys = np.arange(part.lo, part.hi)
+                assert np.isin(keys, plan.owned_keys(rank)).all(), "what is ready is its own"
+            assert len(np.unique(keys)) == len(keys)
+            assert not len(keys) or (keys[0] >= part.lo and keys[-1] < part.hi <= sizes.keys)
+            for number in range(chosen.groups):
+                first, heads = plan.heads(rank, number)
+                for head in range(first * group, (first + heads) * group):
+                    count[head, rows[:, None], keys[None, :]] += 1
     assert (count[visible] == 1).all(), "a visible score is computed once"
     assert (count <= 1).all(), "no score is computed twice"
 

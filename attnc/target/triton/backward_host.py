@@ -144,7 +144,9 @@ class BackwardHostText:
         yield Made("dq", "q.shape", "torch.float32", zero=True)
 
     def _dtype(self, name: str) -> str:
-        return torch_dtype(next(tensor for tensor in self.inputs if tensor.name == name))
+        """The type of the gradient of an input."""
+        tensor = next(tensor for tensor in self.inputs if tensor.name == name)
+        return torch_dtype(self.module.variant.attention.gradient_of(tensor))
 
     @property
     def planned(self) -> Iterator[str]:
@@ -258,7 +260,7 @@ class BackwardHostText:
         """dq, from what it was summed in."""
         if self._adds_dq:
             scale = self._backward.kernels[0].chain.scale
-            yield f"dq = (dq * {scale!r}).to(q.dtype)" if scale != 1.0 else "dq = dq.to(q.dtype)"
+            yield f"dq = {self._rounded(f'(dq * {scale!r})' if scale != 1.0 else 'dq', 'q')}"
 
     @property
     def sums(self) -> Iterator[str]:
@@ -272,7 +274,26 @@ class BackwardHostText:
                 continue
             parts = [_summed(part, gradient.tensor) for part in gradient.parts]
             total = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
-            yield f"d{name} = {total}.to({name}.dtype)"
+            yield f"d{name} = {self._rounded(total, name)}"
+
+    def _rounded(self, total: str, name: str) -> str:
+        """A sum in f32 as the gradient of the input of this name."""
+        dtype = "torch.float32" if name in self.module.variant.attention.f32_grads else f"{name}.dtype"
+        return f"{total}.to({dtype})"
+
+    @property
+    def has_f32(self) -> bool:
+        """Whether a gradient has another type than its input."""
+        return bool(self.module.variant.attention.f32_grads)
+
+    @property
+    def fake(self) -> str:
+        """Gradients without contents, as a tracer wants them."""
+        f32 = self.module.variant.attention.f32_grads
+        like = "torch.empty({0}.shape, dtype={1}, device={0}.device)"
+        return ", ".join(
+            like.format(name, "torch.float32" if name in f32 else f"{name}.dtype") for name in self.wanted
+        )
 
 
 def _summed(part: Part, tensor: Tensor) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeAlias
 
 from attnc.expr.show import show
@@ -23,9 +22,10 @@ class Tensors:
 
     def __init__(self, module: Module) -> None:
         found = {arg.tensor.name: arg.tensor for arg in (*module.args, *module.outputs, *module.kept)}
+        attention = module.variant.attention
         self.by_name: dict[str, Tensor] = {
             **found,
-            **{f"d{name}": replace(found[name], name=f"d{name}") for name in ("q", "k", "v", "o", "lse")},
+            **{f"d{name}": attention.gradient_of(found[name]) for name in ("q", "k", "v", "o", "lse")},
         }
         self._packed = {
             role: isinstance(found[name].storage, Ragged)

@@ -1,0 +1,400 @@
+"""What one rank computes, as a spec: the same attention over some of the rows, at the places these have.
+
+A rank holds some query rows, in ascending order, and a window of consecutive keys. The derived spec takes
+`row_at`, the position of each query counted from the first key of the window, as a sorted input, and
+`key_first`, the position of that key. Where positions are only compared, `key_first` cancels: `kv_idx <=
+q_pos` becomes `kv_idx <= row_at[q_idx]`, whose tiles are found in closed form. So all that a compiler, a
+verifier and the targets know of a spec holds for what a rank runs, and no template knows that there are ranks.
+
+Other inputs are seen through views: axes that are indexed by a head, a key or a query alone are cut to what
+the rank has, and keep their index; others stay whole, and their index is rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from attnc.diagnostics import DiagnosticError, error
+from attnc.expr.affine import Affine, affine, normalize
+from attnc.expr.arithmetic import add, maximum, minimum, sub
+from attnc.expr.logic import compare, conj
+from attnc.expr.nodes import TRUE, Call, Compare, Const, Dim, Expr, Index, Load, children, uses, walk
+from attnc.expr.ranges import POSITION
+from attnc.expr.show import show
+from attnc.expr.simplify import make
+from attnc.model.attention import Attention, Program
+from attnc.model.schedule import Schedule
+from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.variants import ParamValue
+from attnc.plan.ir_decode import is_decode
+
+#: What an axis of a view is: all of the tensor's, or what the rank has of the heads, keys or queries (`rows`
+#: by their number, `places` by their position among the keys).
+Kind: TypeAlias = Literal["whole", "heads", "keys", "rows", "places"]
+#: Whose rows a rank holds: some queries against a window of keys (training, prefill), or all queries against
+#: keys that lie anywhere (decoding).
+Form: TypeAlias = Literal["rows", "keys"]
+
+#: Inputs that derived specs have, and what they declare. They are in none that does not read them.
+TABLES: Mapping[str, str] = {
+    "row_at": "i32[M] is sorted",
+    "seq_start": "i32[M] is sorted",
+    "seq_stop": "i32[M] is sorted",
+    "seq_id": "i32[M] is sorted",
+    "seq_rows": "i32[M]",
+    "key_at": "i32[N] is sorted",
+    "key_count": "i32[B]",
+    "key_first": "i32[]",
+    "head_first": "i32[]",
+    "queries_all": "i32[]",
+    "keys_all": "i32[]",
+    "heads_all": "i32[]",
+    "kv_heads_all": "i32[]",
+    "sink_on": "i32[]",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """An input of the original spec as a rank has it. name: of the derived input."""
+
+    name: str
+    tensor: str
+    kinds: tuple[Kind, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A derived spec. inputs: what its function takes after q, k and v, in order: a view, or one of `TABLES`;
+    grads: the views that have a gradient, in the order of the inputs.
+    """
+
+    text: str
+    name: str
+    form: Form
+    inputs: tuple[View | str, ...]
+    grads: tuple[View, ...]
+
+
+def derive(
+    program: Program,
+    attention: Attention,
+    point: Mapping[str, ParamValue],
+    target: str,
+    form: Form = "rows",
+) -> Derived:
+    """The spec of what a rank computes.
+
+    attention: of the program, its params not yet fixed; point: a value for each of them. With the form
+    "rows" o has its own type and the gradients of k and v are f32, since they are sums over ranks; with
+    "keys" o is f32, and the sink counts where `sink_on` is not 0. Raises DiagnosticError.
+    """
+    maker = _Maker(attention, form)
+    schedule = _schedule(program, attention, target, form)
+    return maker.derived(point, schedule, target)
+
+
+@dataclass(slots=True)
+class _Maker:
+    attention: Attention
+    form: Form
+    views: dict[tuple[str, tuple[Kind, ...]], View] = field(default_factory=dict)
+
+    @property
+    def packed(self) -> bool:
+        return isinstance(self.attention.q.storage, Ragged)
+
+    # --- positions ----------------------------------------------------------------------------------------
+
+    def table(self, name: str) -> Expr:
+        """One of `TABLES` at the row, key or sequence at hand."""
+        index = {"M": (Index("q_idx"),), "N": (Index("kv_idx"),), "B": (Index("b"),), "": ()}
+        axis = TABLES[name].partition("[")[2].partition("]")[0]
+        extents = (Dim(axis),) if axis else ()
+        return Load(name, index[axis], extents, "int", is_sorted="sorted" in TABLES[name])
+
+    def length(self, name: str) -> Expr:
+        """M or N of the sequence at hand, as on one GPU."""
+        if self.packed:
+            if name == "N":
+                return sub(self.table("seq_stop"), self.table("seq_start"))
+            return self.table("seq_rows")
+        whole = self.table("queries_all" if name == "M" else "keys_all")
+        if self.form == "keys" and name == "M":
+            whole = Dim("M")
+        given = self.attention.lengths.get(name)
+        if given is None:
+            return whole
+        return maximum(minimum(self.expr(given), whole), Const(0))
+
+    def index(self, name: str) -> Expr:
+        """What an index of the original spec is in the derived one."""
+        attention = self.attention
+        match name, self.form:
+            case "h", _:
+                return add(Index("h"), self.table("head_first"))
+            case "b", _:
+                return self.table("seq_id") if self.packed else Index("b")
+            case "kv_idx", "keys":
+                return self.table("key_at")
+            case "q_idx", "keys":
+                return Index("q_idx")
+            case "q_pos", "keys":
+                return add(Index("q_idx"), sub(self.length("N"), self.length("M")))
+        if self.packed:
+            if name == "kv_idx":
+                return sub(Index("kv_idx"), self.table("seq_start"))
+            place = sub(self.table("row_at"), self.table("seq_start"))
+            return place if name == "q_pos" else sub(place, sub(self.length("N"), self.length("M")))
+        if name == "kv_idx":
+            return add(Index("kv_idx"), self.table("key_first"))
+        own = add(self.table("row_at"), self.table("key_first"))
+        apart = sub(self.length("N"), self.length("M"))
+        if attention.lengths:  # then row_at counts q_idx, since q_pos differs from sequence to sequence
+            return own if name == "q_idx" else add(own, apart)
+        return own if name == "q_pos" else sub(own, apart)
+
+    # --- expressions --------------------------------------------------------------------------------------
+
+    def expr(self, expr: Expr) -> Expr:
+        """The expression over the rows that the rank has."""
+        match expr:
+            case Index(name=name):
+                return self.index(name)
+            case Dim(name="M" | "N" as name):
+                return self.length(name)
+            case Dim(name="H"):
+                return self.table("heads_all")
+            case Dim(name="Hkv"):
+                return self.table("kv_heads_all")
+            case Load():
+                return self._load(expr)
+            case _:
+                made = make(expr, tuple(self.expr(child) for child in children(expr)))
+                return _collected(made) if isinstance(made, Compare) else made
+
+    def _load(self, load: Load) -> Expr:
+        tensor = self.attention.tensor(load.tensor)
+        kinds = tuple(map(self._kind, load.indices))
+        view = self.views.get((tensor.name, kinds))
+        if view is None:
+            count = sum(name == tensor.name for name, _ in self.views)
+            name = f"{tensor.name}_{count + 1}" if count else tensor.name
+            view = self.views[tensor.name, kinds] = View(name=name, tensor=tensor.name, kinds=kinds)
+        indices = tuple(
+            self._within(self.expr(index), extent)
+            if kind == "whole"
+            else Index({"heads": "h", "keys": "kv_idx"}.get(kind, "q_idx"))
+            for index, extent, kind in zip(load.indices, load.extents, kinds, strict=True)
+        )
+        return replace(load, tensor=view.name, indices=indices)
+
+    def _kind(self, index: Expr) -> Kind:
+        """What a rank needs of an axis with this index."""
+        match index:
+            case Index(name="h"):
+                return "heads"
+            case Index(name="kv_idx") if self.form == "rows" and not self.packed:
+                return "keys"
+            case Index(name="q_idx") if self.form == "rows" and not self.packed:
+                return "rows"
+            case Index(name="q_pos") if (
+                self.form == "rows" and not self.packed and not self.attention.lengths
+            ):
+                return "places"
+            case _:
+                return "whole"
+
+    def _within(self, index: Expr, extent: Expr) -> Expr:
+        """An index; -1, which reads 0, where a `length` ends its axis before the tensor does."""
+        names = {node.name for node in walk(extent) if isinstance(node, Dim)}
+        cut = [
+            name for name in ("M", "N") if name in names and (name in self.attention.lengths or self.packed)
+        ]
+        if not cut or not uses(index):
+            return index
+        (name,) = cut[:1]
+        inside = compare("<", index, self.length(name))
+        return Call("where", (inside, index, Const(-1)))
+
+    def mask(self) -> Expr:
+        """The mask, and where the sequence at hand ends."""
+        attention, more = self.attention, []
+        mask = self.expr(attention.mask)
+        if self.packed:
+            start, stop = self.table("seq_start"), self.table("seq_stop")
+            more += [compare("<=", start, Index("kv_idx")), compare("<", Index("kv_idx"), stop)]
+        elif self.form == "rows":
+            if "N" in attention.lengths:
+                end = compare("<", self.index("kv_idx"), self.length("N"))
+                more.append(_collected(end))
+            if "M" in attention.lengths:
+                more.append(_collected(compare("<", self.index("q_idx"), self.length("M"))))
+        return _normal(conj(*more, mask))
+
+    # --- text ---------------------------------------------------------------------------------------------
+
+    def derived(self, point: Mapping[str, ParamValue], schedule: Schedule, target: str) -> Derived:
+        attention = self.attention
+        score, mask, softmax = _near(_normal(self.expr(attention.score))), self.mask(), attention.softmax
+        sink = None if softmax.sink is None else self.expr(softmax.sink)
+        if sink is not None and self.form == "keys":
+            sink = Call("where", (compare("!=", self.table("sink_on"), Const(0)), sink, Const(float("-inf"))))
+        lengths = self._own_lengths()
+        exprs = [score, mask, *([] if sink is None else [sink]), *lengths.values()]
+        read = {node.tensor: None for expr in exprs for node in walk(expr) if isinstance(node, Load)}
+        used = [name for name in TABLES if name in read]
+        wanted = attention.grads if self.form == "rows" and target == "triton" else ()
+        views = [view for view in self.views.values() if view.tensor in wanted]
+        grads = tuple(view for view in views if self._is_differentiable(view, score, sink))
+        lines = [
+            *(f"param {name} in {{{_spell(value)}}}" for name, value in point.items()),
+            *self._matrices(),
+            *(f"input {name}: {TABLES[name]}" for name in used),
+            *(self._declared(view) for view in self.views.values()),
+            *(f"length {name} = {show(value)}" for name, value in lengths.items()),
+            f"score = {show(score)}",
+            *([] if mask == TRUE else [f"mask = {show(mask)}"]),
+            f"normalize = softmax(sink = {show(sink)})" if sink is not None else "normalize = softmax",
+            *self._outputs(),
+            *self._gradients(wanted, grads),
+        ]
+        place = schedule.span
+        assert place is not None, "schedules are written in the spec"
+        body = place.text.partition("{")[2]
+        text = "\n  ".join([f"attention {attention.name} {{", *lines]) + "\n}\n\n"
+        text += f"schedule {attention.name} for {target} {{{body}\n"
+        inputs = (*used, *self.views.values())
+        return Derived(text=text, name=attention.name, form=self.form, inputs=inputs, grads=grads)
+
+    def _matrices(self) -> Iterator[str]:
+        for tensor in (self.attention.q, self.attention.k, self.attention.v):
+            match tensor.storage:
+                case Paged(block_table=table, page=page, param=param):
+                    storage = f" via paged({table}, page = {param or page})"
+                    kinds: tuple[Kind, ...] = ("whole", "whole")
+                    self.views.setdefault((table, kinds), View(name=table, tensor=table, kinds=kinds))
+                case Prefix(of=of):
+                    storage = f" via prefix({of})"
+                case _:
+                    storage = ""
+            yield f"input {tensor.name}: {tensor.dtype}[{', '.join(self._axes(tensor))}]{storage}"
+
+    def _axes(self, tensor: Tensor) -> list[str]:
+        """The shape, with sequences apart where they were packed."""
+        names = {Role.QUERY: "M", Role.KEY: "N"}
+        axes = [names.get(role, show(size)) for role, size in zip(tensor.roles, tensor.shape, strict=True)]
+        return axes if Role.BATCH in tensor.roles else ["B", *axes]
+
+    def _declared(self, view: View) -> str:
+        tensor = self.attention.tensor(view.tensor)
+        sizes = (
+            self._size(view, axis, kind, size)
+            for axis, (kind, size) in enumerate(zip(view.kinds, tensor.shape, strict=True))
+        )
+        return (
+            f"input {view.name}: {tensor.dtype}[{', '.join(sizes)}]{' is sorted' if tensor.is_sorted else ''}"
+        )
+
+    def _size(self, view: View, axis: int, kind: Kind, size: Expr) -> str:
+        """How a view spells the size of an axis: as the tensor does where it is the same."""
+        heads = (Dim("H"), self.attention.heads_q)
+        match kind:
+            case "keys":
+                return "N"
+            case "rows" | "places":
+                return "M"
+            case "heads" if size in heads:
+                return show(self.attention.heads_q)
+            case "whole" if (size == Dim("B") and not self.packed) or isinstance(size, Const):
+                return show(size)
+            case _:
+                return f"{view.name}_size_{axis}"
+
+    def _own_lengths(self) -> dict[str, Expr]:
+        if self.form != "keys":
+            return {}
+        given = self.attention.lengths.get("M")
+        return {**({} if given is None else {"M": self.expr(given)}), "N": self.table("key_count")}
+
+    def _outputs(self) -> Iterator[str]:
+        o = self.attention.o
+        dtype = o.dtype if self.form == "rows" else DType.F32
+        yield f"output o: {dtype}[{', '.join(self._axes(o))}]"
+        lse = self.attention.lse or replace(o, roles=o.roles[:-1], shape=o.shape[:-1])
+        yield f"output lse: f32[{', '.join(self._axes(lse))}]"
+
+    def _gradients(self, wanted: tuple[str, ...], grads: tuple[View, ...]) -> Iterator[str]:
+        own = [name for name in ("q",) if name in wanted] + [view.name for view in grads]
+        if own:
+            yield f"grad {', '.join(own)}"
+        summed = [name for name in ("k", "v") if name in wanted]
+        if summed:
+            yield f"grad {', '.join(summed)}: f32"
+
+    @staticmethod
+    def _is_differentiable(view: View, score: Expr, sink: Expr | None) -> bool:
+        nodes = (*walk(score), *(walk(sink) if sink is not None else ()))
+        return any(isinstance(node, Load) and node.tensor == view.name for node in nodes)
+
+
+def _schedule(program: Program, attention: Attention, target: str, form: Form) -> Schedule:
+    """The schedule of the spec whose kernels a rank runs. DiagnosticError where there is none."""
+    name = attention.name
+    found = [s for s in program.schedules if (s.attention, s.target) == (name, target)]
+    suited = [s for s in found if is_decode(s) == (form == "keys")] or found
+    if not suited:
+        place = attention.span or program.source.span(0, 0)
+        message = f"'{name}' has no schedule for {target}, which ranks would run"
+        raise DiagnosticError(
+            [error("E0602", message, place, hints=(f"write 'schedule {name} for {target}'",))]
+        )
+    return suited[0]
+
+
+def _spell(value: ParamValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _normal(expr: Expr) -> Expr:
+    """Every int subexpression as a sum in normal form, comparisons of sums with their terms gathered."""
+    made = normalize(expr)
+
+    def collected(node: Expr) -> Expr:
+        again = make(node, tuple(collected(child) for child in children(node)))
+        if not isinstance(again, Compare):
+            return again
+        again = _collected(again)
+        absolute = any(isinstance(part, Load) and part.tensor == "key_first" for part in walk(again))
+        return _near(again) if absolute else again
+
+    return collected(made)
+
+
+def _collected(node: Expr) -> Expr:
+    """A comparison of sums without what stands on both sides, the key on the left: `kv_idx <= row_at[...]`."""
+    if not isinstance(node, Compare) or node.left.type != "int" or node.right.type != "int":
+        return node
+    difference = affine(node.left) - affine(node.right)
+    plus = [(atom, c) for atom, c in difference.terms if c > 0]
+    minus = [(atom, -c) for atom, c in difference.terms if c < 0]
+    key = Index("kv_idx")
+    const = difference.const
+    if any(atom == key for atom, _ in minus):
+        left, right = Affine(tuple(minus), max(-const, 0)), Affine(tuple(plus), max(const, 0))
+        mirrored = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(node.op, node.op)
+        return compare(mirrored, left.expr, right.expr)  # type: ignore[arg-type]  # an operator of a node
+    return compare(
+        node.op, Affine(tuple(plus), max(const, 0)).expr, Affine(tuple(minus), max(-const, 0)).expr
+    )
+
+
+def _near(expr: Expr) -> Expr:
+    """The expression with the positions that it loads brought to 31 bits, so that sums of two have 32."""
+    if isinstance(expr, Load) and expr.tensor in ("row_at", "key_first"):
+        return Call("max", (Call("min", (expr, Const(POSITION))), Const(-POSITION)))
+    if not children(expr):
+        return expr
+    return make(expr, tuple(_near(child) for child in children(expr)))
