@@ -3,74 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnc.api.compile import compile_family
 from attnc.flex.block_mask import mask_mod_of
 from attnc.flex.options import read_options
-from attnc.flex.spec import CONVERTED, Layout, write_spec
-from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
+from attnc.flex.programs import kernel_of
+from attnc.flex.spec import DTYPES, Layout
+from attnc.flex.trace import MaskMod, ScoreMod, trace
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
-
-DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-#: Sets of numbers that get a kernel of their own, before those that differ become arguments of one kernel.
-_SPECIAL = 4
-
-
-@dataclass(slots=True)
-class _Kernel:
-    """A compiled function, and what it takes after q, k and v: captures and numbers by position."""
-
-    function: Callable[..., Any]
-    captures: tuple[int, ...]
-    numbers: tuple[int, ...]
-
-    def arguments(self, traced: Trace) -> list[Any]:
-        captures, numbers = traced.tape.captures, traced.tape.numbers
-        return [
-            *(_converted(captures[at].tensor) for at in self.captures),
-            *(numbers[at] for at in self.numbers),
-        ]
-
-
-@dataclass(slots=True)
-class _Program:
-    """Mods that differ in numbers alone. kernels: by the numbers that they have built in; varying: positions
-    of numbers that are arguments.
-    """
-
-    kernels: dict[tuple[Any, ...], _Kernel] = field(default_factory=dict)
-    varying: frozenset[int] = frozenset()
-
-    def kernel(self, traced: Trace, layout: Layout, mods: tuple[Callable[..., Any] | None, ...]) -> _Kernel:
-        """The kernel for the numbers of a trace."""
-        numbers = traced.tape.numbers
-        found = self.kernels.get(self._built_in(numbers))
-        if found is None:
-            if len(self.kernels) >= _SPECIAL and not self.varying:
-                self._generalise(numbers)
-            spec = write_spec(traced, layout, mods=mods, numbers=self.varying)
-            family = compile_family(spec.text, target=layout.target, warn=False)
-            found = _Kernel(family.function, spec.captures, spec.numbers)
-            self.kernels[self._built_in(numbers)] = found
-        return found
-
-    def _built_in(self, numbers: list[int | float]) -> tuple[Any, ...]:
-        return tuple(None if at in self.varying else value for at, value in enumerate(numbers))
-
-    def _generalise(self, numbers: list[int | float]) -> None:
-        """Makes arguments of the numbers that have differed."""
-        columns = zip(*(known for known in self.kernels), numbers, strict=True)
-        self.varying = frozenset(at for at, values in enumerate(columns) if len(set(values)) > 1)
-        self.kernels.clear()
-
-
-_PROGRAMS: dict[Any, _Program] = {}
 
 
 def flex_attention(
@@ -114,13 +58,14 @@ def flex_attention(
     if key.shape[0] != query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    if torch.compiler.is_compiling():
+        from attnc.flex.compiled import attend
+
+        o, log_sum = attend(query, key, value, *mods, scale, lse, _rows_first(query), kernel_options, target)
+        return wrapped(o, log_sum)
     traced = trace(*mods, scale=scale, sizes=sizes, device=query.device)
     layout = _layout(query, key, value, scale, lse, kernel_options, target)
-    identity = (traced.tape.key, traced.score, traced.mask, layout)
-    program = _PROGRAMS.get(identity)
-    if program is None:
-        program = _PROGRAMS[identity] = _Program()
-    kernel = program.kernel(traced, layout, mods)
+    kernel = kernel_of(traced, layout, mods)
     found = kernel.function(query, key, value, *kernel.arguments(traced))
     o, log_sum = found if lse else (found, None)
     if layout.rows_first:
@@ -180,13 +125,12 @@ def _layout(
 ) -> Layout:
     wants = torch.is_grad_enabled()
     tensors = (("q", query), ("k", key), ("v", value))
-    _, heads, rows, _ = query.stride()
     return Layout(
         dtype=DTYPES[query.dtype],
         head_dim=query.shape[3],
         value_dim=value.shape[3],
         grouped=query.shape[1] != key.shape[1],
-        rows_first=rows > heads and query.shape[2] > 1 and query.shape[1] > 1,
+        rows_first=_rows_first(query),
         scaled=scale is not None,
         lse=lse,
         differentiable=wants,
@@ -196,7 +140,7 @@ def _layout(
     )
 
 
-def _converted(tensor: torch.Tensor) -> torch.Tensor:
-    """In an element type that specs have."""
-    dtype = CONVERTED.get(tensor.dtype)
-    return tensor if dtype is None else tensor.to(dtype)
+def _rows_first(query: torch.Tensor) -> bool:
+    """Whether the rows of all heads at a position lie together, as in a transposed [B, M, H, D]."""
+    _, heads, rows, _ = query.stride()
+    return rows > heads and query.shape[2] > 1 and query.shape[1] > 1

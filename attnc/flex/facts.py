@@ -12,6 +12,7 @@ import weakref
 from typing import NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 class Facts(NamedTuple):
@@ -26,14 +27,16 @@ _KNOWN: dict[tuple[object, ...], tuple[weakref.ref[torch.Tensor], int, Facts]] =
 
 
 def facts_of(tensor: torch.Tensor) -> Facts:
-    """Facts of an integer tensor; none while a CUDA graph is captured, when nothing can be looked at."""
+    """Facts of an integer tensor; none where it cannot be looked at: without data, in a captured graph."""
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        return NOTHING
     owner = tensor if tensor._base is None else tensor._base  # views are made anew, what they show is not
     key = (id(owner), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
     version = -1 if tensor.is_inference() else tensor._version
     known = _KNOWN.get(key)
     if known is not None and known[0]() is owner and known[1] == version:
         return known[2]
-    if tensor.is_meta or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return NOTHING
     found = _looked_at(tensor.detach())
     _KNOWN[key] = (weakref.ref(owner, lambda _: _KNOWN.pop(key, None)), version, found)

@@ -21,6 +21,8 @@ from attnc.model.names import NOT_FUNCTIONS, RESERVED
 from attnc.plan.default_schedule import Shape
 from attnc.plan.targets import TARGETS, schedule_for
 
+#: Element types of q, k and v.
+DTYPES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 #: Element types of captured tensors. Others are converted when a kernel is called.
 CAPTURED: Mapping[torch.dtype, str] = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f32",
@@ -66,13 +68,14 @@ class Layout:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """The text, the name of its attention, and what its function takes after q, k and v: captures and
-    numbers by their positions on the tape.
+    numbers by their positions on the tape. learned: captures whose gradients follow those of q, k and v.
     """
 
     text: str
     name: str
     captures: tuple[int, ...]
     numbers: tuple[int, ...]
+    learned: tuple[int, ...]
 
 
 def write_spec(
@@ -99,8 +102,10 @@ def write_spec(
     loaded = in_score | {node.tensor for node in walk(mask) if isinstance(node, Load)}
     used = [at for at, input_ in enumerate(inputs) if input_ in loaded]
     passed = [slot for slot, scalar in scalars.items() if scalar in loaded]
-    learned = [inputs[at] for at in used if tape.captures[at].tensor.requires_grad and inputs[at] in in_score]
-    grads = (*layout.grad, *learned) if layout.differentiable else ()
+    learned = [at for at in used if tape.captures[at].learned and inputs[at] in in_score]
+    if not layout.differentiable:
+        learned = []
+    grads = (*layout.grad, *(inputs[at] for at in learned)) if layout.differentiable else ()
     heads, kv_heads = ("Hkv * G", "Hkv") if layout.grouped else ("H", "H")
     rows = f"M, {heads}" if layout.rows_first else f"{heads}, M"
     width, value_width = layout.rows
@@ -128,7 +133,7 @@ def write_spec(
         wanted=dict(layout.wanted),
     )
     text = f"attention {title} {{\n  {body}\n}}\n\n{schedule_for(title, layout.target, shape)}"
-    return Spec(text=text, name=title, captures=tuple(used), numbers=tuple(passed))
+    return Spec(text=text, name=title, captures=tuple(used), numbers=tuple(passed), learned=tuple(learned))
 
 
 def _product(layout: Layout, scalars: Mapping[int, str], numbers: Sequence[int | float]) -> Expr:

@@ -190,7 +190,7 @@ class Recording(TorchFunctionMode):
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of torch: recorded where it has a symbol, else just called."""
-    tape = _tape_of(args) or _tape_of(tuple(kwargs.values()))
+    tape = tape_of(args) or tape_of(tuple(kwargs.values()))
     if tape is None:
         return function(*args, **kwargs)
     return apply(tape, getattr(function, "__name__", str(function)), args, kwargs)
@@ -228,7 +228,7 @@ def scalar(tape: Tape, value: Any) -> Scalar:
             low = -math.inf if isinstance(value, float) else value
             return Scalar(tape, tape.number(value), low, -low if low == -math.inf else low)
         case torch.Tensor() if value.dim() == 0:
-            if value.device.type == "cpu" and not value.requires_grad and tape.device.type != "cpu":
+            if value.device.type == "cpu" and not tape.is_learned(value) and tape.device.type != "cpu":
                 return scalar(tape, value.item())
             return load(tape, value, ())
         case torch.Tensor():
@@ -256,7 +256,7 @@ def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any
             kept.append(index)
             axis += 1
         elif isinstance(index, int) and not isinstance(index, bool):
-            tensor = tensor.select(axis, index)
+            tensor = tape.select(tensor, axis, index)
         else:
             shown = "..." if index is Ellipsis else ":" if isinstance(index, slice) else repr(index)
             raise refused(
@@ -274,8 +274,8 @@ def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any
 
 def load(tape: Tape, tensor: torch.Tensor, indices: tuple[Scalar, ...]) -> Scalar:
     """An element of a captured tensor. Negative indices count from the end, as in torch."""
-    if tensor.dim() == 0 and tensor.requires_grad:  # scalars of a spec have no gradient, rows of one have
-        tensor, indices = tensor.view(1), (Scalar(tape, tape.add("int", "integer", 0), 0, 0),)
+    if tensor.dim() == 0 and tape.is_learned(tensor):  # scalars of a spec have no gradient, rows of one have
+        tensor, indices = tape.select(tensor, 0, 0), (Scalar(tape, tape.add("int", "integer", 0), 0, 0),)
     axes = []
     for axis, index in enumerate(indices):
         size = _NAMED.get(tape.entries[index.at], "")
@@ -314,10 +314,10 @@ def _has_symbol(index: Any) -> bool:
     return any(isinstance(part, Operand) for part in _listed(index))
 
 
-def _tape_of(values: Iterable[Any]) -> Tape | None:
+def tape_of(values: Iterable[Any]) -> Tape | None:
     for value in values:
         if isinstance(value, Operand):
             return value.tape
-        if isinstance(value, tuple | list) and (found := _tape_of(value)) is not None:
+        if isinstance(value, tuple | list) and (found := tape_of(value)) is not None:
             return found
     return None

@@ -19,26 +19,31 @@ from attnc.flex.facts import Facts, facts_of
 
 Entry: TypeAlias = tuple[Any, ...]
 Sizes: TypeAlias = dict[str, int]
+View: TypeAlias = tuple[torch.Tensor, int, int, torch.Tensor]
 
 
 @dataclass(slots=True)
 class Capture:
-    """A tensor that a mod reads. axes: for each the size B, H, M or N that it is, or "" for its own."""
+    """A tensor that a mod reads. axes: for each the size B, H, M or N that it is, or "" for its own;
+    learned: whether it gets a gradient.
+    """
 
     tensor: torch.Tensor
     axes: tuple[str, ...]
+    learned: bool = False
     is_sorted: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.tensor.dtype, self.axes, self.is_sorted, self.tensor.requires_grad)
+        return (self.tensor.dtype, self.axes, self.is_sorted, self.learned)
 
 
 @dataclass(slots=True)
 class Tape:
     """sizes: B, H, M, N of the call as far as they are known; device: of the call's tensors; infers: whether
     a size that is not known is that of an axis that is indexed so; compared: captures whose elements are
-    compared.
+    compared; learned: tensors that get gradients, by identity, where torch does not know: inside of an
+    operator; views: (tensor, axis, index, view) of these, by the identity of the view.
     """
 
     sizes: Sizes
@@ -49,6 +54,8 @@ class Tape:
     numbers: list[int | float] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
     compared: set[int] = field(default_factory=set)
+    learned: set[int] = field(default_factory=set)
+    views: dict[int, View] = field(default_factory=dict)
     _known: dict[Entry, int] = field(default_factory=dict)
     _captured: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
 
@@ -78,8 +85,20 @@ class Tape:
         key = (id(tensor), axes)
         if key not in self._captured:
             self._captured[key] = len(self.captures)
-            self.captures.append(Capture(tensor, axes))
+            self.captures.append(Capture(tensor, axes, self.is_learned(tensor)))
         return self._captured[key]
+
+    def is_learned(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor gets a gradient."""
+        return tensor.requires_grad or id(tensor) in self.learned
+
+    def select(self, tensor: torch.Tensor, axis: int, index: int) -> torch.Tensor:
+        """The part of a tensor at an index of an axis; of one without axes, with one."""
+        view = tensor.select(axis, index) if tensor.dim() else tensor.view(1)
+        if id(tensor) in self.learned:
+            self.learned.add(id(view))
+            self.views[id(view)] = (tensor, axis, index, view)
+        return view
 
     def constant(self, at: int) -> bool | float | None:
         """The value of an entry that is part of the structure; None for others."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from attnc.api.shown import Shown
-from attnc.flex.attention import DTYPES
-from attnc.flex.spec import Layout, write_spec
+from attnc.flex.spec import DTYPES, Layout, write_spec
 from attnc.flex.trace import MaskMod, ScoreMod, trace
 
 #: Element types of q, k and v by the names that specs have for them.

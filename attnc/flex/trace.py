@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +42,13 @@ def trace(
     sizes: Sizes,
     device: torch.device,
     infers: bool = False,
+    learned: Collection[int] = (),
 ) -> Trace:
     """Calls the mods. FlexError for what no spec can say; whatever else they raise is theirs.
 
-    scale: the first number of the tape, unless it is None; sizes, infers: of `Tape`.
+    scale: the first number of the tape, unless it is None; sizes, infers, learned: of `Tape`.
     """
-    tape = Tape(dict(sizes), device, infers)
+    tape = Tape(dict(sizes), device, infers, learned=set(learned))
     if scale is not None:
         tape.number(float(scale))
     positions = [

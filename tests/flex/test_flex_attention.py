@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, noop_mask
 
 from attnc.api.compile import compile_family
-from attnc.flex import attention, facts, flex_attention, to_spec
+from attnc.flex import facts, flex_attention, programs, to_spec
 from tests.flex.mods import Setting, causal
 from tests.flex.oracle import gradients, torch_flex
 
@@ -19,13 +19,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The specs that the test compiles, with none known before."""
     specs: list[str] = []
     original = compile_family
-    monkeypatch.setattr(attention, "_PROGRAMS", {})
+    monkeypatch.setattr(programs, "_PROGRAMS", {})
 
     def noting(text: str, **options: Any) -> Any:
         specs.append(text)
         return original(text, **options)
 
-    monkeypatch.setattr(attention, "compile_family", noting)
+    monkeypatch.setattr(programs, "compile_family", noting)
     return specs
 
 

@@ -1,0 +1,169 @@
+"""`flex_attention` under torch.compile: one graph, the same bits, and nothing traced again for lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+from attnc.flex import flex_attention
+from attnc.flex.replay import read, written
+from tests.flex.mods import Case, Setting, causal
+from tests.flex.oracle import gradients
+from tests.flex.test_mods import NIGHTLY, TODAY, tensors
+
+CASES = TODAY if NIGHTLY else [case for case in TODAY if case.name in ("documents_score", "learned_window")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_traced() -> None:
+    torch._dynamo.reset()
+
+
+def compiled(function: Any, backend: str = "eager") -> tuple[Any, CompileCounterWithBackend]:
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(function, backend=counter, fullgraph=True), counter
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_mods_compute_what_they_do_outside_of_a_graph(case: Case) -> None:
+    setting = Setting()
+    q, k, v = tensors(setting)
+    score_mod, mask_mod = case.make(setting)
+    leaves = (q, k, v, *setting.learned)
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, score_mod, mask_mod=mask_mod, return_lse=True)
+
+    o, lse = call(q, k, v)
+    inside, lse_inside = compiled(call)[0](q, k, v)
+    assert torch.equal(inside, o)
+    assert torch.equal(lse_inside, lse)
+    for found, right in zip(gradients(inside, leaves), gradients(o, leaves), strict=True):
+        assert found is not None
+        assert torch.equal(found, torch.zeros_like(found) if right is None else right)
+
+
+class Layer(torch.nn.Module):
+    """Mods that are made where the graph is traced, with learned tensors of every kind of use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.linspace(-1, 1, 2 * 64).view(2, 64))
+        self.rows = torch.nn.Parameter(torch.linspace(0, 1, 2 * 2 * 3).view(2, 2, 3))
+        self.heat = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor, document: torch.Tensor, width: int) -> Any:
+        def biased(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+            row = self.rows[1, h]
+            return score * self.heat + self.bias[h, q] + row[0] * torch.tanh(row[2] * score)
+
+        def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+            return (document[q] == document[kv]) & (q - kv <= width) & ~(q < kv)
+
+        return flex_attention(x, x, x, biased, mask_mod=mask)
+
+
+def test_lengths_numbers_and_data_share_a_graph() -> None:
+    layer = Layer()
+    inside, counter = compiled(layer, "aot_eager")
+    for length in (20, 33, 25):
+        x = torch.randn(1, 2, length, 16, generator=torch.Generator().manual_seed(length)).requires_grad_()
+        arguments = (x, torch.arange(length, dtype=torch.int32) // (length // 3), 5 + length // 4)
+        found, expected = inside(*arguments), layer(*arguments)
+        assert torch.equal(found, expected)
+        leaves = (x, *layer.parameters())
+        for ours, right in zip(gradients(found, leaves), gradients(expected, leaves), strict=True):
+            assert ours is not None
+            assert right is not None
+            assert torch.equal(ours, right)
+    assert counter.frame_count == 2  # the first length, and any
+
+
+def test_a_transposed_query_lays_out_the_result() -> None:
+    q = torch.randn(2, 9, 3, 16).transpose(1, 2)
+    o = compiled(lambda q: flex_attention(q, q, q, mask_mod=causal), "aot_eager")[0](q)
+    assert o.transpose(1, 2).is_contiguous()
+    assert torch.equal(o, flex_attention(q, q, q, mask_mod=causal))
+
+
+def test_arguments_mean_the_same_in_a_graph() -> None:
+    q, k = torch.randn(2, 4, 9, 16), torch.randn(1, 2, 21, 16)
+    block_mask = create_block_mask(causal, None, None, 9, 21, device="cpu")
+
+    def call(q: torch.Tensor, k: torch.Tensor) -> Any:
+        options = {"BLOCK_M": 32, "num_stages": 1}
+        return flex_attention(
+            q, k, k, block_mask=block_mask, scale=0.3, enable_gqa=True, kernel_options=options,
+            return_aux=AuxRequest(lse=True),
+        )  # fmt: skip
+
+    (o, aux), (expected, expected_aux) = compiled(call)[0](q, k), call(q, k)
+    assert torch.equal(o, expected)
+    assert torch.equal(aux.lse, expected_aux.lse)
+
+
+def test_a_call_without_mods() -> None:
+    q = torch.randn(1, 2, 9, 16)
+    assert torch.equal(compiled(lambda q: flex_attention(q, q, q))[0](q), flex_attention(q, q, q))
+
+
+def test_what_no_spec_can_say_is_named_while_tracing() -> None:
+    def wrong(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.sin(score)
+
+    q = torch.randn(1, 1, 9, 16)
+    with pytest.raises(Exception, match=r"E0901.*'sin' cannot be written in a spec"):
+        compiled(lambda q: flex_attention(q, q, q, wrong))[0](q)
+
+
+def test_what_torch_hides_is_refused_and_not_guessed() -> None:
+    def hidden(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score - abs(q - kv)
+
+    q = torch.randn(1, 2, 9, 16)
+    with pytest.raises(Exception, match=r"write torch.abs\(x\) for abs\(x\)"):
+        compiled(lambda q: flex_attention(q, q, q, hidden))[0](q)
+    inside = torch.compile(lambda q: flex_attention(q, q, q, hidden), backend="eager")(q)
+    assert torch.equal(inside, flex_attention(q, q, q, hidden))
+
+
+UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+OPERATIONS: list[Any] = [
+    lambda s, q, kv: 1 - s * 2,
+    lambda s, q, kv: 2.0**-s / (3 + kv),
+    lambda s, q, kv: 1 / (1 + s * s) + q // 3 - kv % 4,
+    lambda s, q, kv: torch.where(~(q >= kv) | (kv == 0), -2.0, s),
+    lambda s, q, kv: s.clamp(min=-1, max=2).to(torch.float32) + torch.zeros_like(s),
+    lambda s, q, kv: s + torch.tensor(0.5, dtype=s.dtype, device=s.device) * (q > kv),
+    lambda s, q, kv: torch.nn.functional.gelu(-s, approximate="tanh") + (kv < 1),
+    lambda s, q, kv: s.masked_fill(kv >= 3, -1.0) + s.new_full((), 2.0),
+]
+
+
+def test_operations_are_the_same_in_a_graph() -> None:
+    q = torch.randn(1, 1, 9, 16)
+
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return sum(operation(score, q, kv) for operation in OPERATIONS)
+
+    def call(q: torch.Tensor) -> Any:
+        return flex_attention(q, q, q, mod)
+
+    assert torch.equal(compiled(call)[0](q), call(q))
+
+
+def test_the_operator_keeps_what_torch_asks_of_operators() -> None:
+    q = torch.randn(1, 2, 9, 16, requires_grad=True)
+    bias = torch.randn(2, requires_grad=True)
+    steps = ((("__getitem__", (("tensor", 0), ("symbol", 2)), ()),), ("step", 0))
+    program = written(steps, None, False, "heads", True, (), "triton")
+    assert read(program).score == steps
+    torch.library.opcheck(
+        torch.ops.attnc.flex_attention.default,
+        (q, q.detach().clone(), q.detach().clone(), [bias], [], [], program, [0, 3]),
+        test_utils=UTILITIES,
+    )
