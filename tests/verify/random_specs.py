@@ -246,6 +246,6 @@ def _tiles(draw: st.DrawFn, shape: Shape, split: str) -> str:
             f"tile.q = {rows}, tile.kv = {keys}, warps = {warps}, stages = {draw(st.sampled_from((1, 2, 3)))}"
         )
     if shape.target == "triton":
-        keys = (32,) if shape.joins_bools else (16, 32)  # dropout beside bools takes no 16
-        return f"tile.q = {draw(st.sampled_from((16, 32)))}, tile.kv = {draw(st.sampled_from(keys))}"
+        least = 32 if shape.joins_bools else 16  # dropout beside bools takes no 16
+        return f"tile.q = {draw(st.sampled_from((16, 32)))}, tile.kv = {draw(st.sampled_from((least, 32)))}"
     return f"tile.q = 32, tile.kv = 32, warps = 2, stages = {draw(st.sampled_from((1, 2, 3)))}"
