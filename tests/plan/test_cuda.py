@@ -52,7 +52,7 @@ def refusal(knobs: str, **options: object) -> str:
     return f"{diagnostic.code}: {diagnostic.message}: {diagnostic.primary.text}"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "cuda.sm_90a"])
 def test_flash_attention_1_renormalises_in_every_step(target: str) -> None:
     knobs = "loops = [kv, q], tile.q = 64, tile.kv = 64, warps = 4"
     implied = planned(knobs, target=target).kernels[0]
@@ -123,7 +123,7 @@ def test_configs_that_cannot_run_are_dropped() -> None:
         ("tile.q = 64, tile.kv = 256, stages = 8", {}, "B of shared memory (q 8192 + k 262144 + v 262144)"),
         ("tile.q = 256, warps = 4", {"d": 256}, "registers a thread; the limit is 255"),
         ("tile.q = 64", {"d": 20}, "the head dimension 20 is not a multiple of 8"),
-        ("tile.q = 64", {"target": "cuda.sm_90a"}, "'cuda.sm_90a' has no kernels yet"),
+        ("tile.q = 64", {"target": "cuda.sm_100a"}, "'cuda.sm_100a' has no kernels yet"),
         ("warp_split in {q, kv}", {}, "'warp_split' shapes the text of a CUDA kernel"),
         (
             "loops = [kv], warp_split = kv, softmax = unified_max(phi = 0, bounds = [-60, 60])",
