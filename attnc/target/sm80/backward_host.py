@@ -30,6 +30,8 @@ class CudaBackwardHost(BackwardHostText):
     launcher, launches_type = "cuda/_backward_launches.py.jinja", "_Launch"
     device, device_type, device_lines = "gpu", "Gpu", ("gpu = _gpu(q.get_device())",)
     quotient = "-(-{} // {})"
+    #: Floats of a q tile of dq while it is summed, where warps do not share it as mma.sync does.
+    size_of_dq = ""
 
     def __init__(
         self, module: Module, backward: Backward, arguments: Arguments, files: Mapping[str, str]
