@@ -32,6 +32,8 @@ class CudaBackwardHost(BackwardHostText):
     quotient = "-(-{} // {})"
     #: Floats of a q tile of dq while it is summed, where warps do not share it as mma.sync does.
     size_of_dq = ""
+    #: How the config of the kernel that rounds dq differs from that of the one that sums it; empty: it does not.
+    finish_changes = ""
 
     def __init__(
         self, module: Module, backward: Backward, arguments: Arguments, files: Mapping[str, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import TRUE, Const, Index, Ref, walk
+from attnc.expr.nodes import Const, Index, Ref, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
@@ -22,9 +22,12 @@ from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_rows import FinishText
 from attnc.target.sm90.wgmma import wgmma
 
-#: Columns of q from which dq leaves in one piece for each warp, by bulk copies that add, where all tiles are
-#: full: measured on an H200 next to adding from registers, which is faster for the others.
-_ADDS_BY_BULK = 64
+#: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win beyond
+#: (measured on an H200).
+_ADDS_FROM_REGISTERS = 64
+#: Warps that round dq, each what one of those that multiply has added; elements between the rows that they leave in
+#: shared memory.
+FINISH_WARPS, FINISH_PITCH = 8, 8
 
 
 class Sm90Arguments(Arguments):
@@ -64,8 +67,7 @@ class Sm90BackwardText(CudaBackwardText):
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.key_tiles = [self.plan.queries]
-        masked = module.variant.attention.mask != TRUE
-        self.adds_by_bulk = self.layout.d > _ADDS_BY_BULK and not masked
+        self.adds_by_bulk = self.layout.d > _ADDS_FROM_REGISTERS
         derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
         self.p_first = not derives and self.kernel.softmax.dropout is None
 
@@ -117,3 +119,5 @@ class Sm90FinishText(FinishText):
     @property
     def constants(self) -> Iterator[str]:
         yield f"constexpr int DQ_SIZE = {64 * self.plan.qk_pieces} * BLOCK_M;"
+        yield f"constexpr int PITCH = D + {FINISH_PITCH};  // between rows, so that those of a fragment lie in different banks"
+        yield "struct alignas(16) Four { float values[4]; };"

@@ -8,7 +8,9 @@ from attnc.model.tensors import Role, Tensor
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm90_backward import Sm90Backward
 from attnc.target.sm80.backward_host import CudaBackwardHost
+from attnc.target.sm80.backward_rows import finish_name
 from attnc.target.sm80.host import addresses_of, batched
+from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
 
 #: Rows that a warp stores at once.
 _STORED_ROWS = 16
@@ -78,6 +80,24 @@ class Sm90BackwardHost(CudaBackwardHost):
         group = " * G" if self._kv_heads == "Hkv" else ""
         yield "section = 1"
         yield f"kv_section = _heads_per_section(gpu, B * {self._kv_heads}, M * {row}{group})"
+
+    @property
+    def calls(self) -> Iterator[tuple[str, str, str]]:
+        for kernel, config, blocks in super().calls:
+            is_last = kernel == finish_name(self.module)
+            yield kernel, f"_finish_config({config})" if is_last else config, blocks
+
+    @property
+    def finish_changes(self) -> str:
+        """What the kernel that rounds dq has unlike the one that sums it."""
+        row = (self._plan.layout.d + FINISH_PITCH) * self._plan.layout.element.bytes
+        return f"WARPS={FINISH_WARPS}, STAGES=1, shared={row} * config.BLOCK_M"
+
+    @property
+    def kernels(self) -> Iterator[tuple[str, str, str]]:
+        for name, source, configs in super().kernels:
+            is_last = name == finish_name(self.module)
+            yield name, source, f"tuple(map(_finish_config, {configs}))" if is_last else configs
 
     def _blocks(self, planned: BackwardKernel) -> str:
         return f"min({super()._blocks(planned)}, gpu.multiprocessors)"
