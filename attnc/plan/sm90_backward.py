@@ -23,7 +23,6 @@ from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
 from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.device import DEVICES
-from attnc.plan.excluded import kept_by_some
 from attnc.plan.fitting import SIZES, nothing_fits
 from attnc.plan.layout import KernelName
 from attnc.plan.resources import Estimate
@@ -36,11 +35,11 @@ KEYS = CONSUMERS * WGMMA_ROWS
 K_TILES, DS_TILES = 2, 2
 #: Registers of a thread that copies, and of one that multiplies: all that the launch holds, exactly.
 COPY_REGISTERS, MULTIPLY_REGISTERS = 24, 240
-assert COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS == entry_registers(CONSUMERS) * (CONSUMERS + 1)
+assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS
 #: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 WARPS = 4 * (CONSUMERS + 1)
 STAGED, DQ_COLUMNS = 4096, 64
-#: Bytes of the place of the first tile that may be skipped, and of barriers and the number of the tile at hand.
+#: Bytes that may be skipped so that tiles lie right; of barriers and the number of the tile at hand.
 _ALIGNMENT, _BARRIERS = 1024, 256
 #: Columns of q, or of v, at most.
 _WIDEST = 128
@@ -103,7 +102,6 @@ def by_wgmma(variant: Variant, schedule: Schedule) -> bool:
         and not by_head
         and set(attention.grads) <= {"q", "k", "v"}
         and not attention.lengths
-        and kept_by_some(attention.mask) is None
     )
 
 

@@ -30,10 +30,6 @@ class CudaBackwardHost(BackwardHostText):
     launcher, launches_type = "cuda/_backward_launches.py.jinja", "_Launch"
     device, device_type, device_lines = "gpu", "Gpu", ("gpu = _gpu(q.get_device())",)
     quotient = "-(-{} // {})"
-    #: Floats of a q tile of dq while it is summed, where warps do not share it as mma.sync does.
-    size_of_dq = ""
-    #: How the config of the kernel that rounds dq differs from that of the one that sums it; empty: it does not.
-    finish_changes = ""
 
     def __init__(
         self, module: Module, backward: Backward, arguments: Arguments, files: Mapping[str, str]
@@ -49,6 +45,16 @@ class CudaBackwardHost(BackwardHostText):
         self.packs_keys = arguments.tensors.packs(Role.KEY)
         self.pieces = self._layout.qk.width // 16
         self._kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
+
+    @property
+    def size_of_dq(self) -> str:
+        """Floats of a q tile of dq while it is summed, where warps share it unlike those of mma.sync."""
+        return ""
+
+    @property
+    def finish_changes(self) -> str:
+        """What the kernel that rounds dq has unlike the one that sums it."""
+        return ""
 
     @property
     def planned(self) -> Iterator[str]:

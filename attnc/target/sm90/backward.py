@@ -22,11 +22,11 @@ from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_rows import FinishText
 from attnc.target.sm90.wgmma import wgmma
 
-#: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win beyond
-#: (measured on an H200).
+#: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
+#: beyond (measured on an H200).
 _ADDS_FROM_REGISTERS = 64
-#: Warps that round dq, each what one of those that multiply has added; elements between the rows that they leave in
-#: shared memory.
+#: Warps that round dq, each what one of those that multiply has added; elements between the rows that they
+#: leave in shared memory.
 FINISH_WARPS, FINISH_PITCH = 8, 8
 
 
@@ -53,19 +53,21 @@ class Sm90Arguments(Arguments):
 
 
 class Sm90BackwardText(CudaBackwardText):
-    """Attribute by attribute what `templates/sm90/backward_dkdv.cu.jinja` and its parts print; scores, masks and
-    derivatives are as for `cuda.sm_80`.
+    """Attribute by attribute what `templates/sm90/backward_dkdv.cu.jinja` and its parts print; scores, masks
+    and derivatives are as for `cuda.sm_80`.
     """
 
     plan: Sm90Backward
     is_backward = True
     stores_by_tma, stores_by_thread = True, False
-    clears_values = searches_together = False
+    searches_together = False
+    vectors = ()
     k_tiles, ds_tiles, staged = K_TILES, DS_TILES, STAGED
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
+        self.clears_values = planned.fills_keys
         self.key_tiles = [self.plan.queries]
         self.adds_by_bulk = self.layout.d > _ADDS_FROM_REGISTERS
         derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
@@ -119,5 +121,5 @@ class Sm90FinishText(FinishText):
     @property
     def constants(self) -> Iterator[str]:
         yield f"constexpr int DQ_SIZE = {64 * self.plan.qk_pieces} * BLOCK_M;"
-        yield f"constexpr int PITCH = D + {FINISH_PITCH};  // between rows, so that those of a fragment lie in different banks"
+        yield f"constexpr int PITCH = D + {FINISH_PITCH};  // rows of a fragment lie in different banks"
         yield "struct alignas(16) Four { float values[4]; };"

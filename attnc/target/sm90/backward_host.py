@@ -1,10 +1,10 @@
-"""The pieces of the function that launches a backward by wgmma: its kernels' arguments begin with tensor maps."""
+"""The pieces of the function that launches a backward by wgmma, whose arguments begin with tensor maps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.model.tensors import Role, Tensor
+from attnc.model.tensors import Role
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm90_backward import Sm90Backward
 from attnc.target.sm80.backward_host import CudaBackwardHost
@@ -31,7 +31,6 @@ class Sm90BackwardHost(CudaBackwardHost):
 
     @property
     def size_of_dq(self) -> str:
-        """Floats of a q tile of dq while it is summed."""
         return f"{64 * self._plan.qk_pieces} * config.BLOCK_M"
 
     @property
@@ -42,7 +41,7 @@ class Sm90BackwardHost(CudaBackwardHost):
             tensor = self._arguments.tensors.by_name[{"do": "o", "dk": "k", "dv": "v"}.get(name, name)]
             by_query = name in ("q", "do")
             axes = [
-                _axis(tensor, role) for role in (Role.QUERY if by_query else Role.KEY, Role.HEAD, Role.BATCH)
+                tensor.axis(role) for role in (Role.QUERY if by_query else Role.KEY, Role.HEAD, Role.BATCH)
             ]
             sizes = ", ".join("1" if axis is None else f"{name}.shape[{axis}]" for axis in axes)
             strides = ", ".join("0" if axis is None else f"{name}.stride({axis})" for axis in axes)
@@ -74,7 +73,7 @@ class Sm90BackwardHost(CudaBackwardHost):
 
     @property
     def sections(self) -> Iterator[str]:
-        """KV heads whose q, do and sums of dq lie in the L2 cache together; nothing is walked by query heads."""
+        """KV heads whose q, do and sums of dq lie in the L2 cache together; nothing is walked by q heads."""
         layout = self._plan.layout
         row = (layout.d + layout.dv) * layout.element.bytes + 64 * self._plan.qk_pieces * 4
         group = " * G" if self._kv_heads == "Hkv" else ""
@@ -89,7 +88,6 @@ class Sm90BackwardHost(CudaBackwardHost):
 
     @property
     def finish_changes(self) -> str:
-        """What the kernel that rounds dq has unlike the one that sums it."""
         row = (self._plan.layout.d + FINISH_PITCH) * self._plan.layout.element.bytes
         return f"WARPS={FINISH_WARPS}, STAGES=1, shared={row} * config.BLOCK_M"
 
@@ -101,7 +99,3 @@ class Sm90BackwardHost(CudaBackwardHost):
 
     def _blocks(self, planned: BackwardKernel) -> str:
         return f"min({super()._blocks(planned)}, gpu.multiprocessors)"
-
-
-def _axis(tensor: Tensor, role: Role) -> int | None:
-    return tensor.axis(role)
