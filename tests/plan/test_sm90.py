@@ -81,7 +81,11 @@ def test_keys_follow_from_each_other() -> None:
         ("tile.kv = 8", {}, "tile.kv = 8 is not a multiple of 16 up to 256"),
         ("stages = 1", {}, "stages = 1 leaves nothing to copy ahead"),
         ("consumers = 3, registers = 240", {}, "registers = 240: 160 at most"),
-        ("consumers = 3, tile.kv = 192", {}, "needs about 204 registers a thread; one that multiplies has 160"),
+        (
+            "consumers = 3, tile.kv = 192",
+            {},
+            "needs about 204 registers a thread; one that multiplies has 160",
+        ),
         ("tile.kv = 128", {"d": 256}, "needs about 252 registers a thread"),
         ("stages = 4", {"d": 128}, "B of shared memory (q 32768 + k 131072 + v 131072"),
         ("", {"d": 40}, "the head dimension 40 is not a multiple of 16 up to 256"),
@@ -132,11 +136,3 @@ def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float
 def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
     lines = "\n  ".join(SM90A.default_schedule(Shape("bf16", 128, gradients=False, masked=True)))
     assert planned(lines, d=128).kernels[0].grid.longest_first
-
-
-def test_gradients_come_from_the_kernels_of_mma_sync() -> None:
-    module = planned(grads="q, k, v")
-    assert module.backward is not None
-    files = render_files(module, path="a.attn", sha256="")
-    assert "mma.sync" in files["default_backward_dkdv.cu"]
-    assert "wgmma" in files["default.cu"]
