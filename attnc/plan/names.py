@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from keyword import iskeyword
 
+from attnc.expr.functions import REAL
+
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.
 KERNEL = frozenset((
     "acc", "alpha", "at", "B", "b", "BLOCK_D", "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "D", "d", "DELTA",
@@ -72,15 +74,14 @@ CPP = frozenset((
     "blockDim", "blockIdx", "cuda", "gridDim", "nvcuda", "signbit", "size_t", "std", "threadIdx",
     "warpSize",
     "char2", "dim3", "double2", "float2", "float4", "int2", "int4", "short2", "uchar4", "uint", "uint4",
-    "abs", "acos", "asin", "atan", "ceil", "clock", "cos", "cosh", "erf", "erff", "exp", "exp10", "exp2",
-    "exp2f", "expf",
+    "abs", "acos", "asin", "atan", "ceil", "clock", "cos", "cosh", "erf", "exp", "exp10", "exp2",
     "fabs", "fabsf", "fdim", "floor", "fma", "fmaf", "fmax", "fmaxf", "fmin", "fminf", "fmod", "free",
     "frexp", "gamma", "hypot", "isfinite", "isinf", "isnan", "j0", "j1", "jn", "labs", "ldexp", "lgamma",
-    "llabs", "llmax", "llmin", "log", "log10", "log1p", "log2", "log2f", "logb", "logf", "malloc", "max",
+    "llabs", "llmax", "llmin", "log", "log10", "log1p", "log2", "logb", "malloc", "max",
     "memcpy", "memset", "min", "modf", "norm", "pow", "powf", "printf", "remainder", "rint", "round",
-    "rsqrt", "rsqrtf", "sin", "sincos", "sinh", "sqrt", "sqrtf", "tan", "tanh", "tanhf", "tgamma", "time",
+    "rsqrt", "rsqrtf", "sin", "sincos", "sinh", "sqrt", "tan", "tanh", "tgamma", "time",
     "trap", "trunc", "umax", "umin", "y0", "y1", "yn",
-))  # fmt: skip
+)) | {f"{function}f" for function in REAL}  # fmt: skip
 #: Functions, constants, parameters and variables of a `.cu` file, besides those that Triton kernels have too.
 CUDA_KERNEL = frozenset((
     "a", "A", "address", "after", "after_qk", "after_v", "ALIGNED", "alphas", "any_lane", "Args", "args",
