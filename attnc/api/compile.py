@@ -144,7 +144,7 @@ def _package(
     )
     shown = Path(text.path).name
     compiled = compile_program(program, shown, tuned, dispatch)
-    prefix = f"{name}/{target.replace('.', '_')}/"
+    prefix = f"{name}/{TARGETS[target].folder}/"
     files = {
         output.path.removeprefix(prefix): output.text
         for output in compiled.outputs

@@ -16,7 +16,7 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.plan.default_schedule import Shape
-from attnc.plan.device import Device
+from attnc.plan.device import DEVICES, Device
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.names import Reserved
@@ -47,6 +47,19 @@ class Target(ABC):
     has_backward: ClassVar[bool]
     has_rows_kernel: ClassVar[bool]
     splits_wide: ClassVar[bool]
+
+    @property
+    def folder(self) -> str:
+        """Where the modules of an attention go; importable, hence without dots: `cuda_sm_80`."""
+        return self.name.replace(".", "_")
+
+    def runs_on(self, capability: int) -> bool:
+        """Whether a GPU of this compute capability (90 for sm_90) runs the kernels: all from the oldest of
+        the target's devices on where the newest known is among them, else its devices alone.
+        """
+        own = {device.capability for device in self.devices}
+        is_open = max(device.capability for device in DEVICES.values()) in own
+        return capability >= min(own) if is_open else capability in own
 
     # --- which schedules are compiled
 

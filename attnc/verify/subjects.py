@@ -25,7 +25,7 @@ def subject_of(module: ir.Module, text: str | Mapping[str, str] | None = None) -
     names. Without a GPU the first call decides for the whole process whether Triton interprets.
     """
     runner, source = runner_of(module.target), module.variant.source
-    device = runner.device()
+    device = runner.device(module.target)
     if device == "cpu":
         runner.prepare()
     if isinstance(text, str):
