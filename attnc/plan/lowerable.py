@@ -45,7 +45,8 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     else:
         yield from _no_unified_max(knobs)
     yield from _backward(variant, schedule, target)
-    yield from _gradient_types(variant, schedule)
+    if not target.has_f32_gradients:
+        yield from _gradient_types(variant, schedule)
     loops = knobs.get("loops")
     softmax = knobs.get("softmax")
     if loops and ("kv", "q") in loops.choices:
@@ -66,10 +67,11 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 
 
 def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Gradients in f32 of inputs of another type."""
     attention = variant.attention
     for name in attention.f32_grads:
         tensor = attention.tensor(name)
-        if schedule.target != "triton" and name in ("q", "k", "v") and tensor.dtype is not DType.F32:
+        if name in ("q", "k", "v") and tensor.dtype is not DType.F32:
             yield unsupported(
                 f"{schedule.target} writes the gradient of '{name}' in the type of '{name}'",
                 attention.span,
