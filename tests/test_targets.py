@@ -11,7 +11,7 @@ from attnc.model.schedule import Schedule
 from attnc.model.schedules import TARGETS as NAMES
 from attnc.plan.device import DEVICES
 from attnc.plan.lowerable import check_differentiable
-from attnc.plan.targets import TARGETS
+from attnc.plan.targets import TARGETS, target_of
 from attnc.plan.triton import Triton
 from attnc.runtime.toolchains import toolchain_of
 from attnc.target.files import render_files
@@ -57,3 +57,8 @@ def test_what_is_newer_than_a_target_runs_its_kernels() -> None:
     assert [TARGETS["cuda.sm_100"].runs_on(one) for one in capabilities] == [False, False, False, True, True]
     alone = replace(TARGETS["cuda.sm_80"], devices=(DEVICES["sm_90"],))
     assert [alone.runs_on(one) for one in capabilities] == [False, False, True, False, False]
+
+
+def test_a_target_that_is_not_compiled_is_a_mistake_with_names() -> None:
+    with pytest.raises(ValueError, match=r"expected one of cuda\.sm_100, .*, triton, got 'cuda\.sm_79'"):
+        target_of("cuda.sm_79")
