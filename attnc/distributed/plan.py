@@ -127,7 +127,8 @@ class Plan:
         ready = self.ready[rows // self.chunk] if len(rows) else np.zeros(0, np.bool_)
         found = []
         if ready.any():
-            found.append(Part(np.flatnonzero(ready), *self.runs[rank].tolist(), True))
+            lo, hi = self.runs[rank].tolist()
+            found.append(Part(np.flatnonzero(ready), lo, hi, True))
         if not ready.all():
             keys = self.keys(rank)
             lo, hi = (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)

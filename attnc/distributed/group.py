@@ -1,0 +1,61 @@
+"""What the engine asks of a group of ranks: three collectives, in the order of the stream that they are called in.
+
+`Group` is torch.distributed, NCCL or gloo; tests have one of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """Processes that call the same collectives in the same order."""
+
+    rank: int
+    size: int
+
+    def exchange(
+        self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
+    ) -> None:
+        """Sends elements to every rank and receives some of each: runs of the two flat tensors, by rank."""
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks, by rank; of one shape and type."""
+
+
+class Group:
+    """A process group of torch.distributed, or a 1-D DeviceMesh."""
+
+    def __init__(self, of: Any = None) -> None:
+        if hasattr(of, "get_group"):  # a DeviceMesh
+            if of.ndim != 1:
+                raise ValueError(f"mesh: expected one axis, such as mesh['cp'], got {of.ndim}")
+            of = of.get_group()
+        if not dist.is_initialized():
+            raise RuntimeError("group: call torch.distributed.init_process_group() first")
+        self.group = dist.group.WORLD if of is None else of
+        self.rank = dist.get_rank(self.group)
+        self.size = dist.get_world_size(self.group)
+
+    def exchange(
+        self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
+    ) -> None:
+        wide = sent.element_size()  # as bytes: gloo does not know every type
+        dist.all_to_all_single(
+            received.view(torch.uint8),
+            sent.view(torch.uint8),
+            [wide * count for count in counts_in],
+            [wide * count for count in counts_out],
+            group=self.group,
+        )
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.contiguous()
+        found = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(found, x, group=self.group)
+        return found
