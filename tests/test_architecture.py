@@ -62,6 +62,8 @@ OWNERS = {
     "platformdirs": {"runtime", "tune", "cli"},
     "matplotlib": {"bench"},
     "transformers": {"adapters"},
+    "vllm": {"adapters"},
+    "sglang": {"adapters"},
 }
 
 # The layers that need torch. What runs in `attnc compile` must not need them.

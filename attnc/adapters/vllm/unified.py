@@ -6,11 +6,10 @@ mixture of both against a paged cache, with its argument list. vLLM itself is no
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
+from attnc.adapters.paged import attend
+from attnc.adapters.specs import refuse
 
 
 def unified_attention(
@@ -55,36 +54,20 @@ def unified_attention(
     ValueError or TypeError names the argument, what was expected and what came. Never waits for the device.
     """
     refuse("unified_attention", q_descale=q_descale, **unsupported)
-    decode = max_seqlen_q == 1 and len(q) == len(seqused_k)
-    by_head = {"alibi_slopes": alibi_slopes, "sinks": sinks}
-    vectors = {name: x.float() for name, x in by_head.items() if x is not None}
-    made = _kernel(
-        _dtype(q, k, v),
-        q.shape[-1],
-        k.shape[1],
-        float(softmax_scale),
-        _left(causal, window_size),
-        float(softcap or 0.0),
-        frozenset(vectors),
-        decode,
+    attend(
+        q,
+        k,
+        v,
+        out,
+        cu_seqlens_q=cu_seqlens_q,
+        seqused_k=seqused_k,
+        block_table=block_table,
+        scale=softmax_scale,
+        left=_left(causal, window_size),
+        softcap=softcap or 0.0,
+        by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
+        decode=max_seqlen_q == 1 and len(q) == len(seqused_k),
     )
-    tables = (block_table, seqused_k, *vectors.values())
-    if decode:
-        made(q.unsqueeze(1), k, v, *tables, out=out.unsqueeze(1))
-    else:
-        made(q, k, v, cu_seqlens_q, *tables, out=out)
-
-
-def _dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype:
-    """That of q and the cache. TypeError where the cache has another."""
-    dtype = dtype_of("q", q)
-    for name, cache in (("k", k), ("v", v)):
-        if cache.dtype != dtype:
-            raise TypeError(
-                f"{name}: expected dtype {dtype}, like q, got {cache.dtype}: quantised caches and"
-                f" {name}_descale are not supported"
-            )
-    return dtype
 
 
 def _left(causal: bool, window_size: tuple[int, int]) -> int:
@@ -95,40 +78,3 @@ def _left(causal: bool, window_size: tuple[int, int]) -> int:
     if right > 0:
         raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
     return left
-
-
-@lru_cache(maxsize=256)
-def _kernel(
-    dtype: torch.dtype,
-    head_dim: int,
-    page: int,
-    scale: float,
-    left: int,
-    softcap: float,
-    vectors: frozenset[str],
-    decode: bool,
-) -> Kernel:
-    """Inputs are named like the arguments: what a kernel refuses, the caller knows by that name."""
-    queries = "[B, M, Hkv * G, D]" if decode else "[T, Hkv * G, D]"
-    return kernel(
-        Wanted(
-            name="unified_attention",
-            dtype=dtype,
-            head_dim=head_dim,
-            scale=scale,
-            q=queries if decode else f"{queries} via ragged(cu_seqlens_q)",
-            kv=f"[B, N, Hkv, D] via paged(block_table, page = {page})",
-            o=queries,
-            inputs=(
-                *(() if decode else ("cu_seqlens_q: i32[B + 1]",)),
-                "block_table: i32[B, P]",
-                "seqused_k: i32[B]",
-            ),
-            length="seqused_k",
-            mask="causal" if left < 0 else f"window({left}, 0)",
-            softcap=softcap,
-            slopes="alibi_slopes" if "alibi_slopes" in vectors else "",
-            sink="sinks" if "sinks" in vectors else "",
-            decode=decode,
-        )
-    )
