@@ -47,12 +47,12 @@ def _subject(module: ir.Module, loaded: ModuleType, device: str) -> Subject:
         gradients=None if module.backward is None else module.backward.bound,
         split=module.kernels[0].split is not None,
         warps_matter=module.target != "triton",
-        atomic=_atomic(module),
+        atomic=atomic_inputs(module),
         plan=module,
     )
 
 
-def _atomic(module: ir.Module) -> frozenset[str]:
+def atomic_inputs(module: ir.Module) -> frozenset[str]:
     """Inputs whose gradients are not the same, bit for bit, in every run."""
     backward = module.backward
     if backward is None:
