@@ -14,6 +14,7 @@ from attnc.target.files import render_files
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.check import check, keeps
+from attnc.verify.large import large_cases
 from attnc.verify.projection_check import (
     ProjectionSubject,
     check_projection,
@@ -115,6 +116,12 @@ def _judge(bug: Bug, subject: AnySubject, case: Case, by: By) -> Verdict:
     if bug.phase == "forward" and bug.file in ("", "host"):
         subject = replace(subject, gradients=None)
     return check(subject, case)
+
+
+def large_case(bug: Bug, dims: Mapping[str, int]) -> Case:
+    """The first case of `attnc verify --large` of these sizes, in the order of the device at hand."""
+    space = subject_of(module_of(bug.attention, bug.target)).space
+    return next(case for case in large_cases(space) if dims.items() <= case.dims.items())
 
 
 def planted(bug: Bug) -> AnySubject:
