@@ -62,7 +62,12 @@ def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config,
     """
     schedule = schedule_of(schedule, variant)
     phases = (phase,) if (whole := whole_of(phase)) is None else (whole, phase)
-    names = {key: of for part in phases for key, of in keys_of(part, variant.attention.grads).items()}
+    names = {
+        key: of
+        for part in phases
+        for key, of in keys_of(part, variant.attention.grads).items()
+        if of.target in ("", schedule.target)
+    }
     dims = _head_dims(variant)
     defaults: dict[str, tuple[Value, ...]] = {
         name: (dims["D"] if name == "tile.d" else key.default,) for name, key in names.items()

@@ -22,7 +22,8 @@ class Key:
     """A schedule key. `read` gives the value of an expression, or None if it is not allowed; `allowed` says
     what is.
 
-    `kind` is what a `where` may compare the key with; `words` are the names that its values use.
+    `kind` is what a `where` may compare the key with; `words` are the names that its values use; `target`: the
+    only one that has it, "" for all.
     """
 
     read: Callable[[ast.Expr], Value | None]
@@ -31,6 +32,7 @@ class Key:
     kind: Kind = "word"
     words: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ("forward", "backward")
+    target: str = ""
 
 
 def number(tree: ast.Expr) -> int | float | None:
@@ -80,6 +82,11 @@ def _registers(tree: ast.Expr) -> Value | None:
     return count if count is not None and 32 <= count <= 248 and count % 8 == 0 else None
 
 
+def _share_of_registers(tree: ast.Expr) -> Value | None:
+    count = _integer(tree)
+    return count if count is not None and 64 <= count <= 240 and count % 8 == 0 else None
+
+
 def _split(tree: ast.Expr) -> Value | None:
     """How many programs share the keys of a sequence; fixed(size): as many as have `size` keys each."""
     match tree:
@@ -102,23 +109,37 @@ def _softmax(tree: ast.Expr) -> Value | None:
             return ONLINE
         case ast.Name(id="two_pass"):
             return Choice(name="two_pass", args={})
-        case ast.Call(
-            function=ast.Name(id="online"),
-            args=(),
-            kwargs=(ast.Keyword(name=ast.Name(id="rescale"), value=value),),
-        ):
-            rescale = _rescale(value)
-            return None if rescale is None else Choice(name="online", args={"rescale": rescale})
+        case ast.Call(function=ast.Name(id="online"), args=(), kwargs=kwargs) if kwargs:
+            return _online({keyword.name.id: keyword.value for keyword in kwargs}, len(kwargs))
         case ast.Call(function=ast.Name(id="unified_max"), args=()):
             return _unified_max({keyword.name.id: keyword.value for keyword in tree.kwargs}, len(tree.kwargs))
         case _:
             return None
 
 
+def _online(args: Mapping[str, ast.Expr], count: int) -> Value | None:
+    """rescale: when o is; maximum = lazy(h): it is looked for only until all rows have one, and again when it
+    turns out to have grown by more than h (in base-2 units).
+    """
+    if len(args) != count or not set(args) <= {"rescale", "maximum"}:
+        return None
+    rescale = _rescale(args["rescale"]) if "rescale" in args else "deferred"
+    maximum = _lazy(args["maximum"]) if "maximum" in args else None
+    if rescale is None or ("maximum" in args and (maximum is None or rescale == "every_step")):
+        return None
+    return Choice(name="online", args={"rescale": rescale} | ({"maximum": maximum} if maximum else {}))
+
+
 def _rescale(tree: ast.Expr) -> Value | None:
     match tree:
         case ast.Name(id="deferred" | "every_step" as word):
             return word
+        case _:
+            return _lazy(tree)
+
+
+def _lazy(tree: ast.Expr) -> Choice | None:
+    match tree:
         case ast.Call(function=ast.Name(id="lazy"), args=(ast.Number(value=threshold),), kwargs=()) if (
             threshold > 0
         ):
@@ -144,7 +165,7 @@ def _unified_max(args: Mapping[str, ast.Expr], count: int) -> Value | None:
 
 _SOFTMAXES = (
     "online, online(rescale = deferred), online(rescale = every_step), online(rescale = lazy(8)), two_pass, "
-    "unified_max(phi = 0, bounds = [-60, 60], fallback = online)"
+    "online(maximum = lazy(20)), unified_max(phi = 0, bounds = [-60, 60], fallback = online)"
 )
 _TILE = "a power of two or a multiple of 16, at most 1024"
 _TILED: tuple[Phase, ...] = ("forward", "backward", "dq", "dkdv")
@@ -198,6 +219,30 @@ KEYS: Mapping[str, Key] = {
         kind="any",
         words=("none",),
         phases=("backward", "dq", "dkdv"),
+    ),
+    "consumers": Key(
+        read=_among(1, 2, 3, 4),
+        allowed="1, 2, 3 or 4",
+        default=0,
+        kind="number",
+        phases=("forward",),
+        target="cuda.sm_90a",
+    ),
+    "overlap": Key(
+        read=_bool,
+        allowed="true or false",
+        default=True,
+        kind="bool",
+        phases=("forward",),
+        target="cuda.sm_90a",
+    ),
+    "registers": Key(
+        read=_share_of_registers,
+        allowed="a multiple of 8 from 64 to 240",
+        default=0,
+        kind="number",
+        phases=("forward",),
+        target="cuda.sm_90a",
     ),
     "dp": Key(
         read=_word("early", "late"),

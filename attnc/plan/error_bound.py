@@ -39,6 +39,8 @@ from attnc.plan.ir import ErrorBound, Softmax
 TF32X3_PRODUCT_ERROR = 2.0**-20
 #: What a sum on tensor cores loses with each product, relative to the sum of the magnitudes.
 ADDITION_ERROR = 1.5 * 2.0**-24
+#: log2 of the most probabilities that a thread, and a row of a tile, sums before it looks at the sum.
+_SUM_OF_TILE = 8.0
 #: Relative and absolute errors of the functions of scores.
 INTRINSICS = tuple((function.name, function.relative, function.absolute) for function in REAL.values())
 
@@ -60,7 +62,18 @@ def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Soft
         chained=element is not DType.F32,
         intrinsics=INTRINSICS,
         renormalised=softmax.rescale == "every_step",
+        # A lazy maximum may lie below the row's by the headroom, and what is subtracted above it by as much
+        # and by the sum of a tile; p is a power of two smaller, which matters where that is subnormal.
+        largest_shift=softmax.headroom + _SUM_OF_TILE if softmax.headroom else 0.0,
+        least_probability=2.0 ** (top_of(_dtype(attention.v)) - softmax.headroom - _SUM_OF_TILE)
+        if softmax.headroom
+        else 1.0,
     )
+
+
+def top_of(p: DType) -> int:
+    """log2 of what p may reach under a lazy maximum: f16 has few exponents, and is used up to its largest."""
+    return 14 if p is DType.F16 else 0
 
 
 def _dtype(tensor: Tensor) -> DType:

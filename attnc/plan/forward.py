@@ -8,10 +8,13 @@ memory each step
 
 from __future__ import annotations
 
+import math
+
 from attnc.expr.nodes import TRUE, Dot, Expr
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
+from attnc.model.tensors import DType
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
@@ -32,6 +35,10 @@ from attnc.plan.steps import (
 )
 from attnc.plan.storage import has_descriptors
 from attnc.plan.targets import target_of
+
+#: log2 of how far a maximum of f16 probabilities may grow unseen: they reach 2^14, and the row's largest
+#: should have all of its bits even before that.
+_F16_HEADROOM = 12.0
 
 
 def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
@@ -94,6 +101,11 @@ def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tupl
     if isinstance(rescale, Choice):
         (value,) = rescale.args.values()
         rescale, threshold = rescale.name, value if isinstance(value, int | float) else 0.0
+    headroom = 0.0
+    if isinstance(choice, Choice) and isinstance(maximum := choice.args.get("maximum"), Choice):
+        (value,) = maximum.args.values()
+        most = _F16_HEADROOM if attention.v.dtype is DType.F16 else math.inf
+        headroom = min(value, most) if isinstance(value, float) else 0.0
     wanted = attention.softmax
     dropout = None
     if wanted.dropout is not None and wanted.seed is not None:
@@ -106,5 +118,6 @@ def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tupl
         safe_everywhere=may_exclude(raw),
         sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
         dropout=dropout,
+        headroom=headroom,
     )
     return softmax, None if isinstance(raw, Dot) else names.replace(raw)

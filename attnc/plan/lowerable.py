@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from attnc.diagnostics import Diagnostic, Label
 from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention, Variant
-from attnc.model.knobs import ONLINE
+from attnc.model.knobs import KEYS, ONLINE
 from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
@@ -34,6 +34,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from _names(variant, target.reserved)
     knobs = knobs_of(schedule, "forward")
     yield from _sizes(variant)
+    yield from _of_others(schedule, knobs)
     yield from target.check(variant, schedule)
     if combine := knobs_of(schedule, "combine"):
         for knob in combine.values():
@@ -78,6 +79,21 @@ def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
                 f"wants it in f32, and {name} is {tensor.dtype}",
                 "write a Triton schedule, or 'grad' without a type",
             )
+
+
+def _of_others(schedule: Schedule, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Keys and values that only one target has."""
+    for knob in knobs.values():
+        target = KEYS[knob.key].target if knob.key in KEYS else ""
+        if target not in ("", schedule.target):
+            label = f"'{target}' has it alone"
+            yield unsupported(f"'{knob.key}' is no key of '{schedule.target}'", knob.span, label, "remove it")
+        for choice in knob.choices:
+            lazily = isinstance(choice, Choice) and "maximum" in choice.args
+            if lazily and not target_of(schedule.target).has_lazy_maximum:
+                label = "'cuda.sm_90a' has it alone"
+                hint = "write 'online(rescale = lazy(8))', or 'online'"
+                yield unsupported("a lazy maximum is not lowered to this target", knob.span, label, hint)
 
 
 def _no_unified_max(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:

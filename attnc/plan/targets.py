@@ -7,10 +7,11 @@ from types import MappingProxyType
 
 from attnc.plan.default_schedule import Shape
 from attnc.plan.sm80 import SM80
+from attnc.plan.sm90 import SM90A
 from attnc.plan.target import Target
 from attnc.plan.triton import TRITON
 
-_ALL: tuple[Target, ...] = (TRITON, *SM80)
+_ALL: tuple[Target, ...] = (TRITON, *SM80, SM90A)
 
 #: By name; `model.schedules.TARGETS` has those too for which there are no kernels yet.
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in _ALL})

@@ -12,7 +12,7 @@ from attnc.runtime.aot import Nvrtc
 from attnc.runtime.cubin import TritonCompiler
 from attnc.runtime.toolchain import Toolchain, Usage
 
-_TOOLCHAINS: Mapping[str, Toolchain] = {"triton": TritonCompiler(), "sm80": Nvrtc()}
+_TOOLCHAINS: Mapping[str, Toolchain] = {"triton": TritonCompiler(), "sm80": Nvrtc(), "sm90": Nvrtc()}
 
 
 def toolchain_of(target: str) -> Toolchain:

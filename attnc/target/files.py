@@ -9,6 +9,7 @@ from attnc.plan.ir import Module
 from attnc.plan.targets import target_of
 from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.target.sm80.render import render_cuda
+from attnc.target.sm90.render import render_sm90
 from attnc.target.triton.render import render_triton
 
 
@@ -20,7 +21,7 @@ class Render(Protocol):
 
 
 #: By the family of a target (`plan.target.Target.family`).
-_RENDER: Mapping[str, Render] = {"triton": render_triton, "sm80": render_cuda}
+_RENDER: Mapping[str, Render] = {"triton": render_triton, "sm80": render_cuda, "sm90": render_sm90}
 
 
 def render_files(

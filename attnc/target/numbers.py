@@ -6,6 +6,7 @@ import math
 import re
 from typing import TypeAlias
 
+from attnc.plan.error_bound import top_of
 from attnc.plan.ir import Kernel
 from attnc.plan.scores import LOG2E
 
@@ -27,10 +28,22 @@ def _constants(kernel: Kernel) -> tuple[Number, ...]:
     return (
         ("SCALE", repr(softmax.scale), "factor of the raw score in base-2 units"),
         ("LAZY", repr(softmax.threshold), "growth of the maximum, in base-2 units, that forces a rescale"),
+        *_headroom(kernel),
         *_unified(kernel),
         ("LN2", repr(math.log(2)), "log(2): lse leaves in natural units"),
         ("LOG2E", repr(LOG2E), "log2(e): lse comes in natural units"),
         ("TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"),
+    )
+
+
+def _headroom(kernel: Kernel) -> tuple[Number, ...]:
+    headroom = kernel.softmax.headroom
+    if not headroom:
+        return ()
+    top = top_of(kernel.bound.p_dtype)
+    return (
+        ("ABOVE", repr(headroom - top), "what exponents subtract lies so far above the maximum, in base-2 units"),
+        ("LIMIT", repr(2.0**top), f"sum of p by which the maximum has grown by about {headroom:g}"),
     )
 
 

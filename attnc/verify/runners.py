@@ -99,7 +99,7 @@ class ThreadByThread(Runner):
 
 
 #: By the family of a target (`plan.target.Target.family`).
-_RUNNERS: Mapping[str, Runner] = {"triton": Interpreted(), "sm80": ThreadByThread()}
+_RUNNERS: Mapping[str, Runner] = {"triton": Interpreted(), "sm80": ThreadByThread(), "sm90": ThreadByThread()}
 
 
 def runner_of(target: str) -> Runner:

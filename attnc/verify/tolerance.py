@@ -205,7 +205,7 @@ class _Weights:
         special = ~np.isfinite(v)
         if not special.any():
             return np.zeros((len(self.p), v.shape[1]), dtype=np.bool_)
-        tiny = 4 * max(DType(self.bound.p_dtype).smallest_subnormal, FLUSHED)
+        tiny = 4 * max(DType(self.bound.p_dtype).smallest_subnormal, FLUSHED) / self.bound.least_probability
         doubtful = ~self.seen | (self.p <= tiny * self.p_max)
         return np.asarray(doubtful.astype(np.float64) @ special > 0)
 

@@ -54,6 +54,14 @@ template <class T> static T from_lane(T x, int mask, SIMT_LINE) { return of_lane
 static inline u32 from_lane_u32(u32 x, int mask, SIMT_LINE) { return from_lane(x, mask, line); }
 static inline int uniform(int x, SIMT_LINE) { return of_lane(x, 0, line); }
 
+static inline int count_lanes(bool x, SIMT_LINE)
+{
+    int count = x;
+    for (int mask = 1; mask < simt::WARP; mask *= 2)
+        count += from_lane(count, mask, line);
+    return count;
+}
+
 static inline bool any_lane(bool x, SIMT_LINE)
 {
     const simt::Show* all = simt::exchange(simt::VOTE, line, [&](simt::Show& s) { s.flag = x; });

@@ -34,6 +34,8 @@ class CudaHostText:
 
     #: The template of what makes launches ready.
     decisions = "cuda/_decisions.py.jinja"
+    #: The one architecture that there are kernels for; empty: the oldest of many.
+    only_for = ""
 
     def __init__(self, module: Module, kernel: Kernel, text: CudaText) -> None:
         self._module, self._kernel, self._text = module, kernel, text

@@ -48,21 +48,21 @@ def render_cuda(
     text = (CudaDecodeText if decodes else CudaText)(module, kernel, layout_of(kernel))
     page = _header(module, path, sha256)
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
-    environment = _environment()
+    environment = cuda_environment()
     body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
     source = environment.get_template("cuda/module.cu.jinja").render(
         common,
         numbers=numbers_in(without_comments(body, "//"), kernel, tanh=text.uses("tanh_")),
         body=body,
     )
-    source = _tidy(source)
+    source = tidy_cuda(source)
     page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
     call = (
         CudaDecodeHost(module, kernel, text)
         if isinstance(text, CudaDecodeText)
         else CudaHostText(module, kernel, text)
     )
-    back, files = _backward(module, page)
+    back, files = render_backward(module, page)
     if back is not None:
         page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
     host = (
@@ -83,7 +83,7 @@ def render_cuda(
     return {f"{name}.py": tidy(host), f"{name}.cu": source, **files}
 
 
-def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardHost | None, dict[str, str]]:
+def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardHost | None, dict[str, str]]:
     """The text of the function that launches the backward, and its kernels' files by name; nothing without
     gradients.
     """
@@ -103,7 +103,7 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardH
 
 
 def _backward_source(template: str, text: CudaFileText, page: Mapping[str, object]) -> str:
-    environment = _environment()
+    environment = cuda_environment()
     kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernels[0]
     chain = text.chain if isinstance(text, CudaBackwardText) else None
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
@@ -113,7 +113,7 @@ def _backward_source(template: str, text: CudaFileText, page: Mapping[str, objec
     title = str(page["title"]).split(": forward,")[0]
     header = {**page, "title": f"{title}: backward, {_TASKS[template]}."}
     module = environment.get_template("cuda/backward_module.cu.jinja")
-    return _tidy(module.render(common, header=header, body=body))
+    return tidy_cuda(module.render(common, header=header, body=body))
 
 
 _TASKS = {
@@ -125,7 +125,8 @@ _TASKS = {
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def cuda_environment() -> jinja2.Environment:
+    """Of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.filters.update(quote=quote)
     return environment
@@ -142,7 +143,7 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
     }
 
 
-def _tidy(text: str) -> str:
+def tidy_cuda(text: str) -> str:
     """One blank line in a row, none at a block's start or end, pragmas indented like what they are about."""
     text = re.sub(r"[ \t]+\n", "\n", text)
     text = re.sub(r"\n{3,}", "\n\n", text)

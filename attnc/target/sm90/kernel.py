@@ -1,0 +1,272 @@
+"""The pieces of a Hopper kernel's text that its templates place: what is said of a tile, and where rows lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from attnc.expr.nodes import Binary, Compare, Const, Dim, Expr, Index, Or, Ref, Search, walk
+from attnc.model.tensors import DType, Role
+from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
+from attnc.plan.sm90_layout import PIECE, Shape, Sm90Layout
+from attnc.plan.steps import pointer_names, statement_expressions
+from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.printer import at_row, scalar, statement
+from attnc.target.sm90.wgmma import wgmma
+
+#: What is copied by TMA.
+_COPIED = ("q", "k", "v")
+_TILE = Dim("BLOCK_N")
+
+
+class Sm90Text(CudaText):
+    """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
+
+    One thread finds what tiles are; the others read in a record what it publishes of them.
+    """
+
+    layout: Sm90Layout
+
+    def __init__(self, module: Module, kernel: Kernel, layout: Sm90Layout) -> None:
+        super().__init__(module, kernel, layout)
+        self.shape: Shape = layout.shape(self.default)
+        self.stores_by_tma = layout.by_tma and any(layout.shape(c).o_tiles for c in kernel.configs)
+        self.stores_by_thread = not all(layout.shape(c).o_tiles for c in kernel.configs)
+        self.has_headroom = kernel.softmax.headroom > 0
+        self.qk_pieces, self.v_pieces = layout.qk.width // PIECE, layout.v.width // PIECE
+        in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
+        alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
+        self.searches_together = self.uses("_bound") and not alone  # who copies is one lane
+        self.sequences_are_packed = kernel.grid.sequences is not None
+        self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
+
+    # -- tiles ---------------------------------------------------------------------------------------------
+
+    @property
+    def key_tiles(self) -> list[int]:
+        """Keys of a tile, over all configs."""
+        return sorted({config.number("tile.kv") for config in self.kernel.configs})
+
+    def wgmma(self, columns: int, *, registers: bool) -> str:
+        return wgmma(columns, self.ptx, registers=registers)
+
+    @property
+    def row(self) -> str:
+        return "64 * consumer + 16 * warp + 8 * r + g"
+
+    @property
+    def exponent(self) -> str:
+        """Of p, from a score."""
+        return f"s[j][2 * r + c]{self.times_scale} - m[r]"
+
+    @property
+    def clears_values(self) -> bool:
+        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone."""
+        return self.kernel.step.kept is not None or "N" in self._made
+
+    @property
+    def partial(self) -> str:
+        """Whether the tile at hand is partial."""
+        return self.masked
+
+    @property
+    def partial_tiles_end_the_range(self) -> bool:
+        """Whether the partial tiles are the last ones, and no others are."""
+        loops = self.kernel.regions.loops
+        return len(loops) == 2 and loops[0].masked is False
+
+    @cached_property
+    def _met(self) -> tuple[str, Expr] | None:
+        """Where partial tiles end the range: up to which key every row keeps all, before that is rounded down
+        to a tile.
+        """
+        loops = self.kernel.regions.loops
+        match loops[0].stop:
+            case Ref(name=name) if self.partial_tiles_end_the_range:
+                lets = {x.name: x.value for x in self.kernel.regions.bounds if isinstance(x, Let)}
+                exact = unaligned(lets.get(name))
+                return None if exact is None else ("met_hi", exact)
+        return None
+
+    @property
+    def met(self) -> str:
+        """The declaration of that key; empty if there is none."""
+        return f"const int {self._met[0]} = {scalar(self._met[1])};" if self._met else ""
+
+    @property
+    def all_meet(self) -> str:
+        """Whether every row keeps a key of the tile at hand."""
+        match self.kernel.regions.loops:
+            case (loop,) if isinstance(loop.masked, Or):
+                ends = [side.right for side in loop.masked.operands if isinstance(side, Compare)]
+                if len(ends) == 2:
+                    first, last = map(scalar, ends)
+                    return f"max(kv_lo, {first}) < min(kv_lo + BLOCK_N, {last})"
+        return f"kv_lo < {self._met[0]}" if self._met else "!is_partial(kv_lo)"
+
+    @property
+    def last_tile(self) -> str:
+        """The last of the key tiles, or one below all of them."""
+        if self.guard:
+            return f"hi > {self.lo} ? previous((hi - 1) / BLOCK_N * BLOCK_N + BLOCK_N) : {self.lo} - BLOCK_N"
+        return f"hi > {self.lo} ? (hi - 1) / BLOCK_N * BLOCK_N : {self.lo} - BLOCK_N"
+
+    # -- arguments -----------------------------------------------------------------------------------------
+
+    @property
+    def arguments(self) -> list[Arg]:
+        """What kernels read and write themselves."""
+        return [arg for arg in super().arguments if arg.tensor.name not in _COPIED]
+
+    @property
+    def fields(self) -> Iterator[str]:
+        """Declarations of the arguments: tensor maps, pointers, strides, sizes."""
+        yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
+        yield from super().fields
+
+    @property
+    def maps(self) -> list[str]:
+        """Tensors that TMA copies from or to."""
+        return [*_COPIED, *(["o"] if self.stores_by_tma else [])]
+
+    @property
+    def more_pointers(self) -> list[str]:
+        return ["int* counter_ptr;"]
+
+    # -- what is said of a tile ----------------------------------------------------------------------------
+
+    @cached_property
+    def _made(self) -> frozenset[str]:
+        """Sizes that are found on the device."""
+        names = {item.name for item in self.kernel.program if isinstance(item, Let)} & {"M", "N"}
+        return frozenset(names | ({"M"} if self.kernel.grid.sequences is not None else set()))
+
+    @cached_property
+    def published(self) -> list[str]:
+        """Integers that those who copy and multiply read: its place, its lengths, and bounds of its keys."""
+        wanted = self._wanted
+        sequences = self.kernel.grid.sequences
+        place = ["h", "b", *(["q_first", "q_rows"] if sequences is not None else [])]
+        first = [rows.first for rows in self.kernel.rows.values() if rows.first is not None]
+        statements = (*self.kernel.program, *self.kernel.regions.bounds)
+        values = [item.name for item in statements if self._is_integer(item)]
+        sizes = [name for name in ("M", "N") if name in self._made]
+        candidates = dict.fromkeys((*place, *sizes, "q_hi", *first, *values))
+        found = [name for name in candidates if name in (*place, *sizes, *first) or name in wanted]
+        return [*found, *([self._met[0]] if self._met and self.has_headroom else [])]
+
+    def _is_integer(self, item: Statement) -> bool:
+        match item:
+            case Let(value=value):
+                return value.type not in ("float", "bool")
+            case Fetch(axes=()) as fetch:
+                is_short = fetch.load.within is not None or self.dtypes[fetch.load.tensor] is DType.I32
+                return fetch.load.type == "int" and is_short
+            case _:
+                return False
+
+    @cached_property
+    def _wanted(self) -> frozenset[str]:
+        """Names that are read after a tile has been found."""
+        kernel = self.kernel
+        loops = kernel.regions.loops
+        exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions]
+        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self._late]
+        statements += [*kernel.step.fetches, *kernel.step.masked_fetches]
+        exprs += [expr for item in statements for expr in statement_expressions(item)]
+        softmax, step = kernel.softmax, kernel.step
+        exprs += [x for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink) if x is not None]
+        if softmax.dropout is not None:
+            exprs += [softmax.dropout.p, softmax.dropout.seed]
+        exprs.append(kernel.stored)
+        nodes = [node for expr in exprs for node in walk(expr)]
+        return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
+
+    @cached_property
+    def _late(self) -> list[Statement]:
+        """What is not published, and so computed by whoever reads it: pointers, and floats of a head."""
+        items = (*self.kernel.program, *(x for x in self.kernel.regions.bounds if isinstance(x, Row)))
+        return [item for item in items if not self._is_integer(item)]
+
+    @property
+    def record_fields(self) -> Iterator[str]:
+        yield f"int {', '.join(self.published)};"
+        if self.has_headroom:
+            yield "int tile;"
+            yield "int failed, again;  // warps, by bits: whose maximum moved too far, and that compute it once more"
+
+    @property
+    def found_program(self) -> Iterator[str]:
+        """What is computed first of all: integers, and the pointers that they, and bounds, are loaded through."""
+        kernel = self.kernel
+        loaded = [x for x in (*kernel.program, *kernel.regions.statements) if isinstance(x, Fetch)]
+        read = {name for fetch in loaded if self._is_integer(fetch) or fetch in kernel.regions.statements
+                for name in pointer_names(fetch)}  # fmt: skip
+        searched = (expr for x in kernel.regions.bounds for expr in statement_expressions(x))
+        read |= {node.row for expr in searched for node in walk(expr) if isinstance(node, Search) and node.row}
+        declared = {*kernel.dims, *(["M"] if kernel.grid.sequences is not None else [])}
+        for item in kernel.program:
+            if isinstance(item, Row) and item.name in read:
+                yield self.statement(item)
+            elif self._is_integer(item):
+                yield self._integer(item, declared)
+
+    def _integer(self, item: Statement, declared: set[str]) -> str:
+        """A length that shortens a size is an assignment."""
+        if isinstance(item, Let) and item.name in ("M", "N") and item.name not in declared:
+            declared.add(item.name)
+            return f"int {item.name} = {scalar(item.value)};"
+        return statement(item, self.dtypes, tuple(declared))
+
+    @property
+    def multiplied_program(self) -> list[str]:
+        """What is computed once for a tile by those who multiply."""
+        return [self.statement(item) for item in self._late]
+
+    @property
+    def copied_program(self) -> list[str]:
+        """The same by who copies: what guards of tiles read."""
+        if not self.guard:
+            return []
+        read = {name for test in self.tests if isinstance(test, Fetch) for name in pointer_names(test)}
+        return [self.statement(item) for item in self._late if isinstance(item, Row) and item.name in read]
+
+    def _sizes(self, without: Iterable[str]) -> list[str]:
+        names = [name for name in self.kernel.dims if name not in without]
+        return [f"const int {', '.join(f'{name} = args.{name}' for name in names)};"] if names else []
+
+    @property
+    def multiplied_sizes(self) -> list[str]:
+        return self._sizes(self._made)
+
+    @property
+    def copied_sizes(self) -> list[str]:
+        return self._sizes(self._made)
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    def coordinates(self, name: str, row: str) -> str:
+        """Row, head and batch of a box."""
+        rows = self.rows(name)
+        tensor = next(arg.tensor for arg in (*self.module.args, *self.module.outputs) if arg.tensor.name == name)
+        row = row if rows.first is None else f"{rows.first} + {row}"
+        is_key = name in ("k", "v")
+        has_head = tensor.axis(Role.HEAD) is not None and not (is_key and self.kernel.kv_head == Const(0))
+        head = ("h" if not is_key or self.h_kv == "h" else "h_kv") if has_head else "0"
+        has_batch = tensor.axis(Role.BATCH) is not None and rows.first is None
+        return f"{row}, {head}, {'b' if has_batch else '0'}"
+
+    @property
+    def first_m(self) -> str:
+        """The sink, in base-2 units."""
+        assert self.kernel.softmax.sink is not None
+        return at_row(self.kernel.softmax.sink)
+
+
+def unaligned(end: Expr | None) -> Expr | None:
+    """x of `x // BLOCK_N * BLOCK_N`, None for anything else."""
+    match end:
+        case Binary(op="*", left=Binary(op="//", left=x, right=tile), right=other) if tile == other == _TILE:
+            return x
+        case _:
+            return None

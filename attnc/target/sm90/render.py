@@ -1,0 +1,61 @@
+"""ir.Module -> the two files of a Hopper kernel: the `.cu` text, and the Python module that launches it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from attnc.plan.ir import Module
+from attnc.plan.sm90 import layout_of
+from attnc.plan.tuned import NOT_TUNED, Tuned
+from attnc.target.environment import python_environment
+from attnc.target.header import GLOSSARY, header
+from attnc.target.layout import tidy
+from attnc.target.numbers import numbers_in
+from attnc.target.operator import OperatorText
+from attnc.target.quote import without_comments
+from attnc.target.sm80.render import cuda_environment, render_backward, tidy_cuda
+from attnc.target.sm90.host import Sm90HostText
+from attnc.target.sm90.kernel import Sm90Text
+from attnc.target.tuning import tuning
+
+
+def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TUNED) -> dict[str, str]:
+    """The texts of one variant. Arguments as for `files.render_files`."""
+    (kernel,) = module.kernels
+    text = Sm90Text(module, kernel, layout_of(kernel))
+    page: dict[str, object] = {
+        **header(module, module.target, ", TMA and wgmma", path, sha256),
+        "glossary": GLOSSARY.splitlines(),
+        "module": f"{module.variant.name}.py",
+        "source": f"{module.variant.name}.cu",
+    }
+    common = {"module": module, "kernel": kernel, "text": text, "header": page}
+    environment = cuda_environment()
+    body = environment.get_template(f"sm90/{kernel.structure}.cu.jinja").render(common)
+    functions = environment.get_template("sm90/_functions.cu.jinja").render(common)
+    code = without_comments(functions + body, "//")
+    source = environment.get_template("sm90/module.cu.jinja").render(
+        common, numbers=numbers_in(code, kernel, tanh=text.uses("tanh_")), body=body
+    )
+    source = tidy_cuda(source)
+    page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
+    call = Sm90HostText(module, kernel, text)
+    back, files = render_backward(module, page)
+    if back is not None:
+        page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
+    host = (
+        python_environment()
+        .get_template("sm90/host.py.jinja")
+        .render(
+            common,
+            host=call,
+            call=call.call,
+            back=back,
+            operator=OperatorText(
+                module, call.call, without_comments("".join((source, *files.values())), "//")
+            ),
+            tuning=tuning(module, tuned),
+        )
+    )
+    name = module.variant.name
+    return {f"{name}.py": tidy(host), f"{name}.cu": source, **files}

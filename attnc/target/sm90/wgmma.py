@@ -1,0 +1,48 @@
+"""Text of the functions around one wgmma instruction: its operands are named one by one, so that each width has
+a function of its own."""
+
+from __future__ import annotations
+
+#: Registers of a line.
+_LINE = 16
+
+
+def wgmma(columns: int, ptx: str, *, registers: bool) -> str:
+    """d += a b, or d = a b: 64 x `columns` from 64 x 16 times 16 x `columns`.
+
+    registers: a lies in registers, and rows of b are its depth (p v); else both lie in shared memory, and rows
+    of b are columns of the result (q k^T). ptx: the type of a and b.
+    """
+    count = columns // 2
+    results = [f"%{i}" for i in range(count)]
+    outputs = [f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count)]
+    if registers:
+        a_type, a_inputs, a = (
+            "const u32 (&a)[4]",
+            ", ".join(f'"r"(a[{i}])' for i in range(4)),
+            f"{{ {', '.join(f'%{count + i}' for i in range(4))} }}",
+        )
+        b, flag, tail = count + 4, count + 5, "1, 1, 1"
+        what = "a in registers, b by rows"
+    else:
+        a_type, a_inputs, a = "u64 a", '"l"(a)', f"%{count}"
+        b, flag, tail = count + 1, count + 2, "1, 1, 0, 0"
+        what = "both in shared memory, b transposed"
+    lines = [
+        f"// d += a b, or d = a b, of {columns} columns: {what}.",
+        f"__device__ __forceinline__ void wgmma(float (&d)[{columns // 8}][4], {a_type}, u64 b, bool accumulate)",
+        "{",
+        f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{flag}, 0;\\n"',
+        f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} {{ "',
+    ]
+    for i in range(0, count, _LINE):
+        some = ", ".join(results[i : i + _LINE])
+        end = " }, " if i + _LINE >= count else ", "
+        lines.append(f'                 "{some}{end}"')
+    lines.append(f'                 "{a}, %{b}, p, {tail}; }}"')
+    for i in range(0, count, 4):
+        start = "                 : " if i == 0 else "                   "
+        lines.append(f"{start}{', '.join(outputs[i : i + 4])}{',' if i + 4 < count else ''}")
+    lines.append(f'                 : {a_inputs}, "l"(b), "r"((int)accumulate));')
+    lines.append("}")
+    return "\n".join(lines)
