@@ -4,7 +4,7 @@ A rank holds some query rows, in ascending order, and a window of consecutive ke
 `row_at`, the position of each query counted from the first key of the window, as a sorted input, and
 `key_first`, the position of that key. Where positions are only compared, `key_first` cancels: `kv_idx <=
 q_pos` becomes `kv_idx <= row_at[q_idx]`, whose tiles are found in closed form. So all that a compiler, a
-verifier and the targets know of a spec holds for what a rank runs, and no template knows that there are ranks.
+verifier and the targets know of a spec holds for what a rank runs, and no template knows of ranks.
 
 Other inputs are seen through views: axes that are indexed by a head, a key or a query alone are cut to what
 the rank has, and keep their index; others stay whole, and their index is rewritten.
@@ -266,7 +266,7 @@ class _Maker:
         body = place.text.partition("{")[2]
         text = "\n  ".join([f"attention {attention.name} {{", *lines]) + "\n}\n\n"
         text += f"schedule {attention.name} for {target} {{{body}\n"
-        inputs = (*used, *self.views.values())
+        inputs: tuple[View | str, ...] = (*used, *self.views.values())
         return Derived(text=text, name=attention.name, form=self.form, inputs=inputs, grads=grads)
 
     def _matrices(self) -> Iterator[str]:
@@ -374,7 +374,7 @@ def _normal(expr: Expr) -> Expr:
 
 
 def _collected(node: Expr) -> Expr:
-    """A comparison of sums without what stands on both sides, the key on the left: `kv_idx <= row_at[...]`."""
+    """A comparison of sums without what both sides have, the key on the left: `kv_idx <= row_at[...]`."""
     if not isinstance(node, Compare) or node.left.type != "int" or node.right.type != "int":
         return node
     difference = affine(node.left) - affine(node.right)

@@ -1,4 +1,4 @@
-"""What the engine asks of a group of ranks: three collectives, in the order of the stream that they are called in.
+"""What the engine asks of a group of ranks: two collectives, in the order of the stream they are called on.
 
 `Group` is torch.distributed, NCCL or gloo; tests have one of threads.
 """
