@@ -19,9 +19,11 @@ import torch
 
 from attnc.distributed.engine import ContextParallel
 from attnc.distributed.estimate import STRATEGIES, Strategy
+from attnc.distributed.kernels import Kernels, Spec
 from attnc.distributed.launch import on_processes
 from attnc.model.attention import Attention
-from attnc.model.tensors import Ragged
+from attnc.model.tensors import DType, Ragged
+from attnc.plan.ir import ErrorBound
 from attnc.plan.ir_backward import GradientBound
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
@@ -183,3 +185,12 @@ def _verify_rank(rank: int, source: str, attention: str, target: str, count: int
     if rank == 0:
         place = torch.cuda.get_device_name(0) if gpus else "Triton's interpreter, gloo"
         Path(path).write_text(json.dumps({"place": place, "cases": rows}), encoding="utf-8")
+
+
+def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
+    """The bound of o and lse that so many ranks with some of the keys each found (`SpreadKeys`): one more
+    partial result for each, and o in its own type at the end.
+    """
+    variant = spec.variants[0]
+    bound = Kernels(spec, variant, "keys").module.kernels[0].bound
+    return replace(bound, splits=bound.splits + ranks, o_dtype=DType(variant.attention.o.dtype))

@@ -66,8 +66,8 @@ class Thread:
             received[at : at + count] = x[first : first + count]
             at += count
 
-    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return [y.clone() for y in self.meeting.swap(self.rank, x.clone())]
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.meeting.swap(self.rank, x.clone()))
 
 
 def on_ranks(size: int, work: Callable[[Thread], _Result]) -> list[_Result]:
