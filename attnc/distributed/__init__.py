@@ -7,9 +7,10 @@ loops; `derive` writes the spec of what one rank computes; `engine` runs it on t
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnc.distributed.decode import SpreadKeys
     from attnc.distributed.engine import ContextParallel
 
-__all__ = ["ContextParallel"]
+__all__ = ["ContextParallel", "SpreadKeys"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from attnc.distributed.engine import ContextParallel
 
         return ContextParallel
+    if name == "SpreadKeys":
+        from attnc.distributed.decode import SpreadKeys
+
+        return SpreadKeys
     raise AttributeError(f"module 'attnc.distributed' has no attribute {name!r}")

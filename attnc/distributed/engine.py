@@ -34,9 +34,9 @@ class ContextParallel:
 
     source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a
     DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, "triton" by
-    default. strategy: in place of the estimate's choice. rates: of the machine, for the estimate. sums: whether
-    gradients of inputs that are whole on every rank are added up over the ranks; False where whoever owns them
-    does so (DDP, FSDP). params: of the spec, where its types and sizes do not say (`cap = 30.0`).
+    default. strategy: in place of the estimate's choice. rates: of the machine, for the estimate. sums:
+    whether gradients of inputs that are whole on every rank are added up over the ranks; False where whoever
+    owns them does so (DDP, FSDP). params: of the spec, where its types and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -57,7 +57,7 @@ class ContextParallel:
         self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
         self.strategy, self.rates, self.sums, self.params = strategy, rates, sums, params
         self._kernels: dict[tuple[torch.dtype, int], tuple[Kernels, Planner]] = {}
-        self._stages: dict[tuple[int, torch.device], Stages] = {}
+        self._stages: dict[tuple[Plan, torch.device], Stages] = {}
         self._plan: Plan | None = None
         self._agreed: set[object] = set()
 
@@ -68,7 +68,7 @@ class ContextParallel:
         tensor will do), which later calls follow. inputs: those that the mask reads, and lengths, on any
         device; what is on a GPU is copied to the host, which waits for it.
         """
-        kernels, planner = self._of(q)
+        kernels, planner = self.kernels_for(q)
         attention, named = kernels.attention, self._named((), inputs)
         self._plan = planner.plan(self._sizes(attention, q, k, named), self.strategy)
         return self._plan
@@ -79,19 +79,20 @@ class ContextParallel:
         Tensors are whole and the same on all ranks. Returns q, k, v and the inputs in the order given.
         """
         given = self._named(inputs, named)
-        plan = self.plan(q, k, **given)
-        attention, device = self._of(q)[0].attention, q.device
-        rank = self.group.rank
-        rows, keys = places(plan.owned(rank), device), places(plan.owned_keys(rank), device)
-        shards = [rows.of(q, attention.q.roles.index(Role.QUERY))]
-        shards += [
-            keys.of(x, tensor.roles.index(Role.KEY)) for x, tensor in ((k, attention.k), (v, attention.v))
-        ]
+        self.plan(q, k, **given)
+        shards = (self.own(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         return (*(x.contiguous() for x in shards), *inputs, *named.values())
 
     def rows(self, rank: int | None = None) -> torch.Tensor:
         """The numbers of a rank's query rows, ascending: which tokens, labels and positions are its own."""
         return torch.from_numpy(self._current().owned(self.group.rank if rank is None else rank).copy())
+
+    def own(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
+        """This rank's rows of a whole tensor that is shaped like o, or like "lse", "q", "k" or "v"."""
+        plan, tensor = self._current(), self._tensor(self._attention(), of)
+        by_key = of in ("k", "v")
+        rows = (plan.owned_keys if by_key else plan.owned)(self.group.rank)
+        return places(rows, x.device).of(x, tensor.roles.index(Role.KEY if by_key else Role.QUERY))
 
     def unshard(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
         """The whole of a tensor from every rank's rows: of o, or of "lse", "q", "k", "v" or one shaped alike.
@@ -117,7 +118,6 @@ class ContextParallel:
 
     # --- calls --------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable(reason="exchanges beside kernels need streams of their own")
     def __call__(
         self,
         q: torch.Tensor,
@@ -127,7 +127,8 @@ class ContextParallel:
         plan: Plan | None = None,
         **named: Any,
     ) -> Any:
-        """o of this rank's rows, or (o, lse) where the spec has both. A collective.
+        """o of this rank's rows, or (o, lse) where the spec has both. A collective. Under torch.compile it
+        breaks the graph: exchanges run beside kernels, on streams of their own.
 
         plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
         has other rows than the plan says.
@@ -135,8 +136,8 @@ class ContextParallel:
         if plan is not None:
             self._plan = plan
         stages, extras = self._prepared(q, k, v, inputs, named)
-        names = tuple(name for name, x in extras.items() if isinstance(x, torch.Tensor))
-        o, lse = _Attention.apply(self, stages, names, q, k, v, *(extras[name] for name in names))
+        results = _Attention.apply(self, stages, tuple(extras), q, k, v, *extras.values())  # type: ignore[no-untyped-call]  # torch is not typed here
+        o, lse = results
         return (o, lse) if self.spec.attention.lse is not None else o
 
     def _prepared(
@@ -147,18 +148,18 @@ class ContextParallel:
         inputs: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> tuple[Stages, dict[str, torch.Tensor]]:
-        """What the call follows. The first of its kind asks all ranks whether they are about to do the same."""
+        """What the call follows. The first of its kind asks all ranks whether they are about to do this."""
         plan = self._current()
-        key = (id(plan), q.dtype, q.device, q.requires_grad)
+        key = (plan, q.dtype, q.device, q.requires_grad)
         problem: Exception | None = None
         stages, extras = None, {}
         try:
-            kernels, _ = self._of(q)
+            kernels, _ = self.kernels_for(q)
             extras = self._tensors(kernels.attention, self._named(inputs, named), q.device)
             self._check_rows(kernels.attention, plan, q, k, v)
             if not kernels.has_gradients and torch.is_grad_enabled():
                 self._refuse_gradients(q, k, v)
-            stages = self._stages.get((id(plan), q.device))
+            stages = self._stages.get((plan, q.device))
             if stages is None:
                 stages = Stages(plan, kernels, self.group, q.device)
         except (ValueError, TypeError, RuntimeError) as failure:
@@ -169,7 +170,7 @@ class ContextParallel:
         assert stages is not None
         if len(self._stages) > 64:
             self._stages.clear()
-        self._stages[id(plan), q.device] = stages
+        self._stages[plan, q.device] = stages
         return stages, extras
 
     def _agree(self, plan: Plan, q: torch.Tensor, problem: Exception | None) -> None:
@@ -185,19 +186,19 @@ class ContextParallel:
         other = [rank for rank, x in enumerate(every) if x[1:] != every[0][1:]]
         if other:
             raise RuntimeError(
-                f"rank {other[0]} is about to call {self.spec.attention.name} with another spec, plan or type "
-                "than rank 0: make the plan from the same sizes and inputs on every rank"
+                f"rank {other[0]} is about to call {self.spec.attention.name} with another spec, plan or "
+                "type than rank 0: make the plan from the same sizes and inputs on every rank"
             )
 
     def _of_digest(self, q: torch.Tensor) -> bytes:
         try:
-            return self._of(q)[0].digest.encode()
+            return self.kernels_for(q)[0].digest.encode()
         except (ValueError, TypeError, RuntimeError):
             return b""
 
     # --- pieces -------------------------------------------------------------------------------------------
 
-    def _of(self, q: torch.Tensor) -> tuple[Kernels, Planner]:
+    def kernels_for(self, q: torch.Tensor) -> tuple[Kernels, Planner]:
         """The kernels and the planner for q's type and width."""
         key = (q.dtype, q.shape[-1])
         found = self._kernels.get(key)
@@ -231,7 +232,7 @@ class ContextParallel:
         self, attention: Attention, q: torch.Tensor, k: torch.Tensor, named: Mapping[str, Any]
     ) -> Sizes:
         """What the planner asks for. ValueError for an input that the mask reads and that is not there."""
-        reads = self._of(q)[0].visibility.reads
+        reads = self.kernels_for(q)[0].visibility.reads
         ends = []
         for tensor in (attention.q, attention.k):
             storage = tensor.storage
@@ -300,8 +301,8 @@ class ContextParallel:
                 want = heads if role is Role.HEAD else rows.get(role)
                 if x.dim() != len(tensor.roles) or (want is not None and x.shape[axis] != want):
                     raise ValueError(
-                        f"{tensor.name}: expected {want} along axis {axis} on rank {rank}, as the plan says, got "
-                        f"shape {list(x.shape)}"
+                        f"{tensor.name}: expected {want} along axis {axis} on rank {rank}, as the plan says, "
+                        f"got shape {list(x.shape)}"
                     )
             if x.dtype is not q.dtype or x.device != q.device:
                 raise ValueError(f"{tensor.name}: expected {q.dtype} on {q.device}, like q")
@@ -309,8 +310,8 @@ class ContextParallel:
     def _refuse_gradients(self, *tensors: torch.Tensor) -> None:
         if any(x.requires_grad for x in tensors):
             raise RuntimeError(
-                f"{self.spec.attention.name} has no gradients over ranks: the spec asks for none, or has no Triton "
-                "schedule; call it under torch.no_grad(), or on detached tensors"
+                f"{self.spec.attention.name} has no gradients over ranks: the spec asks for none, or has no "
+                "Triton schedule; call it under torch.no_grad(), or on detached tensors"
             )
 
     @staticmethod
@@ -318,6 +319,11 @@ class ContextParallel:
         if name == "lse" and attention.lse is None:
             raise ValueError("of: the spec has no output lse")
         return attention.tensor(name)
+
+
+# What torch.compiler.disable does, without importing the compiler.
+ContextParallel.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # dynamo's own mark
+ContextParallel.__call__._torchdynamo_disable_msg = "exchanges run on streams of their own"  # type: ignore[attr-defined]  # too
 
 
 class _Attention(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""What the engine asks of a group of ranks: three collectives, in the order of the stream that they are called in.
+"""What the engine asks of a group of ranks: two collectives, in the order of the stream they are called on.
 
 `Group` is torch.distributed, NCCL or gloo; tests have one of threads.
 """
@@ -24,8 +24,8 @@ class Ranks(Protocol):
     ) -> None:
         """Sends elements to every rank and receives some of each: runs of the two flat tensors, by rank."""
 
-    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks, by rank; of one shape and type."""
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks, stacked by rank; of one shape and type."""
 
 
 class Group:
@@ -54,8 +54,8 @@ class Group:
             group=self.group,
         )
 
-    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        found = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(found, x, group=self.group)
+        found = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(found, x, group=self.group)
         return found

@@ -13,14 +13,15 @@ import torch
 
 from attnc.api.compile import family_of
 from attnc.api.family import Family
-from attnc.build import digest, tuned_source
+from attnc.build import digest, plan_program, tuned_source
 from attnc.distributed.derive import Derived, Form, derive
 from attnc.distributed.spans import Visibility
 from attnc.distributed.uncovered import check_covered
 from attnc.model.attention import Attention, Program, Variant
 from attnc.model.resolve import resolve
-from attnc.model.tensors import DType
+from attnc.model.tensors import DType, Prefix
 from attnc.model.variants import ParamValue, variants
+from attnc.plan import ir
 from attnc.runtime.dtypes import TORCH
 from attnc.source import Source
 from attnc.syntax.parser import load, parse
@@ -29,7 +30,7 @@ from attnc.syntax.prelude import prelude
 
 @dataclass(frozen=True)
 class Spec:
-    """The attention that a user means, and what its kernels are for. tuned: what was measured for its file."""
+    """The attention that is meant, and what its kernels are for. tuned: what was measured for its file."""
 
     program: Program
     attention: Attention
@@ -110,8 +111,16 @@ class Kernels:
         name = next(file for file in self.family.files if file.endswith(".py") and file != "__init__.py")
         self._module = getattr(self.family.module, name.removesuffix(".py"))
         self.forward: Callable[..., Any] = getattr(self._module, self.derived.name)
+        #: Whether v is columns of k, and no argument of its own.
+        self.shares_columns = isinstance(variant.attention.v.storage, Prefix)
         self.has_gradients = hasattr(self._module, "_gradients")
         self.digest = digest(spec.program.source)
+
+    @cached_property
+    def module(self) -> ir.Module:
+        """The plan of the derived kernels."""
+        program = resolve(parse(Source("derived.attn", self.derived.text)), prelude())
+        return plan_program(program).modules[0]
 
     def gradients(
         self,

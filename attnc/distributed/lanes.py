@@ -16,10 +16,11 @@ class Lanes:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._main = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._side, self._second = _streams(device) if self._main is not None else (None, None)
-        for stream in (self._side, self._second):
-            if stream is not None:
+        self._main: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._main = torch.cuda.current_stream(device)
+            self._side, self._second = _streams(device)
+            for stream in (self._side, self._second):
                 stream.wait_stream(self._main)
 
     @contextmanager
@@ -27,7 +28,7 @@ class Lanes:
         """What is called within runs beside the kernels, in order with other exchanges, and reads or writes
         tensors of theirs.
         """
-        if self._side is None:
+        if self._main is None:
             yield
             return
         for x in tensors:
@@ -66,4 +67,8 @@ class Lanes:
 @cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """For exchanges, which are short and should not wait for blocks of a kernel; and for kernels."""
-    return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
+    return _stream(device, -1), _stream(device, 0)
+
+
+def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]  # torch is not typed

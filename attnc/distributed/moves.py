@@ -132,13 +132,13 @@ class Moves:
         )
         sending = torch.empty(sum(counts_out), dtype=like[0].dtype, device=self.device)
         arriving = torch.empty(sum(counts_in), dtype=like[0].dtype, device=self.device)
-        pieces = iter(sending.split([size.numel() for some in sizes_out for size in some]))
+        pieces = iter(torch.split(sending, [size.numel() for some in sizes_out for size in some]))
         for some, sizes in zip(sent, sizes_out, strict=True):
             for (x, axis, at), size in zip(some, sizes, strict=False):
                 at.copy(x, axis, next(pieces).view(size))
         if self.group.size > 1:
             self.group.exchange(arriving, counts_in, sending, counts_out)
-        came = iter(arriving.split([size.numel() for some in sizes_in for size in some]))
+        came = iter(torch.split(arriving, [size.numel() for some in sizes_in for size in some]))
         return [[next(came).view(size) for size in some] for some in sizes_in]
 
 

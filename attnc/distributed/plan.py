@@ -43,8 +43,8 @@ class Widths:
 class Part:
     """Rows of a rank's rectangle that are computed together, against the keys lo .. hi - 1.
 
-    rows: which of `Plan.rows`, ascending; ready: these keys are one run of the rank's own, so that nothing has
-    to arrive, and no buffer is filled.
+    rows: which of `Plan.rows`, ascending; ready: these keys are one run of the rank's own, so that nothing
+    has to arrive, and no buffer is filled.
     """
 
     rows: Ints
@@ -53,7 +53,7 @@ class Part:
     ready: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """What one call does on every rank.
 
@@ -114,7 +114,7 @@ class Plan:
         """Rows of k and v that the rows which wait see, or with `gather` all there are; ascending."""
 
         def made() -> Ints:
-            if self.chosen.strategy == "gather":
+            if self.chosen.strategy == "gather" and len(self.rows(rank)):
                 return np.arange(self.sizes.keys, dtype=np.int64)
             seen = self.awaited[self.mates(rank).start : self.mates(rank).stop].any(axis=0)
             return _rows_of(seen, BLOCK, self.sizes.keys)
@@ -122,8 +122,11 @@ class Plan:
         return self._known(("keys", self.mates(rank).start), made)
 
     def parts(self, rank: int) -> tuple[Part, ...]:
-        """What the rank computes, rows that wait for nothing first."""
+        """What the rank computes, rows that wait for nothing first. Rows past the last packed sequence are
+        in none.
+        """
         rows = self.rows(rank)
+        rows = rows[: np.searchsorted(rows, self.last_row)]
         ready = self.ready[rows // self.chunk] if len(rows) else np.zeros(0, np.bool_)
         found = []
         if ready.any():
@@ -134,6 +137,12 @@ class Plan:
             lo, hi = (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)
             found.append(Part(np.flatnonzero(~ready), lo, hi, False))
         return tuple(found)
+
+    @property
+    def last_row(self) -> int:
+        """Behind the last query of any sequence."""
+        ends = self.sizes.ends_q
+        return self.sizes.queries if ends is None else int(ends[-1])
 
     def _known(self, key: object, make: Callable[[], Ints]) -> Ints:
         if key not in self._rows:

@@ -58,7 +58,7 @@ def places(rows: Ints, device: torch.device) -> Places:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Rows that move: sent[r] of what this rank owns go to rank r, kept[r] is where those of rank r arrive."""
+    """Rows that move: sent[r] of what this rank owns go to rank r, kept[r] is where its own arrive."""
 
     sent: tuple[Places, ...]
     kept: tuple[Places, ...]
@@ -67,9 +67,8 @@ class Route:
 def key_route(plan: Plan, rank: int, device: torch.device) -> Route:
     """Of k and v, from their owners to the windows of those who wait for them."""
     mine = plan.owned_keys(rank)
-    sent = [
-        np.flatnonzero(np.isin(mine, plan.keys(other), assume_unique=True)) for other in range(plan.ranks)
-    ]
+    ranks = range(plan.ranks)
+    sent = [np.flatnonzero(np.isin(mine, plan.keys(r), assume_unique=True)) for r in ranks]
     keys = plan.keys(rank)
     first = int(keys[0]) if len(keys) else 0
     kept = [

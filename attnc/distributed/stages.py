@@ -71,6 +71,8 @@ class Stages:
             attention.o, name="lse", roles=attention.o.roles[:-1], shape=attention.o.shape[:-1]
         )
         self._packed = plan.sizes.ends_q is not None
+        #: Whether all rows are computed: those past the last packed sequence are not.
+        self._is_whole = not len(rows := plan.rows(self.rank)) or int(rows[-1]) < plan.last_row
 
     def _task(self, part: Part) -> Task:
         rows = self.plan.rows(self.rank)[part.rows]
@@ -121,10 +123,10 @@ class Stages:
         rectangles: list[Pair],
     ) -> Gradients:
         """The gradients, from those of o and lse (None: 0) and what the forward took and gave."""
-        plan, shares = self.plan, self.plan.chosen.ways > 1
+        shares = self.plan.chosen.ways > 1
         (do, dlse), lanes = cotangents, Lanes(self.device)
         made = Gradients(
-            torch.empty_like(q),
+            torch.empty_like(q) if self._is_whole else torch.zeros_like(q),
             torch.zeros(k.shape, dtype=torch.float32, device=self.device),
             torch.zeros(v.shape, dtype=torch.float32, device=self.device),
             {
@@ -148,7 +150,7 @@ class Stages:
         for number, (q_part, k_part, v_part, do_part, *rest), event in self._ahead(lanes, fetch):
             first, heads = self.moves.heads(self.rank, number)
             into = rectangles[number] if shares else self._heads(results, first, heads)
-            dq = torch.empty_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
+            dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
             keys = k_part, v_part
             with lanes.kernel(0 if made.extras else number, q_part, *keys, do_part, *rest):
                 lanes.after(event)
@@ -158,10 +160,7 @@ class Stages:
                         self.waiting, given, q_part, keys, extras, first, into, made, dq
                     )
                 else:
-                    sums = (
-                        torch.zeros_like(k_part, dtype=torch.float32),
-                        torch.zeros_like(v_part, dtype=torch.float32),
-                    )
+                    sums = nothing_for(k_part), nothing_for(v_part)
                 done = lanes.mark()
             with lanes.exchanging(dq, *sums, made.dk, made.dv):
                 lanes.after(done)
@@ -200,8 +199,8 @@ class Stages:
         made: Gradients,
         dq: torch.Tensor,
     ) -> Pair:
-        """What the task's rows add to dk and dv of its window. Writes its rows of dq, and adds what belongs to
-        other inputs.
+        """What the task's rows add to dk and dv of its window. Writes its rows of dq, and adds what belongs
+        to other inputs.
         """
         own = task.queries
         o, lse = (
@@ -278,10 +277,14 @@ class Stages:
             Role.FEATURE: self.plan.widths.dv,
         }
         o, lse = self.attention.o, self.lse
-        return (
+        made = (
             torch.empty([sizes[role] for role in o.roles], dtype=TORCH[DType(o.dtype)], device=self.device),
             torch.empty([sizes[role] for role in lse.roles], dtype=torch.float32, device=self.device),
         )
+        if not self._is_whole:
+            made[0].zero_()
+            made[1].fill_(float("-inf"))
+        return made
 
     def _heads(self, results: Pair, first: int, heads: int) -> Pair:
         return (
@@ -295,3 +298,8 @@ class Stages:
 
     def _unbatched(self, x: torch.Tensor) -> torch.Tensor:
         return x.squeeze(0) if self._packed else x
+
+
+def nothing_for(x: torch.Tensor) -> torch.Tensor:
+    """A gradient of x to which no row added."""
+    return torch.zeros_like(x, dtype=torch.float32)

@@ -15,8 +15,8 @@ from attnc.model.attention import Attention
 def tables_of(
     plan: Plan, attention: Attention, rows: Ints, first_key: int, device: torch.device
 ) -> Mapping[str, torch.Tensor]:
-    """Every table for these query rows, against keys from `first_key` on; `_rows` and `_places` are where views
-    take their rows from.
+    """Every table for these query rows, against keys from `first_key` on; `_rows` and `_places` are where
+    views take their rows from.
 
     Raises ValueError for packed sequences with more queries than keys, whose rows are in no order.
     """
@@ -35,7 +35,6 @@ def tables_of(
     else:
         assert sizes.ends_k is not None, "keys are packed where queries are"
         b = np.searchsorted(sizes.ends_q, rows, "right") - 1
-        b = np.clip(b, 0, len(sizes.ends_q) - 2)
         queries, keys = np.diff(sizes.ends_q)[b], np.diff(sizes.ends_k)[b]
         if (queries > keys).any():
             raise ValueError("a packed sequence has more queries than keys, which ranks cannot share out")

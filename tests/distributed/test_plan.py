@@ -140,6 +140,8 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
     assert np.array_equal(np.sort(owned), np.arange(sizes.keys)), "a key has one owner"
     count = np.zeros(visible.shape, np.int64)
     for rank in ranks:
+        waiting = [part for part in plan.parts(rank) if not part.ready]
+        assert waiting or not len(plan.keys(rank)), "who waits for nothing is sent nothing"
         for part in plan.parts(rank):
             rows, keys = plan.rows(rank)[part.rows], plan.keys(rank)
             if part.ready:

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, of which one runs at a time: what the engine does without its processes."""
+"""Ranks as threads of one process, of which one runs at a time: the engine without its processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _Result = TypeVar("_Result")
 
 
 class Meeting:
-    """Where the threads of some ranks meet. Only one of them runs at a time, since Triton's interpreter is not
-    made for more.
+    """Where the threads of some ranks meet. One of them runs at a time: Triton's interpreter is made for no
+    more.
     """
 
     def __init__(self, size: int) -> None:
@@ -60,12 +60,14 @@ class Thread:
         at = 0
         for rank, (x, counts) in enumerate(every):
             first, count = sum(counts[: self.rank]), counts[self.rank]
-            assert count == counts_in[rank], f"rank {rank} sends {count}, {self.rank} expects {counts_in[rank]}"
+            assert count == counts_in[rank], (
+                f"rank {rank} sends {count}, {self.rank} expects {counts_in[rank]}"
+            )
             received[at : at + count] = x[first : first + count]
             at += count
 
-    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return [y.clone() for y in self.meeting.swap(self.rank, x.clone())]
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.meeting.swap(self.rank, x.clone()))
 
 
 def on_ranks(size: int, work: Callable[[Thread], _Result]) -> list[_Result]:
