@@ -62,6 +62,7 @@ from tests.documentation import (
 
 LANGUAGE = ROOT / "docs" / "language.md"
 REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
+    ("README.md", "picture"): lambda page: documented_gallery.masks(),
     ("docs/language.md", "prelude"): lambda page: documented.definitions(),
     ("docs/language.md", "keys"): documented.keys,
     ("docs/language.md", "status"): lambda page: documented.status(),
