@@ -1,4 +1,4 @@
-"""Nothing is summed in whatever order programs come unless the plan says so: the proof, and that it can fail."""
+"""Nothing is summed in the order of chance unless the plan says so: the proof, and that it can fail."""
 
 from __future__ import annotations
 
