@@ -22,8 +22,8 @@ class Key:
     """A schedule key. `read` gives the value of an expression, or None if it is not allowed; `allowed` says
     what is.
 
-    `kind` is what a `where` may compare the key with; `words` are the names that its values use; `target`: the
-    only one that has it, "" for all.
+    `kind` is what a `where` may compare the key with; `words` are the names that its values use; `target`:
+    the only one that has it, "" for all.
     """
 
     read: Callable[[ast.Expr], Value | None]

@@ -152,8 +152,8 @@ class Softmax:
     rescale (online): "deferred" divides once at the end (FlashAttention-2); "every_step" keeps o normalised
     (FlashAttention-1); "lazy" rescales only when the maximum has grown by more than `threshold` (in base-2
     units).
-    headroom: 0, the maximum is looked for in every tile; else only until every row has one, and what exponents
-    subtract lies so far (in base-2 units) above it that p says when it has grown by more.
+    headroom: 0, the maximum is looked for in every tile; else only until every row has one, and what
+    exponents subtract lies so far (in base-2 units) above it that p says when it has grown by more.
     scale: factor of the raw score in the exponent, exp2(scale * s - m): set when score = scale * s with
     scale > 0, so that the multiplication fuses with the subtraction; None when the score is already in
     base-2 units.

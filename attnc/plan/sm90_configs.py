@@ -1,10 +1,11 @@
-"""What the Hopper target decides beyond the kernel's structure: which specs it takes, and which configs can run."""
+"""What the Hopper target decides beyond the structure of a kernel: which specs it takes, which configs run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from attnc.diagnostics import Diagnostic
+from attnc.expr.nodes import Expr, Load, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
@@ -15,6 +16,7 @@ from attnc.plan.cuda_layout import MMA, Swizzle, chunk_of
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import nothing_fits, remedy
 from attnc.plan.ir_decode import decode_knobs
+from attnc.plan.loads import axes_of
 from attnc.plan.resources import Estimate
 from attnc.plan.sm90_layout import (
     FEWEST_REGISTERS,
@@ -54,7 +56,9 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     portable = "a schedule for 'cuda.sm_80' runs on this architecture too"
     if attention.q.dtype is DType.F32:
         label = "wgmma multiplies f16 and bf16"
-        yield unsupported(f"{attention.q.dtype} is not lowered to {TARGET}", attention.q.span, label, portable)
+        yield unsupported(
+            f"{attention.q.dtype} is not lowered to {TARGET}", attention.q.span, label, portable
+        )
     if attention.o.dtype != attention.q.dtype:
         yield unsupported(
             f"o of {attention.o.dtype} from q of {attention.q.dtype} is not lowered to CUDA",
@@ -105,7 +109,9 @@ def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
             yield unsupported(f"kernels of {TARGET} are persistent", knob.span, label, "remove it")
         case "tile.d", _:
             label = "cannot be tiled"
-            yield unsupported("the head dimension stays whole in a CUDA kernel", knob.span, label, "remove it")
+            yield unsupported(
+                "the head dimension stays whole in a CUDA kernel", knob.span, label, "remove it"
+            )
         case "softmax", Choice(name="two_pass" | "unified_max") | Choice(args={"rescale": "every_step"}):
             label = "keys come by once"
             hint = "write 'softmax = online', or 'online(maximum = lazy(20))'"
@@ -117,7 +123,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     attention = variant.attention
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    whole_boxes = attention.q.storage.is_plain
+    read = (attention.score, attention.mask)
     return Sm90Layout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
@@ -127,9 +133,14 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
         warp_split="q",
         streamed="kv",
-        by_tma=whole_boxes,
+        by_tma=attention.q.storage.is_plain,
         room=ROOM,
+        vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
     )
+
+
+def _is_of_key(node: Expr) -> bool:
+    return isinstance(node, Load) and {axis for index in node.indices for axis in axes_of(index)} == {"kv"}
 
 
 def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
@@ -221,6 +232,7 @@ def sm90_estimate(layout: Sm90Layout, config: Config) -> Estimate:
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "o": f"{tile_q}x{layout.v.width}",
+        "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
         "barriers": f"{sum(layout.barriers(config).values())}, and what is known of tiles",
     }
     return Estimate(
@@ -234,5 +246,3 @@ def sm90_estimate(layout: Sm90Layout, config: Config) -> Estimate:
 
 def _pieces(size: int) -> int:
     return -(-size // PIECE) * PIECE
-
-

@@ -1,4 +1,4 @@
-"""How a Hopper kernel lies on the machine: warpgroups, tiles in shared memory, barriers, registers of each role.
+"""How a Hopper kernel lies on the machine: warpgroups, tiles in shared memory, barriers, registers by role.
 
 The unit is wgmma.m64nNk16 (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"): a warpgroup of four
 warps multiplies 64 rows, whose results lie in its registers as pieces of mma.m16n8k16 do (`cuda_layout`).
@@ -68,11 +68,13 @@ def registers_left(consumers: int, registers: int) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Layout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
-    writes whole boxes; room: bytes of shared memory of a block.
+    writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key, which
+    come through shared memory.
     """
 
     by_tma: bool
     room: int
+    vectors: int = 0
 
     def shape(self, config: Config) -> Shape:
         """The most buffers that fit: first another tile of Q, then one of o."""
@@ -102,7 +104,9 @@ class Sm90Layout(CudaLayout):
     def barriers(self, config: Config) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each buffer."""
         stages = config.number("stages")
-        return {"query tiles": 4, "q": 2 * self.shape(config).q_tiles, "k": 2 * stages, "v": 2 * stages}
+        of_keys = {"k": 2 * stages, "v": 2 * stages}
+        loaded = {"vectors": 2 * stages} if self.vectors else {}
+        return {"query tiles": 4, "q": 2 * self.shape(config).q_tiles, **of_keys, **loaded}
 
     def registers(self, config: Config) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
@@ -118,6 +122,7 @@ class Sm90Layout(CudaLayout):
             "k": stages * tile_kv * self.qk.width * size,
             "v": stages * tile_kv * self.v.width * size,
             "o": o_tiles * tile_q * self.v.width * size,
-            "barriers": _ALIGNMENT + _BARRIER * (4 + 2 * q_tiles + 4 * stages) + _RECORDS,
+            "vectors": self.vectors * stages * tile_kv * 4,
+            "barriers": _ALIGNMENT + _BARRIER * (4 + 2 * q_tiles + 6 * stages) + _RECORDS,
         }
         return {name: bytes for name, bytes in buffers.items() if bytes}

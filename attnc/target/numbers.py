@@ -42,7 +42,11 @@ def _headroom(kernel: Kernel) -> tuple[Number, ...]:
         return ()
     top = top_of(kernel.bound.p_dtype)
     return (
-        ("ABOVE", repr(headroom - top), "what exponents subtract lies so far above the maximum, in base-2 units"),
+        (
+            "ABOVE",
+            repr(headroom - top),
+            "what exponents subtract lies so far above the maximum, in base-2 units",
+        ),
         ("LIMIT", repr(2.0**top), f"sum of p by which the maximum has grown by about {headroom:g}"),
     )
 

@@ -9,7 +9,9 @@ import re
 from attnc.target.layout import split_outside_brackets
 
 #: `const int H = args.H, M = args.M;  // a remark`
-_DECLARATION = re.compile(r"( +)((?:const )?int|float\* const) ([^;]+);( *//.*)?")
+_DECLARATION = re.compile(
+    r"( +)((?:const )?(?:int|float|long long)|(?:const )?(?:\w+ )*\w+\* const) ([^;]+);( *//.*)?"
+)
 _NAMED = re.compile(r"(\w+) = [^=].*")
 _HAS_EFFECT = re.compile(r"atomic|shfl|sync|\+\+|--")
 

@@ -83,7 +83,9 @@ def render_cuda(
     return {f"{name}.py": tidy(host), f"{name}.cu": source, **files}
 
 
-def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardHost | None, dict[str, str]]:
+def render_backward(
+    module: Module, page: Mapping[str, object]
+) -> tuple[CudaBackwardHost | None, dict[str, str]]:
     """The text of the function that launches the backward, and its kernels' files by name; nothing without
     gradients.
     """

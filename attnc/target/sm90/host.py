@@ -1,4 +1,4 @@
-"""The pieces of the Python module beside a Hopper kernel: tensor maps, how the arguments are packed, the grid."""
+"""The pieces of the Python module beside a Hopper kernel: tensor maps, packed arguments, the grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pieces of a Hopper kernel's text that its templates place: what is said of a tile, and where rows lie."""
+"""The pieces of a Hopper kernel's text that its templates place: what is known of a tile, and by whom."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
 from attnc.plan.sm90_layout import PIECE, Shape, Sm90Layout
 from attnc.plan.steps import pointer_names, statement_expressions
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm80.printer import at_row, scalar, statement
+from attnc.target.sm80.printer import at_row, load, scalar, statement, value_type
 from attnc.target.sm90.wgmma import wgmma
 
 #: What is copied by TMA.
@@ -175,7 +175,9 @@ class Sm90Text(CudaText):
         statements += [*kernel.step.fetches, *kernel.step.masked_fetches]
         exprs += [expr for item in statements for expr in statement_expressions(item)]
         softmax, step = kernel.softmax, kernel.step
-        exprs += [x for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink) if x is not None]
+        exprs += [
+            x for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink) if x is not None
+        ]
         if softmax.dropout is not None:
             exprs += [softmax.dropout.p, softmax.dropout.seed]
         exprs.append(kernel.stored)
@@ -193,17 +195,19 @@ class Sm90Text(CudaText):
         yield f"int {', '.join(self.published)};"
         if self.has_headroom:
             yield "int tile;"
-            yield "int failed, again;  // warps, by bits: whose maximum moved too far, and that compute it once more"
+            yield "int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again"
 
     @property
     def found_program(self) -> Iterator[str]:
-        """What is computed first of all: integers, and the pointers that they, and bounds, are loaded through."""
+        """What is computed first: integers, and the pointers that they, and bounds, are loaded through."""
         kernel = self.kernel
         loaded = [x for x in (*kernel.program, *kernel.regions.statements) if isinstance(x, Fetch)]
         read = {name for fetch in loaded if self._is_integer(fetch) or fetch in kernel.regions.statements
                 for name in pointer_names(fetch)}  # fmt: skip
         searched = (expr for x in kernel.regions.bounds for expr in statement_expressions(x))
-        read |= {node.row for expr in searched for node in walk(expr) if isinstance(node, Search) and node.row}
+        read |= {
+            node.row for expr in searched for node in walk(expr) if isinstance(node, Search) and node.row
+        }
         declared = {*kernel.dims, *(["M"] if kernel.grid.sequences is not None else [])}
         for item in kernel.program:
             if isinstance(item, Row) and item.name in read:
@@ -222,6 +226,41 @@ class Sm90Text(CudaText):
     def multiplied_program(self) -> list[str]:
         """What is computed once for a tile by those who multiply."""
         return [self.statement(item) for item in self._late]
+
+    # -- what is loaded of each key --------------------------------------------------------------------------
+
+    @cached_property
+    def vectors(self) -> list[Fetch]:
+        """Loads with one value for each key of the tile, which come through shared memory."""
+        if not self.layout.vectors:
+            return []
+        found = (*self.score_fetches, *self.mask_fetches)
+        return list(dict.fromkeys(fetch for fetch in found if self._is_vector(fetch)))
+
+    def _is_vector(self, fetch: Fetch) -> bool:
+        return fetch.axes == ("kv",) and self._vector_type(fetch) in ("float", "int", "bool")
+
+    def _vector_type(self, fetch: Fetch) -> str:
+        return value_type(fetch, self.dtypes[fetch.load.tensor])
+
+    def vector_value(self, fetch: Fetch) -> str:
+        """Of one key, as 4 bytes."""
+        value = load(fetch, self.dtypes[fetch.load.tensor])
+        return f"(int)({value})" if self._vector_type(fetch) == "bool" else value
+
+    @property
+    def vector_pointers(self) -> Iterator[str]:
+        for i, fetch in enumerate(self.vectors):
+            kind = self._vector_type(fetch).replace("bool", "int")
+            place = f"X_AT + (x.at * VECTORS + {i}) * BLOCK_N * 4"
+            yield f"const {kind}* const {fetch.name}_tile = (const {kind}*)(first_byte + {place});"
+
+    def statement(self, item: Statement) -> str:
+        """In a step, what is loaded of a key is there already."""
+        if isinstance(item, Fetch) and self.layout.vectors and self._is_vector(item):
+            kind, differs = self._vector_type(item), " != 0" if self._vector_type(item) == "bool" else ""
+            return f"const {kind} {item.name} = {item.name}_tile[8 * j + 2 * t + c]{differs};"
+        return super().statement(item)
 
     @property
     def copied_program(self) -> list[str]:
@@ -248,7 +287,9 @@ class Sm90Text(CudaText):
     def coordinates(self, name: str, row: str) -> str:
         """Row, head and batch of a box."""
         rows = self.rows(name)
-        tensor = next(arg.tensor for arg in (*self.module.args, *self.module.outputs) if arg.tensor.name == name)
+        tensor = next(
+            arg.tensor for arg in (*self.module.args, *self.module.outputs) if arg.tensor.name == name
+        )
         row = row if rows.first is None else f"{rows.first} + {row}"
         is_key = name in ("k", "v")
         has_head = tensor.axis(Role.HEAD) is not None and not (is_key and self.kernel.kv_head == Const(0))

@@ -1,17 +1,18 @@
-"""Text of the functions around one wgmma instruction: its operands are named one by one, so that each width has
-a function of its own."""
+"""Text of the functions around one wgmma instruction: its operands are named one by one, so that each width
+has a function of its own."""
 
 from __future__ import annotations
 
 #: Registers of a line.
 _LINE = 16
+_FUNCTION = "__device__ __forceinline__ void wgmma"
 
 
 def wgmma(columns: int, ptx: str, *, registers: bool) -> str:
     """d += a b, or d = a b: 64 x `columns` from 64 x 16 times 16 x `columns`.
 
-    registers: a lies in registers, and rows of b are its depth (p v); else both lie in shared memory, and rows
-    of b are columns of the result (q k^T). ptx: the type of a and b.
+    registers: a lies in registers, and rows of b are its depth (p v); else both lie in shared memory, and
+    rows of b are columns of the result (q k^T). ptx: the type of a and b.
     """
     count = columns // 2
     results = [f"%{i}" for i in range(count)]
@@ -30,7 +31,7 @@ def wgmma(columns: int, ptx: str, *, registers: bool) -> str:
         what = "both in shared memory, b transposed"
     lines = [
         f"// d += a b, or d = a b, of {columns} columns: {what}.",
-        f"__device__ __forceinline__ void wgmma(float (&d)[{columns // 8}][4], {a_type}, u64 b, bool accumulate)",
+        f"{_FUNCTION}(float (&d)[{columns // 8}][4], {a_type}, u64 b, bool accumulate)",
         "{",
         f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{flag}, 0;\\n"',
         f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} {{ "',
