@@ -9,14 +9,13 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
 from attnc.model.tensors import DType
-from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
-from attnc.plan.cuda_layout import MMA, Swizzle, chunk_of
 from attnc.plan.device import DEVICES
+from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
 from attnc.plan.ir_decode import decode_knobs
-from attnc.plan.resources import Estimate
-from attnc.plan.sm90_layout import (
+from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
+from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
     FREE_REGISTERS,
     PIECE,
@@ -54,7 +53,9 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     portable = "a schedule for 'cuda.sm_80' runs on this architecture too"
     if attention.q.dtype is DType.F32:
         label = "wgmma multiplies f16 and bf16"
-        yield unsupported(f"{attention.q.dtype} is not lowered to {TARGET}", attention.q.span, label, portable)
+        yield unsupported(
+            f"{attention.q.dtype} is not lowered to {TARGET}", attention.q.span, label, portable
+        )
     if attention.o.dtype != attention.q.dtype:
         yield unsupported(
             f"o of {attention.o.dtype} from q of {attention.q.dtype} is not lowered to CUDA",
@@ -105,7 +106,9 @@ def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
             yield unsupported(f"kernels of {TARGET} are persistent", knob.span, label, "remove it")
         case "tile.d", _:
             label = "cannot be tiled"
-            yield unsupported("the head dimension stays whole in a CUDA kernel", knob.span, label, "remove it")
+            yield unsupported(
+                "the head dimension stays whole in a CUDA kernel", knob.span, label, "remove it"
+            )
         case "softmax", Choice(name="two_pass" | "unified_max") | Choice(args={"rescale": "every_step"}):
             label = "keys come by once"
             hint = "write 'softmax = online', or 'online(maximum = lazy(20))'"
@@ -234,5 +237,3 @@ def sm90_estimate(layout: Sm90Layout, config: Config) -> Estimate:
 
 def _pieces(size: int) -> int:
     return -(-size // PIECE) * PIECE
-
-
