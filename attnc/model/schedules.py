@@ -19,7 +19,7 @@ from attnc.syntax import ast
 
 TARGETS = (
     "triton",
-    *(f"cuda.sm_{arch}" for arch in ("80", "86", "89", "90", "90a", "100", "120")),
+    *(f"cuda.sm_{arch}" for arch in ("80", "86", "89", "90", "90a", "100", "100a", "120")),
 )
 
 #: What Triton and FlashAttention call the keys.

@@ -17,12 +17,11 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.names import Reserved
 from attnc.plan.picture import Picture
-from attnc.plan.resources import Estimate
-from attnc.plan.traffic import DeviceMemory, Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attnc.plan.decode import has_fixed_shares, share_of
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
-from attnc.plan.sm90_layout import Sm90Layout
+from attnc.plan.sm90.layout import Sm90Layout
 from attnc.plan.tuned import Buckets, Tuned
 from attnc.target.quote import literal
 from attnc.target.triton.parameters import dp_order

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from attnc.bench.host_cost import Call, as_json, first_variants, jobs_of, markdown, measure_host
+from tests.targets import TARGETS
 
 SPECS = Path(__file__).parents[2] / "specs"
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0"}
@@ -23,7 +24,10 @@ COSTS = {
 def test_there_is_a_module_for_each_attention_and_target() -> None:
     modules = first_variants([SPECS / "causal_gqa.attn", SPECS / "bias.attn"])
     found = [(module.variant.attention.name, module.target) for module in modules]
-    assert found == [(name, t) for name in ("causal_gqa", "bias") for t in ("triton", "cuda.sm_80")]
+    hopper = [("causal_gqa", "cuda.sm_90a")]
+    assert sorted(found) == sorted(
+        [*hopper, *((name, t) for name in ("causal_gqa", "bias") for t in TARGETS)]
+    )
     assert all(pickle.dumps(job) for job in jobs_of(modules))
 
 

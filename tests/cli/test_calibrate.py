@@ -94,7 +94,7 @@ def test_what_cannot_be_calibrated_is_refused(run: Run, spec: Path, folder: Path
 def test_each_schedule_is_told_by_its_target(run: Run, spec: Path) -> None:
     """One whose target makes no kernel yet has nothing to calibrate."""
     schedule = SPEC[SPEC.index("schedule ") :]
-    more = (schedule.replace("triton", target) for target in ("cuda.sm_80", "cuda.sm_90a"))
+    more = (schedule.replace("triton", target) for target in ("cuda.sm_80", "cuda.sm_100a"))
     spec.write_text(SPEC + "".join(more).replace("tile.kv = 16", "tile.kv = 64, warp_split = kv"))
     done = run("calibrate", "specs/a.attn")
     assert done.code == 0

@@ -74,7 +74,7 @@ def test_what_checks_writes_no_machine_code(run: Run, folder: Path) -> None:
 
 def test_a_schedule_for_a_target_without_kernels_is_not_called_missing(run: Run, folder: Path) -> None:
     path = folder / "specs" / "tiny.attn"
-    path.write_text(path.read_text().replace("for triton", "for cuda.sm_90a"))
+    path.write_text(path.read_text().replace("for triton", "for cuda.sm_100a"))
     for command in ("explain", "demo", "verify"):
         done = run(command, "specs/tiny.attn")
         assert done.code == 2

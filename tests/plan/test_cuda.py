@@ -11,11 +11,12 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan import ir, plan
-from attnc.plan.cuda import cuda_estimate
-from attnc.plan.cuda_layout import Swizzle
+from attnc.plan.estimate import Traffic
 from attnc.plan.picture import picture
 from attnc.plan.sm80 import layout_of
-from attnc.plan.traffic import Traffic, traffic
+from attnc.plan.sm80.forward import cuda_estimate
+from attnc.plan.sm80.layout import Swizzle
+from attnc.plan.sm80.traffic import traffic
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
@@ -123,7 +124,7 @@ def test_configs_that_cannot_run_are_dropped() -> None:
         ("tile.q = 64, tile.kv = 256, stages = 8", {}, "B of shared memory (q 8192 + k 262144 + v 262144)"),
         ("tile.q = 256, warps = 4", {"d": 256}, "registers a thread; the limit is 255"),
         ("tile.q = 64", {"d": 20}, "the head dimension 20 is not a multiple of 8"),
-        ("tile.q = 64", {"target": "cuda.sm_90a"}, "'cuda.sm_90a' has no kernels yet"),
+        ("tile.q = 64", {"target": "cuda.sm_100a"}, "'cuda.sm_100a' has no kernels yet"),
         ("warp_split in {q, kv}", {}, "'warp_split' shapes the text of a CUDA kernel"),
         (
             "loops = [kv], warp_split = kv, softmax = unified_max(phi = 0, bounds = [-60, 60])",

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnc.model.schedule import Config
-from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.layout import KernelName
+from attnc.plan.sm80.layout import CudaLayout
 
 #: Keys of a warp where several share them: two rows of fragments use each operand twice.
 SHARED_KEYS = 32

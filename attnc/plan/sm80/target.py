@@ -13,24 +13,24 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.plan import names
-from attnc.plan.cuda import check_cuda, cuda_configs, cuda_estimate, cuda_layout
-from attnc.plan.cuda_backward import (
+from attnc.plan.default_schedule import Shape, choices
+from attnc.plan.device import DEVICES, Device, devices_from
+from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir_backward import Backward
+from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.picture import Picture
+from attnc.plan.sm80.backward import (
     check_cuda_backward,
     cuda_backward_estimate,
     cuda_choices,
     plan_cuda_backward,
 )
-from attnc.plan.cuda_backward_layout import CudaBackward
-from attnc.plan.cuda_layout import CudaLayout
-from attnc.plan.default_schedule import Shape, choices
-from attnc.plan.device import DEVICES, Device, devices_from
-from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import Backward
-from attnc.plan.layout import BackwardLayout, Layout, Which
-from attnc.plan.picture import Picture
-from attnc.plan.resources import Estimate
+from attnc.plan.sm80.backward_layout import CudaBackward
+from attnc.plan.sm80.forward import check_cuda, cuda_configs, cuda_estimate, cuda_layout
+from attnc.plan.sm80.layout import CudaLayout
+from attnc.plan.sm80.traffic import device_memory, traffic
 from attnc.plan.target import Target
-from attnc.plan.traffic import DeviceMemory, Traffic, device_memory, traffic
 
 #: Structures whose traffic is counted.
 _COUNTED = ("forward_q_kv", "forward_kv_q")

@@ -15,7 +15,7 @@ from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import SIZES, Tiles, first_fitting, nothing_fits, phase_of, remedy
 from attnc.plan.layout import Which
-from attnc.plan.resources import Rejection, estimate, misfit
+from attnc.plan.triton.resources import Rejection, estimate, misfit
 
 Sizes: TypeAlias = tuple[int, int, int, int]
 #: What a backward kernel tries where its schedule names none of these keys, in this order.

@@ -13,13 +13,12 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
 from attnc.model.tensors import DType
-from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
-from attnc.plan.cuda_layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.device import devices_from
+from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy
 from attnc.plan.ir_decode import is_decode
-from attnc.plan.resources import Estimate
+from attnc.plan.sm80.layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.unsupported import unsupported
 
 PREFIX = "cuda."

@@ -9,14 +9,15 @@ from typing import ClassVar
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule, knobs_of
-from attnc.plan import names, resources
+from attnc.plan import names
 from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
-from attnc.plan.resources import Estimate
 from attnc.plan.target import Target
-from attnc.plan.triton_configs import triton_configs
+from attnc.plan.triton import resources
+from attnc.plan.triton.configs import triton_configs
 from attnc.plan.unsupported import unsupported
 
 #: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.

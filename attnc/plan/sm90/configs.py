@@ -10,15 +10,14 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
 from attnc.model.tensors import DType
-from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
-from attnc.plan.cuda_layout import MMA, Swizzle, chunk_of
 from attnc.plan.device import DEVICES
+from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
 from attnc.plan.ir_decode import decode_knobs
 from attnc.plan.loads import axes_of
-from attnc.plan.resources import Estimate
-from attnc.plan.sm90_layout import (
+from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
+from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
     FREE_REGISTERS,
     PIECE,

@@ -1,7 +1,7 @@
 """How a Hopper kernel lies on the machine: warpgroups, tiles in shared memory, barriers, registers by role.
 
 The unit is wgmma.m64nNk16 (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"): a warpgroup of four
-warps multiplies 64 rows, whose results lie in its registers as pieces of mma.m16n8k16 do (`cuda_layout`).
+warps multiplies 64 rows, whose results lie in its registers as pieces of mma.m16n8k16 do (`sm80.layout`).
 Right operands, and q, are read from shared memory, where TMA writes them: a tile is pieces of 64 columns, 128
 bytes a row, whose 16-byte chunks are permuted within a row (the 128-byte swizzle).
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnc.model.schedule import Config
-from attnc.plan.cuda_layout import CudaLayout
+from attnc.plan.sm80.layout import CudaLayout
 
 #: Rows of a wgmma, and columns of a piece of a tile.
 WGMMA_ROWS, PIECE = 64, 64

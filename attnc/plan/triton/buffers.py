@@ -16,19 +16,11 @@ from attnc.model.schedule import Config
 from attnc.model.tensors import DType
 from attnc.plan.columns import block, feature
 from attnc.plan.device import Device
+from attnc.plan.estimate import Buffer
 from attnc.plan.ir import Axis
 from attnc.plan.layout import Which
 from attnc.plan.loads import axes_of
 from attnc.plan.storage import parts, tile_columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
-    """A piece of shared memory: `shape` is for the reader, e.g. "2 x 64x128"."""
-
-    name: str
-    shape: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,58 +7,16 @@ global memory are counted as the kernel asks for them; most of a K/V tile's come
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attnc.model.schedule import Config
-from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.device import Device
+from attnc.plan.estimate import DeviceMemory, Traffic
 from attnc.plan.ir import Kernel
 from attnc.plan.picture import Picture
+from attnc.plan.sm80.layout import CudaLayout
 
 _F32 = 4
 #: Bytes of shared memory that the system keeps in every block.
 _RESERVED = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Bytes of one launch for one head: asked of and given to global memory, read from and written to
-    shared memory.
-    """
-
-    global_read: int
-    global_written: int
-    shared_read: int
-    shared_written: int
-
-    def times(self, heads: int) -> Traffic:
-        """Of so many heads."""
-        return Traffic(
-            global_read=heads * self.global_read,
-            global_written=heads * self.global_written,
-            shared_read=heads * self.shared_read,
-            shared_written=heads * self.shared_written,
-        )
-
-    @property
-    def moved(self) -> int:
-        """Between the multiprocessors and the L2 cache."""
-        return self.global_read + self.global_written
-
-    @property
-    def shared(self) -> int:
-        return self.shared_read + self.shared_written
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """Bytes that have to come from device memory and go to it, for all heads of a launch.
-
-    spills: o, l and m of the heads that run at once do not fit the L2 cache between two visits."""
-
-    read: int
-    written: int
-    spills: bool
 
 
 def traffic(kernel: Kernel, layout: CudaLayout, config: Config, tiles: Picture) -> Traffic:

@@ -14,17 +14,17 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.plan import names
-from attnc.plan.cuda import cuda_layout
-from attnc.plan.cuda_backward import plan_cuda_backward
-from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
-from attnc.plan.resources import Estimate
 from attnc.plan.sm80 import Sm80
-from attnc.plan.sm90_configs import TARGET, check_sm90, sm90_configs, sm90_estimate, sm90_layout, tiles_for
-from attnc.plan.sm90_layout import Sm90Layout
+from attnc.plan.sm80.backward import plan_cuda_backward
+from attnc.plan.sm80.backward_layout import CudaBackward
+from attnc.plan.sm80.forward import cuda_layout
+from attnc.plan.sm90.configs import TARGET, check_sm90, sm90_configs, sm90_estimate, sm90_layout, tiles_for
+from attnc.plan.sm90.layout import Sm90Layout
 from attnc.plan.target import Target
 
 

@@ -10,15 +10,14 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Config, Knob, Schedule, knobs_of
-from attnc.plan.buffers import Buffer
 from attnc.plan.columns import feature
-from attnc.plan.cuda import REMEDIES
-from attnc.plan.cuda_backward_layout import SHARED_KEYS, CudaBackward, over_rows
-from attnc.plan.cuda_layout import MMA, CudaLayout
 from attnc.plan.device import devices_from
+from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of, remedy
 from attnc.plan.layout import KernelName
-from attnc.plan.resources import Estimate
+from attnc.plan.sm80.backward_layout import SHARED_KEYS, CudaBackward, over_rows
+from attnc.plan.sm80.forward import REMEDIES
+from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.unsupported import unsupported
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.

@@ -7,7 +7,6 @@ scores and the probabilities live through every step, a lower bound that ptxas m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from attnc.effort import spend
@@ -15,34 +14,17 @@ from attnc.expr.nodes import Load, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType
-from attnc.plan.buffers import Buffer, SharedMemory
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import phase_of
 from attnc.plan.layout import Which
+from attnc.plan.triton.buffers import SharedMemory
 
 _THREADS_PER_WARP = 32
 #: What an estimate costs.
 _STEPS = 100
 #: Addresses, loop counters, row statistics: what every kernel needs besides its tiles.
 _BASE_REGISTERS = 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What one block of a config needs on one device: shared memory by buffer, registers of a thread by
-    value.
-    """
-
-    buffers: tuple[Buffer, ...]
-    registers: Mapping[str, int]
-
-    @property
-    def shared(self) -> int:
-        return sum(buffer.bytes for buffer in self.buffers)
-
-    @property
-    def registers_per_thread(self) -> int:
-        return sum(self.registers.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
