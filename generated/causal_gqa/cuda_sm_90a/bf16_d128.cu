@@ -61,7 +61,8 @@ constexpr int BARRIERS_AT = O_AT + O_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
-constexpr int RECORDS_AT = BARRIERS_AT + 8 * (V_EMPTY + STAGES);
+constexpr int BARRIERS = V_EMPTY + STAGES;
+constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // More registers than the launch holds would be waited for for ever.
 constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
@@ -84,7 +85,7 @@ struct Record {
     int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
     int h, b, hi, full_hi, met_hi;
     int tile;
-    int failed, again;  // warps, by bits: whose maximum moved too far, and that compute it once more
+    int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again
 };
 
 #ifdef ATTNC_SHIM
