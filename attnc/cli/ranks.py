@@ -61,18 +61,30 @@ def _attention(path: Path, name: str | None, variant: str | None) -> Attention:
 
 
 def verify_ranks(
-    paths: Sequence[Path], attention: str | None, target: str, ranks: int, count: int, *, as_json: bool
+    paths: Sequence[Path],
+    attention: str | None,
+    variant: str | None,
+    target: str,
+    ranks: int,
+    count: int,
+    *,
+    as_json: bool,
 ) -> None:
     """Runs the attentions of the specs that ranks can share on so many processes. Exit(1) if one is wrong."""
     from attnc.build import front
+    from attnc.cli.choose import only
+    from attnc.model.variants import variants
 
     data, is_right, found_any = [], True, False
     for path in paths:
-        for spec in front(path).attentions:
+        program = front(path)
+        for spec in program.attentions:
             if attention not in (None, spec.name):
                 continue
+            if variant is not None:
+                only(variants(program, spec), "variant", variant, lambda v: v.name)
             found_any = True
-            row = _verified(path, spec, target, ranks, count, quiet=as_json)
+            row = _verified(path, spec, variant, target, ranks, count, quiet=as_json)
             data.append(row)
             is_right &= row["ok"] is not False
     if not found_any:
@@ -86,7 +98,7 @@ def verify_ranks(
 
 
 def _verified(
-    path: Path, spec: Attention, target: str, ranks: int, count: int, *, quiet: bool
+    path: Path, spec: Attention, variant: str | None, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
     """A line for one attention, and what it says; ok is None where ranks cannot share it."""
     from attnc.distributed.uncovered import check_covered
@@ -100,7 +112,7 @@ def _verified(
         if not quiet:
             say(f"-     {spec.name}: {reason}")
         return {**row, "ok": None, "reason": reason}
-    found = verify_on_ranks(str(path), spec.name, target, ranks, count)
+    found = verify_on_ranks(str(path), spec.name, target, ranks, count, variant)
     if not quiet:
         state = paint("ok   ", "32") if found.ok else paint("WRONG", "1;31")
         text = f" {spec.name} on {ranks} ranks: {counted(len(found.verdicts), 'case')} on {found.place};"

@@ -62,7 +62,7 @@ def verify(
     if ranks is not None:
         from attnc.cli.ranks import verify_ranks
 
-        verify_ranks(find_specs(specs or []), attention, target, ranks, count, as_json=as_json)
+        verify_ranks(find_specs(specs or []), attention, variant, target, ranks, count, as_json=as_json)
         return
     judges = chosen(find_specs(specs or []), attention, variant, target)
     if is_sanitized:

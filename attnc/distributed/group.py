@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
+
+#: Into one tensor; torch renamed it.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @runtime_checkable
@@ -55,7 +58,25 @@ class Group:
         )
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
-        found = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
-        dist.all_gather_into_tensor(found, x, group=self.group)
-        return found
+        flat = x.contiguous().view(-1)
+        found = torch.empty(self.size * flat.numel(), dtype=x.dtype, device=x.device)
+        all_gather(found, flat, group=self.group)
+        return found.view(self.size, *x.shape)
+
+
+class Alone:
+    """A group of one rank, without torch.distributed: what ranks run, on one GPU."""
+
+    rank, size = 0, 1
+
+    def exchange(
+        self,
+        received: torch.Tensor,
+        counts_in: Sequence[int],
+        sent: torch.Tensor,
+        counts_out: Sequence[int],
+    ) -> None:
+        raise AssertionError("one rank has nobody to exchange with")
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None]

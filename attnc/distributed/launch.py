@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,15 +16,26 @@ import torch.distributed as dist
 from attnc.verify.interpreter import ensure_interpreter
 
 #: Of processes that are ranks. Multicast over NVLink is off unless asked for: it hangs where it is forbidden.
-SETTINGS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+SETTINGS = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 
 
-def on_processes(ranks: int, work: Callable[..., None], *arguments: Any, seconds: float = 600.0) -> None:
+def on_processes(
+    ranks: int,
+    work: Callable[..., None],
+    *arguments: Any,
+    seconds: float = 600.0,
+    deadline: float | None = None,
+) -> None:
     """Runs work(rank, *arguments) in `ranks` new processes that are a group: NCCL with a GPU each, or gloo
     and interpreted kernels.
 
     `work` is a function of a module. Raises torch.multiprocessing.ProcessRaisedException with the text of the
-    first error of a rank; a collective that waits longer than `seconds` is an error of its own.
+    first error of a rank; a collective that waits longer than `seconds` is an error of its own. After
+    `deadline` seconds processes that still run are ended, with a TimeoutError.
     """
     from torch.multiprocessing.spawn import spawn
 
@@ -33,11 +45,22 @@ def on_processes(ranks: int, work: Callable[..., None], *arguments: Any, seconds
     try:
         with tempfile.TemporaryDirectory(prefix="attnc-ranks-") as folder:
             meeting = (Path(folder) / "meeting").as_uri()
-            spawn(_rank, args=(ranks, meeting, seconds, work, arguments), nprocs=ranks)  # type: ignore[no-untyped-call]  # torch is not typed
+            arguments = (ranks, meeting, seconds, work, arguments)
+            running: Any = spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[no-untyped-call]  # torch is not typed
+            _join(running, deadline)
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
+
+
+def _join(running: Any, deadline: float | None) -> None:
+    end = None if deadline is None else time.monotonic() + deadline
+    while not running.join(timeout=None if end is None else 1.0):
+        if end is not None and time.monotonic() > end:
+            for process in running.processes:
+                process.kill()
+            raise TimeoutError(f"ranks were still running after {deadline:.0f} seconds")
 
 
 def uses_gpus(ranks: int) -> bool:

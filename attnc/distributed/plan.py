@@ -111,13 +111,15 @@ class Plan:
         return (share * self.chosen.groups + group) * width, width
 
     def keys(self, rank: int) -> Ints:
-        """Rows of k and v that the rows which wait see, or with `gather` all there are; ascending."""
+        """Rows of k and v that the rows which wait see, or with `gather` all there are; ascending. None are
+        past the last packed sequence, where memory may hold anything.
+        """
 
         def made() -> Ints:
             if self.chosen.strategy == "gather" and len(self.rows(rank)):
-                return np.arange(self.sizes.keys, dtype=np.int64)
+                return np.arange(self.last_key, dtype=np.int64)
             seen = self.awaited[self.mates(rank).start : self.mates(rank).stop].any(axis=0)
-            return _rows_of(seen, BLOCK, self.sizes.keys)
+            return _rows_of(seen, BLOCK, self.last_key)
 
         return self._known(("keys", self.mates(rank).start), made)
 
@@ -131,7 +133,7 @@ class Plan:
         found = []
         if ready.any():
             lo, hi = self.runs[rank].tolist()
-            found.append(Part(np.flatnonzero(ready), lo, hi, True))
+            found.append(Part(np.flatnonzero(ready), lo, min(hi, self.last_key), True))
         if not ready.all():
             keys = self.keys(rank)
             lo, hi = (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)
@@ -143,6 +145,12 @@ class Plan:
         """Behind the last query of any sequence."""
         ends = self.sizes.ends_q
         return self.sizes.queries if ends is None else int(ends[-1])
+
+    @property
+    def last_key(self) -> int:
+        """Behind the last key of any sequence."""
+        ends = self.sizes.ends_k
+        return self.sizes.keys if ends is None else int(ends[-1])
 
     def _known(self, key: object, make: Callable[[], Ints]) -> Ints:
         if key not in self._rows:

@@ -19,9 +19,9 @@ import torch
 
 from attnc.distributed.engine import ContextParallel
 from attnc.distributed.estimate import STRATEGIES, Strategy
-from attnc.distributed.kernels import Kernels, Spec
+from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.distributed.launch import on_processes
-from attnc.model.attention import Attention
+from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import ErrorBound
 from attnc.plan.ir_backward import GradientBound
@@ -75,12 +75,11 @@ def _in_order(attention: Attention, case: Case) -> Case:
     return replace(case, dims={**case.dims, "M": 1})
 
 
-def run_case(cp: ContextParallel, made: RanksCase, device: str = "cpu") -> Verdict:
+def run_case(cp: ContextParallel, variant: Variant, made: RanksCase, device: str = "cpu") -> Verdict:
     """The verdict on one case, the same on every rank. Raises what a call raises; a strategy that these sizes
     do not allow gives way to the estimate's choice.
     """
-    variants = (v for v in cp.spec.variants if all(v.params.get(k) == x for k, x in cp.params.items()))
-    attention = next(variants).attention
+    attention = variant.attention
     problem = build(attention, made.case, device=device)
     inputs: dict[str, Any] = dict(problem.inputs)
     q, k, v = (inputs.pop(name) for name in ("q", "k", "v"))
@@ -155,13 +154,15 @@ class Found:
         return max((verdict.worst for _, verdict in self.verdicts), default=0.0)
 
 
-def verify_on_ranks(source: str, attention: str, target: str, ranks: int, count: int) -> Found:
-    """Runs cases on as many processes: with NCCL where there are as many GPUs, else gloo and interpreted
-    kernels. Raises what a rank raises.
+def verify_on_ranks(
+    source: str, attention: str, target: str, ranks: int, count: int, variant: str | None = None
+) -> Found:
+    """Runs cases of a variant (the first, if none is named) on as many processes: with NCCL where there are
+    as many GPUs, else gloo and interpreted kernels. Raises what a rank raises.
     """
     with tempfile.TemporaryDirectory(prefix="attnc-verdicts-") as folder:
         path = Path(folder) / "verdicts.json"
-        on_processes(ranks, _verify_rank, source, attention, target, count, str(path))
+        on_processes(ranks, _verify_rank, source, attention, target, variant, count, str(path))
         data = json.loads(path.read_text(encoding="utf-8"))
     verdicts = tuple(
         (
@@ -173,13 +174,18 @@ def verify_on_ranks(source: str, attention: str, target: str, ranks: int, count:
     return Found(ranks=ranks, place=data["place"], verdicts=verdicts)
 
 
-def _verify_rank(rank: int, source: str, attention: str, target: str, count: int, path: str) -> None:
+def _verify_rank(
+    rank: int, source: str, attention: str, target: str, wanted: str | None, count: int, path: str
+) -> None:
     gpus = torch.cuda.is_available() and torch.cuda.device_count() > rank
     device = f"cuda:{rank}" if gpus else "cpu"
-    cp = ContextParallel(source, attention=attention, target=target)
+    variants = spec_of(source, attention, target).variants
+    variant = next(variant for variant in variants if wanted in (None, variant.name))
+    params = {name: x for name, x in variant.params.items() if name != "D" and not isinstance(x, DType)}
+    cp = ContextParallel(source, attention=attention, target=target, **params)
     rows = []
-    for made in cases(cp.spec.variants[0].attention, count, 16 if gpus else 1):
-        verdict = run_case(cp, made, device)
+    for made in cases(variant.attention, count, 16 if gpus else 1):
+        verdict = run_case(cp, variant, made, device)
         row = {"case": json.loads(made.case.to_json()), "strategy": made.strategy, "ok": verdict.ok}
         rows.append({**row, "message": verdict.message, "worst": verdict.worst, "where": verdict.where})
     if rank == 0:

@@ -157,7 +157,7 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
     assert (count <= 1).all(), "no score is computed twice"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(drawn(), st.sampled_from(STRATEGIES))
 def test_every_visible_score_is_computed_once(call: Drawn, strategy: Strategy) -> None:
     seen = visibility(call.mask, call.lengths)
