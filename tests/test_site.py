@@ -1,4 +1,4 @@
-"""The site of the documentation: `make docs` builds it, and here is what would make it fail, without Sphinx."""
+"""The site of the documentation, which `make docs` builds: what would make that fail, without Sphinx."""
 
 from __future__ import annotations
 

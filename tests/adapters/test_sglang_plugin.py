@@ -63,8 +63,8 @@ class Mode:
 class Pool:
     """As much of MHATokenToKVPool as the backend uses: a row for each slot."""
 
-    def __init__(self, slots: int) -> None:
-        self.k: torch.Tensor = torch.full((slots, HEADS, SIZE), torch.nan)
+    def __init__(self, slots: int, **made: Any) -> None:
+        self.k: torch.Tensor = torch.full((slots, HEADS, SIZE), torch.nan, **made)
         self.v: torch.Tensor = self.k.clone()
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
@@ -90,25 +90,36 @@ class Pool:
 def test_what_stands_in_for_sglang_fits_it_too() -> None:
     modules = READ["sglang.srt.mem_cache.memory_pool"], READ["sglang.srt.model_executor.forward_batch_info"]
     assert mismatches(Pool, modules[0]["MHATokenToKVPool"], "sglang's pool") == []
+    assert mismatches(WriteLocation, modules[0]["KVWriteLoc"], "sglang's KVWriteLoc") == []
     assert mismatches(Mode, modules[1]["ForwardMode"], "sglang's ForwardMode") == []
 
 
 class Runner:
     """A model runner with one layer: requests, slots of pages in a random order, and a table of slots."""
 
-    def __init__(self, backend: ModuleType, page: int = 1, layer: Any = None, **changed: Any) -> None:
+    def __init__(
+        self,
+        backend: ModuleType,
+        page: int = 1,
+        layer: Any = None,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **changed: Any,
+    ) -> None:
         torch.manual_seed(0)
+        self.made: dict[str, Any] = {"device": device, "dtype": dtype}
         pages = 192 // page
         self.page, self.free = page, torch.randperm(pages - 1).add(1).tolist()
-        self.table = torch.zeros(6, CONTEXT, dtype=torch.int32)
+        self.table = torch.zeros(6, CONTEXT, dtype=torch.int32, device=device)
         self.rows: dict[int, int] = {}
         given = {
             "model_config": SimpleNamespace(is_encoder_decoder=False, context_len=CONTEXT),
-            "token_to_kv_pool": Pool(192),
+            "token_to_kv_pool": Pool(192, **self.made),
             "req_to_token_pool": SimpleNamespace(req_to_token=self.table),
             "page_size": page,
-            "device": "cpu",
-            "kv_cache_dtype": torch.float32,
+            "device": device,
+            "kv_cache_dtype": dtype,
             "use_mla_backend": False,
             "attention_chunk_size": None,
             "spec_algorithm": SimpleNamespace(is_none=lambda: True),
@@ -124,8 +135,9 @@ class Runner:
     ) -> None:
         """Checks the attention of so many new tokens of each request."""
         counts = [count for _, count in scheduled]
-        q = torch.randn(sum(counts), HEADS * GROUP, SIZE)
-        k, v = torch.randn(2, sum(counts), HEADS, SIZE)
+        device = self.made["device"]
+        q = torch.randn(sum(counts), HEADS * GROUP, SIZE, **self.made)
+        k, v = torch.randn(2, sum(counts), HEADS, SIZE, **self.made)
         slots: list[int] = []
         for (request, count), own_k, own_v in zip(
             scheduled, torch.split(k, counts), torch.split(v, counts), strict=True
@@ -140,11 +152,13 @@ class Runner:
         batch = SimpleNamespace(
             forward_mode=Mode(mode),
             batch_size=len(counts),
-            req_pool_indices=torch.tensor([self.rows[id(request)] for request, _ in scheduled]),
-            seq_lens=lengths,
+            req_pool_indices=torch.tensor(
+                [self.rows[id(request)] for request, _ in scheduled], device=device
+            ),
+            seq_lens=lengths.to(device),
             seq_lens_cpu=None if graph else lengths,
-            extend_seq_lens=torch.tensor(counts),
-            out_cache_loc=torch.tensor(slots),
+            extend_seq_lens=torch.tensor(counts, device=device),
+            out_cache_loc=torch.tensor(slots, device=device),
             spec_info=None,
         )
         assert (
@@ -184,20 +198,17 @@ def layer_of(**changed: Any) -> Any:
     return SimpleNamespace(**attributes | changed)
 
 
+class WriteLocation:
+    """KVWriteLoc, as far as the pool looks at it."""
+
+    @classmethod
+    def for_layer(cls, forward_batch: Any, layer: Any, *, swa_loc: Any = None, full_loc: Any = None) -> Any:
+        return SimpleNamespace(loc=forward_batch.out_cache_loc)
+
+
 @pytest.fixture(autouse=True)
 def write_locations(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KVWriteLoc of the wheel, as far as the pool looks at it."""
-
-    class KVWriteLoc:
-        @classmethod
-        def for_layer(
-            cls, forward_batch: Any, layer: Any, *, swa_loc: Any = None, full_loc: Any = None
-        ) -> Any:
-            return SimpleNamespace(loc=forward_batch.out_cache_loc)
-
-    theirs = READ["sglang.srt.mem_cache.memory_pool"]["KVWriteLoc"]
-    assert mismatches(KVWriteLoc, theirs, "sglang's KVWriteLoc") == []
-    monkeypatch.setattr(backend, "KVWriteLoc", KVWriteLoc)
+    monkeypatch.setattr(backend, "KVWriteLoc", WriteLocation)
 
 
 @pytest.mark.parametrize(

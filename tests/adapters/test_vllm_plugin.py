@@ -49,24 +49,35 @@ def test_what_layers_call_is_there_as_in_vllms_own(backend: ModuleType) -> None:
 class Runner:
     """A layer of a model runner: requests, pages in a random order, and one pool, heads outside or inside."""
 
-    def __init__(self, backend: ModuleType, *, heads_outside: bool = True, **layer: Any) -> None:
+    def __init__(
+        self,
+        backend: ModuleType,
+        *,
+        heads_outside: bool = True,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **layer: Any,
+    ) -> None:
         torch.manual_seed(0)
+        self.made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.layer = layer
         self.backend = backend.AttncBackend
         spec = SimpleNamespace(head_size=SIZE, head_size_v=SIZE, block_size=PAGE)
-        self.builder = self.backend.get_builder_cls()(spec, ["layer"], None, torch.device("cpu"))
+        self.builder = self.backend.get_builder_cls()(spec, ["layer"], None, torch.device(device))
         self.impl = self.backend.get_impl_cls()(HEADS * GROUP, SIZE, SIZE**-0.5, HEADS, **layer)
         if heads_outside:
-            self.pool = torch.full((12, HEADS, PAGE, 2 * SIZE), torch.nan)
+            self.pool = torch.full((12, HEADS, PAGE, 2 * SIZE), torch.nan, **self.made)
         else:
-            self.pool = torch.full((12, PAGE, HEADS, 2 * SIZE), torch.nan).transpose(1, 2)
+            self.pool = torch.full((12, PAGE, HEADS, 2 * SIZE), torch.nan, **self.made).transpose(1, 2)
         self.free: list[int] = torch.randperm(12).tolist()
 
     def step(self, scheduled: list[tuple[Request, int]], padding: int = 3, **common: Any) -> None:
         """Checks the attention of so many new tokens of each request."""
         counts = [count for _, count in scheduled]
         tokens = sum(counts) + padding
-        q = torch.randn(tokens, HEADS * GROUP, SIZE)
-        k, v = torch.randn(2, tokens, HEADS, SIZE)
+        device = self.made["device"]
+        q = torch.randn(tokens, HEADS * GROUP, SIZE, **self.made)
+        k, v = torch.randn(2, tokens, HEADS, SIZE, **self.made)
         starts = torch.tensor([0, *counts]).cumsum(0)
         slots: list[int] = []
         for (request, count), at in zip(scheduled, starts.tolist(), strict=False):
@@ -76,15 +87,15 @@ class Runner:
             table[b, : len(request.pages)] = torch.tensor(request.pages)
         lengths = [request.length for request, _ in scheduled]
         given = sys.modules["vllm.v1.attention.backend"].CommonAttentionMetadata(
-            query_start_loc=starts.int(),
+            query_start_loc=starts.int().to(device),
             query_start_loc_cpu=starts.int(),
-            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
             num_reqs=len(counts),
             num_actual_tokens=sum(counts),
             max_query_len=max(counts),
             max_seq_len=max(lengths),
-            block_table_tensor=table,
-            slot_mapping=torch.tensor([*slots, *[-1] * padding]),
+            block_table_tensor=table.to(device),
+            slot_mapping=torch.tensor([*slots, *[-1] * padding], device=device),
             **common,
         )
         metadata = self.builder.build(0, given)
@@ -97,9 +108,16 @@ class Runner:
         for (request, _), own, found in zip(
             scheduled, torch.split(q, parts), torch.split(output, parts), strict=False
         ):
-            left = self.impl.window[0]
-            options = {"softcap": self.impl.logits_soft_cap, "slopes": self.impl.alibi_slopes}
-            check(found, own, request, left=left, sinks=self.impl.sinks, **options)
+            slopes, width = self.layer.get("alibi_slopes"), self.layer.get("sliding_window")
+            check(
+                found,
+                own,
+                request,
+                left=-1 if width is None else width - 1,
+                softcap=self.layer.get("logits_soft_cap", 0.0),
+                slopes=None if slopes is None else torch.tensor(slopes),
+                sinks=self.layer.get("sinks"),
+            )
 
 
 LAYERS: list[dict[str, Any]] = [
