@@ -23,7 +23,7 @@ class Layout(Protocol):
         """32-bit registers of a thread by value, those that live through a step."""
 
     def chosen(self, config: Config) -> tuple[int, ...]:
-        """What the layout chooses for a config, and a launch has to know: more fields of a generated config."""
+        """What the layout chooses for a config and a launch has to know: fields of a generated config."""
 
 
 class BackwardLayout(Protocol):
