@@ -87,6 +87,10 @@ class CudaLayout:
         """Elements of 16 bytes; an mma is two chunks deep."""
         return chunk_of(self.element)
 
+    def chosen(self, config: Config) -> tuple[int, ...]:
+        """Nothing that a launch has to know."""
+        return ()
+
     def threads(self, config: Config) -> int:
         return 32 * config.number("warps")
 

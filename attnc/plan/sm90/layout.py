@@ -76,6 +76,12 @@ class Sm90Layout(CudaLayout):
     room: int
     vectors: int = 0
 
+    def chosen(self, config: Config) -> tuple[int, ...]:
+        """Buffers of Q and of o, whether tiles overlap, and the registers of a thread of either role."""
+        shape = self.shape(config)
+        registers = (shape.copy_registers, shape.multiply_registers)
+        return (shape.q_tiles, shape.o_tiles, shape.overlap, *registers)
+
     def shape(self, config: Config) -> Shape:
         """The most buffers that fit: first another tile of Q, then one of o."""
         consumers = config.number("tile.q") // WGMMA_ROWS
