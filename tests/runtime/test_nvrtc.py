@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnc.build import front, plan_program
+from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
@@ -21,6 +21,7 @@ from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.target.files import render_files
+from tests.plans import plans_of
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
@@ -37,7 +38,7 @@ def planned() -> dict[tuple[str, str, str], ir.Module]:
     """By attention, target's folder and variant."""
     found = {}
     for spec in sorted((ROOT / "specs").glob("*.attn")):
-        for module in plan_program(front(spec)).modules:
+        for module in plans_of(spec).modules:
             folder = module.target.replace(".", "_")
             found[module.variant.attention.name, folder, module.variant.name] = module
     return found

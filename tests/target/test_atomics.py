@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.target.files import render_files
 from attnc.verify.atomics import undeclared_atomics
 from attnc.verify.subjects import atomic_inputs
+from tests.plans import plans_of
 from tests.planted.hunting import files_with
 from tests.planted.registry import BUGS, module_of
 from tests.verify.judging import modules_of
@@ -37,7 +37,7 @@ schedule summed for {target} {{
 
 @cache
 def modules(spec: str) -> tuple[ir.Module, ...]:
-    return plan_program(front(ROOT / "specs" / f"{spec}.attn")).modules
+    return plans_of(ROOT / "specs" / f"{spec}.attn").modules
 
 
 def texts(module: ir.Module) -> dict[str, str]:
