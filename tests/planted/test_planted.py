@@ -21,7 +21,7 @@ KEPT, FOUND_BY = read(CASES), read(FOUND)
 def each(names: list[str]) -> list[object]:
     """A parameter for each bug."""
     return [
-        pytest.param(name, id=name, marks=NEEDS_GXX if BUGS[name].target == "cuda.sm_80" else ())
+        pytest.param(name, id=name, marks=NEEDS_GXX if BUGS[name].target.startswith("cuda.") else ())
         for name in names
     ]
 

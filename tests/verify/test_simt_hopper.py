@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -388,8 +389,8 @@ def test_operands_of_every_layout_are_multiplied(span: int, transposed: bool) ->
         ({"box": [64]}, "1 to 5 dimensions"),
     ],
 )
-def test_a_map_that_the_driver_refuses_is_refused(change: dict[str, object], rule: str) -> None:
-    arguments = {
+def test_a_map_that_the_driver_refuses_is_refused(change: dict[str, Any], rule: str) -> None:
+    arguments: dict[str, Any] = {
         "pointer": 64,
         "element_bytes": 2,
         "sizes": [64, 9],
@@ -397,6 +398,6 @@ def test_a_map_that_the_driver_refuses_is_refused(change: dict[str, object], rul
         "box": [64, 8],
         "swizzle": 128,
     }
-    assert len(tensor_map(**arguments)) == 128  # type: ignore[arg-type]
+    assert len(tensor_map(**arguments)) == 128
     with pytest.raises(ValueError, match=rule):
-        tensor_map(**arguments | change)  # type: ignore[arg-type]
+        tensor_map(**arguments | change)
