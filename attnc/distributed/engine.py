@@ -34,9 +34,10 @@ class ContextParallel:
 
     source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a
     DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, "triton" by
-    default. strategy: in place of the estimate's choice. rates: of the machine, for the estimate. sums:
-    whether gradients of inputs that are whole on every rank are added up over the ranks; False where whoever
-    owns them does so (DDP, FSDP). params: of the spec, where its types and sizes do not say (`cap = 30.0`).
+    default. strategy, groups: in place of the estimate's choice, and parts that the heads of a rank are
+    computed in. rates: of the machine, for the estimate. sums: whether gradients of inputs that are whole on
+    every rank are added up over the ranks; False where whoever owns them does so (DDP, FSDP). params: of the
+    spec, where its types and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -49,13 +50,15 @@ class ContextParallel:
         attention: str | None = None,
         target: str | None = None,
         strategy: Strategy | None = None,
+        groups: int | None = None,
         rates: Rates | None = None,
         sums: bool = True,
         **params: object,
     ) -> None:
         self.spec: Spec = spec_of(source, attention, target)
         self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
-        self.strategy, self.rates, self.sums, self.params = strategy, rates, sums, params
+        self.strategy, self.groups, self.rates = strategy, groups, rates
+        self.sums, self.params = sums, params
         self._kernels: dict[tuple[torch.dtype, int], tuple[Kernels, Planner]] = {}
         self._stages: dict[tuple[Plan, torch.device], Stages] = {}
         self._plan: Plan | None = None
@@ -70,7 +73,7 @@ class ContextParallel:
         """
         kernels, planner = self.kernels_for(q)
         attention, named = kernels.attention, self._named((), inputs)
-        self._plan = planner.plan(self._sizes(attention, q, k, named), self.strategy)
+        self._plan = planner.plan(self._sizes(attention, q, k, named), self.strategy, self.groups)
         return self._plan
 
     def shard(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *inputs: Any, **named: Any) -> Any:

@@ -181,7 +181,9 @@ def _verify_rank(
     device = f"cuda:{rank}" if gpus else "cpu"
     variants = spec_of(source, attention, target).variants
     variant = next(variant for variant in variants if wanted in (None, variant.name))
-    params = {name: x for name, x in variant.params.items() if name != "D" and not isinstance(x, DType)}
+    params: dict[str, Any] = {
+        name: x for name, x in variant.params.items() if name != "D" and not isinstance(x, DType)
+    }
     cp = ContextParallel(source, attention=attention, target=target, **params)
     rows = []
     for made in cases(variant.attention, count, 16 if gpus else 1):

@@ -60,8 +60,8 @@ def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
         if name in ("q", "k", "v") and tensor.dtype is not DType.F32:
             yield unsupported(
                 f"{schedule.target} writes the gradient of '{name}' in the type of '{name}'",
-                attention.span,
-                f"wants it in f32, and {name} is {tensor.dtype}",
+                tensor.span,
+                f"is {tensor.dtype}, and its gradient wanted in f32",
                 "write a Triton schedule, or 'grad' without a type",
             )
 

@@ -22,13 +22,18 @@ ensure_interpreter()
 
 
 def verdict_of(
-    spec: str, dims: Mapping[str, int], ranks: int, strategy: Strategy | None = None, seed: int = 1
+    spec: str,
+    dims: Mapping[str, int],
+    ranks: int,
+    strategy: Strategy | None = None,
+    seed: int = 1,
+    groups: int | None = None,
 ) -> Verdict:
-    """What all ranks say of one case; they say the same."""
+    """What all ranks say of one case; they say the same. groups: parts of the heads, one after the other."""
     made = RanksCase(case=Case(dims=dims, seed=seed), strategy=strategy)
 
     def work(group: Thread) -> Verdict:
-        cp = ContextParallel(spec, group)
+        cp = ContextParallel(spec, group, groups=groups)
         return run_case(cp, cp.spec.variants[0], made)
 
     found = on_ranks(ranks, work)
