@@ -48,6 +48,7 @@ WANTED: Mapping[str, Wanted] = {
         "vllm.v1.attention.backends.triton_attn": {
             "TritonAttentionImpl": ("__init__", "forward", "do_kv_cache_update"),
         },
+        "vllm.v1.kv_cache_interface": {"AttentionSpec": ("head_size", "head_size_v")},
         "vllm.plugins": {"DEFAULT_PLUGINS_GROUP": None},
     },
     "sglang": {
@@ -60,7 +61,14 @@ WANTED: Mapping[str, Wanted] = {
             "ATTENTION_BACKEND_CHOICES": (),
             "add_attention_backend_choices": None,
         },
-        "sglang.srt.layers.radix_attention": {"RadixAttention": ("__init__",), "AttentionType": None},
+        "sglang.srt.layers.radix_attention": {
+            "RadixAttention": (
+                "attn_type", "is_cross_attention", "layer_id", "logit_cap", "logit_capping_method",
+                "pos_encoding_mode", "qk_head_dim", "scaling", "sliding_window_size", "tp_k_head_num",
+                "tp_q_head_num", "v_head_dim", "xai_temperature_len",
+            ),
+            "AttentionType": None,
+        },
         "sglang.srt.mem_cache.memory_pool": {
             "KVWriteLoc": ("for_layer",),
             "MHATokenToKVPool": ("get_key_buffer", "get_value_buffer", "set_kv_buffer"),

@@ -195,6 +195,8 @@ def layer_of(**changed: Any) -> Any:
         "is_cross_attention": False,
         "attn_type": SimpleNamespace(value="decoder"),
     }
+    known = READ["sglang.srt.layers.radix_attention"]["RadixAttention"]["members"]
+    assert attributes.keys() == known.keys()
     return SimpleNamespace(**attributes | changed)
 
 

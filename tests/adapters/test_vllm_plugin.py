@@ -62,7 +62,9 @@ class Runner:
         self.made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.layer = layer
         self.backend = backend.AttncBackend
-        spec = SimpleNamespace(head_size=SIZE, head_size_v=SIZE, block_size=PAGE)
+        given = {"head_size": SIZE, "head_size_v": SIZE}
+        assert given.keys() == READ["vllm.v1.kv_cache_interface"]["AttentionSpec"]["members"].keys()
+        spec = SimpleNamespace(**given)
         self.builder = self.backend.get_builder_cls()(spec, ["layer"], None, torch.device(device))
         self.impl = self.backend.get_impl_cls()(HEADS * GROUP, SIZE, SIZE**-0.5, HEADS, **layer)
         if heads_outside:
