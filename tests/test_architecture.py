@@ -81,6 +81,9 @@ INDEPENDENT = {
     "attnc.expr.evaluate": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
 }
 
+# Families of targets, and those whose kernels each builds on.
+FAMILIES: dict[str, tuple[str, ...]] = {"triton": (), "sm80": (), "sm90": ("sm80",)}
+
 # Where a target is still asked for by name, and why; all else asks `plan.targets` and the lists by family.
 NAMES_TARGETS = {
     "attnc.model.dataflow": "projections are made for one target",
@@ -199,6 +202,23 @@ def test_what_judges_is_independent_of_what_makes(judge: str) -> None:
         f"{where(MODULES[module], line)}: {target}"
         for module, target, line in attnc_imports()
         if is_in(module, judge) and any(is_in(target, banned) for banned in INDEPENDENT[judge])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def family_of(module: str) -> str:
+    """`attnc.plan.sm80.layout` and `attnc.target.sm80.kernel` are of `sm80`; "" for what is of none."""
+    parts = [*module.split("."), "", ""]
+    return parts[2] if parts[1] in ("plan", "target") and parts[2] in FAMILIES else ""
+
+
+def test_passes_of_a_target_are_for_it_alone() -> None:
+    """The rest of a plan finds them through `plan.targets`."""
+    wrong = [
+        f"{where(MODULES[module], line)}: {target}"
+        for module, target, line in attnc_imports()
+        if is_in(target, "attnc.plan") and module != "attnc.plan.targets" and (family := family_of(target))
+        if family not in (family_of(module), *FAMILIES.get(family_of(module), ()))
     ]
     assert not wrong, "\n".join(wrong)
 
