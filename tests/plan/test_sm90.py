@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from attnc.diagnostics import DiagnosticError
@@ -15,11 +17,11 @@ from tests.plan import planning
 ROOM = 232448
 
 
-def planned(schedule: str = "", **options: object) -> Module:
-    return planning.planned(schedule=f"  {schedule}", target="cuda.sm_90a", **options)  # type: ignore[arg-type]
+def planned(schedule: str = "", **options: Any) -> Module:
+    return planning.planned(schedule=f"  {schedule}", target="cuda.sm_90a", **options)
 
 
-def refusal(schedule: str, **options: object) -> str:
+def refusal(schedule: str, **options: Any) -> str:
     with pytest.raises(DiagnosticError) as raised:
         planned(schedule, **options)
     (found,) = raised.value.diagnostics
@@ -51,7 +53,7 @@ def test_registers_of_both_roles_are_those_that_the_launch_holds(consumers: int)
 
 
 def test_buffers_are_doubled_as_far_as_they_fit() -> None:
-    def shape(schedule: str, **options: object) -> tuple[int, int]:
+    def shape(schedule: str, **options: Any) -> tuple[int, int]:
         kernel = planned(schedule, **options).kernels[0]
         found = layout_of(kernel).shape(kernel.configs[0])
         return found.q_tiles, found.o_tiles
@@ -81,7 +83,11 @@ def test_keys_follow_from_each_other() -> None:
         ("tile.kv = 8", {}, "tile.kv = 8 is not a multiple of 16 up to 256"),
         ("stages = 1", {}, "stages = 1 leaves nothing to copy ahead"),
         ("consumers = 3, registers = 240", {}, "registers = 240: 160 at most"),
-        ("consumers = 3, tile.kv = 192", {}, "needs about 204 registers a thread; one that multiplies has 160"),
+        (
+            "consumers = 3, tile.kv = 192",
+            {},
+            "needs about 204 registers a thread; one that multiplies has 160",
+        ),
         ("tile.kv = 128", {"d": 256}, "needs about 252 registers a thread"),
         ("stages = 4", {"d": 128}, "B of shared memory (q 32768 + k 131072 + v 131072"),
         ("", {"d": 40}, "the head dimension 40 is not a multiple of 16 up to 256"),
