@@ -34,6 +34,7 @@ from attnc.plan.names import (
     CPP,
     CUDA,
     CUDA_BACKWARD,
+    CUDA_HOPPER,
     CUDA_KERNEL,
     CUDA_MODULE,
     DISPATCH,
@@ -123,7 +124,9 @@ def test_every_name_that_modules_cannot_have_is_explained() -> None:
     attentions, inputs, on_cuda, sizes, cuda_sizes = (
         set(re.findall(r"`([A-Za-z]\w*)`", line)) for line in listed.splitlines()
     )
-    every = KERNEL | MODULE | DISPATCH | CUDA_MODULE | CUDA_KERNEL | CUDA_BACKWARD | {"doc", "cap"}
+    every = (
+        KERNEL | MODULE | DISPATCH | CUDA_MODULE | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER | {"doc", "cap"}
+    )
     for name in sorted(every - RESERVED.keys() - CPP):
         shown = name in attentions, name in attentions | inputs, name in attentions | on_cuda
         assert shown == (TRITON.clashes(name), TRITON.clashes_as_input(name, "a"), CUDA.clashes(name)), name

@@ -127,6 +127,27 @@ CUDA_BACKWARD = frozenset((
     "products", "right", "right_first", "round_to", "rounded", "store_rows", "theirs", "to_left",
     "to_tile", "total", "xs", "ys",
 ))  # fmt: skip
+#: Names in the kernels of the Hopper target besides.
+CUDA_HOPPER = frozenset((
+    "ABOVE", "BARRIERS", "BARRIERS_AT", "CONSUMERS", "COPY_REGISTERS", "ENTRY_REGISTERS", "K_AT",
+    "K_BYTES", "K_EMPTY", "K_FULL", "LIMIT", "MULTIPLY_REGISTERS", "No", "OVERLAP", "O_AT", "O_BYTES",
+    "O_TILES", "PIECES", "QK_PIECES", "Q_AT", "Q_BYTES", "Q_EMPTY", "Q_FULL", "Q_TILES", "RECORDS",
+    "RECORDS_AT", "RECORD_EMPTY", "RECORD_FULL", "Record", "Ring", "TensorMap", "VECTORS", "V_AT",
+    "V_BYTES", "V_EMPTY", "V_FULL", "V_PIECES", "X_AT", "X_BYTES", "X_EMPTY", "X_FULL", "Yes",
+    "accumulate", "again", "all_meet", "arrivals", "arrives", "barrier", "barrier_of", "base", "batch",
+    "bytes", "claim", "clear_values", "consumer", "copy_tiles", "count_lanes", "drop", "even",
+    "exponent", "exponentials", "factor", "failed", "find_tiles", "finish", "finish_pv", "first_byte",
+    "first_p", "grows", "index", "is_partial", "joins", "k_map", "keep_four", "kind", "last_tile",
+    "leading", "leads", "least", "least_kept", "load_vectors", "may_be_partial", "mbarrier_arrive",
+    "mbarrier_arrive_if", "mbarrier_expect", "mbarrier_fence", "mbarrier_init", "mbarrier_wait",
+    "met_hi", "mine", "more", "most", "moves", "multiply_tiles", "next_p", "o_map", "o_row", "odd",
+    "parity", "pin", "pitch", "previous", "proxy_fence", "q_map", "record", "records", "release_k",
+    "release_v", "round_p", "row_maxima", "scale_rows", "sees", "settled", "start_pv", "start_qk",
+    "step", "store_pieces", "store_shared", "threads", "tma_commit", "tma_load", "tma_prefetch",
+    "tma_store", "tma_wait", "tma_wait_read", "u64", "uniform", "up", "v_map", "warpgroup",
+    "warpgroup_give_registers", "warpgroup_take_registers", "warpgroups_meet", "wgmma", "wgmma_commit",
+    "wgmma_descriptor", "wgmma_fence", "wgmma_wait", "writes", "x0", "x1", "x2", "x3",
+))  # fmt: skip
 #: What the names of an attention's kernels end with, or go on with.
 KERNELS = ("forward", "backward", "combine", "preprocess")
 
@@ -162,7 +183,9 @@ class Reserved:
 #: Of modules whose kernels are Triton's, and of those whose kernels are C++.
 TRITON = Reserved(module=MODULE, kernel=KERNEL, has_strides=False)
 CUDA = Reserved(
-    module=MODULE | CUDA_MODULE, kernel=KERNEL | CUDA_KERNEL | CUDA_BACKWARD | CPP, has_strides=True
+    module=MODULE | CUDA_MODULE,
+    kernel=KERNEL | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER | CPP,
+    has_strides=True,
 )
 
 

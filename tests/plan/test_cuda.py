@@ -53,7 +53,7 @@ def refusal(knobs: str, **options: object) -> str:
     return f"{diagnostic.code}: {diagnostic.message}: {diagnostic.primary.text}"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "cuda.sm_90a"])
 def test_flash_attention_1_renormalises_in_every_step(target: str) -> None:
     knobs = "loops = [kv, q], tile.q = 64, tile.kv = 64, warps = 4"
     implied = planned(knobs, target=target).kernels[0]

@@ -104,7 +104,9 @@ class Sm90HostText(CudaHostText):
         length = "N" if longest == "N" else f"{longest} // B"
         shared = " // G" if "G" in self._kernel.dims else ""  # by the heads of a group
         heads = "B * H" if sequences is None else "H"
-        section = f"_heads_of_section(gpu, {heads}, {length} * {row}{shared})"
+        queries = "M" if sequences is None else f"{show(sequences.rows)} // B"
+        tiles = f"-(-{queries} // config.BLOCK_M)" if sequences is None else f"{queries} // config.BLOCK_M"
+        section = f"_heads_of_section(gpu, {heads}, {length} * {row}{shared}, {tiles})"
         return [section if name == "SECTION" else name for name in self._text.size_names]
 
     @property

@@ -170,7 +170,8 @@ class Sm90Text(CudaText):
         """Names that are read after a tile has been found."""
         kernel = self.kernel
         loops = kernel.regions.loops
-        exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions]
+        exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions if expr != loops[-1].stop]
+        exprs += [loops[-1].stop] if self.clears_values else []
         statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self._late]
         statements += [*kernel.step.fetches, *kernel.step.masked_fetches]
         exprs += [expr for item in statements for expr in statement_expressions(item)]

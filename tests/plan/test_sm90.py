@@ -1,0 +1,148 @@
+"""What the Hopper target decides: layouts, legality, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attnc.diagnostics import DiagnosticError
+from attnc.plan.default_schedule import Shape
+from attnc.plan.ir import Module
+from attnc.plan.sm90 import SM90A, layout_of
+from attnc.plan.sm90_layout import FEWEST_REGISTERS, entry_registers, registers_left
+from attnc.target.files import render_files
+from tests.plan import planning
+
+ROOM = 232448
+
+
+def planned(schedule: str = "", **options: Any) -> Module:
+    return planning.planned(schedule=f"  {schedule}", target="cuda.sm_90a", **options)
+
+
+def refusal(schedule: str, **options: Any) -> str:
+    with pytest.raises(DiagnosticError) as raised:
+        planned(schedule, **options)
+    (found,) = raised.value.diagnostics
+    return f"{found.code} {found.message}: {found.primary.text}"
+
+
+@pytest.mark.parametrize("d", [16, 64, 80, 96, 128, 192, 256])
+def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
+    kernel = planned(d=d).kernels[0]
+    (config,), layout = kernel.configs, layout_of(kernel)
+    shape = layout.shape(config)
+    assert config["tile.q"] == 64 * shape.consumers
+    assert layout.threads(config) == 128 * (shape.consumers + 1)
+    assert sum(layout.shared_memory(config).values()) == kernel.shared[0] <= ROOM
+    assert sum(layout.registers(config).values()) < shape.multiply_registers
+    assert layout.qk.width % 64 == 0
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 3, 4])
+def test_registers_of_both_roles_are_those_that_the_launch_holds(consumers: int) -> None:
+    """setmaxnreg would wait for ever for more."""
+    held = entry_registers(consumers)
+    assert held * 128 * (consumers + 1) <= 65536
+    for registers in range(held // 8 * 8, 241, 8):
+        left = registers_left(consumers, registers)
+        if left >= FEWEST_REGISTERS:
+            assert left + consumers * registers <= held * (consumers + 1)
+            assert left % 8 == 0
+
+
+def test_buffers_are_doubled_as_far_as_they_fit() -> None:
+    def shape(schedule: str, **options: Any) -> tuple[int, int]:
+        kernel = planned(schedule, **options).kernels[0]
+        found = layout_of(kernel).shape(kernel.configs[0])
+        return found.q_tiles, found.o_tiles
+
+    assert shape("tile.kv = 128", d=128) == (2, 1)
+    assert shape("tile.kv = 144", d=128) == (2, 0)
+    assert shape("tile.kv = 80", d=256) == (1, 0)
+
+
+def test_keys_follow_from_each_other() -> None:
+    def sizes(schedule: str, d: int = 64) -> tuple[object, ...]:
+        config = planned(schedule, d=d).kernels[0].configs[0]
+        return tuple(config[key] for key in ("tile.q", "consumers", "warps", "registers"))
+
+    assert sizes("tile.q = 192") == (192, 3, 16, 160)
+    assert sizes("consumers = 4, tile.kv = 64") == (256, 4, 20, 112)
+    assert sizes("consumers = 2, registers = 224") == (128, 2, 12, 224)
+    assert sizes("tile.kv = 64", d=256) == (128, 2, 12, 240)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "said"),
+    [
+        ("tile.q = 96", {}, "tile.q = 96 is not 64 rows for each of consumers = 1"),
+        ("tile.q = 128, consumers = 3", {}, "tile.q = 128 is not 64 rows for each of consumers = 3"),
+        ("consumers = 2, warps = 8", {}, "warps = 8 is not 4 for each of consumers = 2, and 4 that copy"),
+        ("tile.kv = 8", {}, "tile.kv = 8 is not a multiple of 16 up to 256"),
+        ("stages = 1", {}, "stages = 1 leaves nothing to copy ahead"),
+        ("consumers = 3, registers = 240", {}, "registers = 240: 160 at most"),
+        (
+            "consumers = 3, tile.kv = 192",
+            {},
+            "needs about 204 registers a thread; one that multiplies has 160",
+        ),
+        ("tile.kv = 128", {"d": 256}, "needs about 252 registers a thread"),
+        ("stages = 4", {"d": 128}, "B of shared memory (q 32768 + k 131072 + v 131072"),
+        ("", {"d": 40}, "the head dimension 40 is not a multiple of 16 up to 256"),
+        ("", {"d": 512}, "the head dimension 512 is not a multiple of 16 up to 256"),
+        ("", {"dtype": "f32"}, "f32 is not lowered to cuda.sm_90a"),
+        ("loops = [kv, q]", {}, "loops = [kv, q] is not lowered to cuda.sm_90a"),
+        ("split.kv = 4", {}, "'split.kv' is not lowered to cuda.sm_90a"),
+        ("warp_split = kv", {}, "'warp_split = kv' is not lowered"),
+        ("persistent = false", {}, "kernels of cuda.sm_90a are persistent"),
+        ("softmax = two_pass", {}, "this softmax is not lowered"),
+        ("softmax in {online, two_pass}", {}, "'softmax' shapes the text of a CUDA kernel"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    schedule: str, options: dict[str, object], said: str
+) -> None:
+    assert said in refusal(schedule, **options)
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("consumers = 2", "'consumers' is no key of"),
+        ("overlap = false", "'overlap' is no key of"),
+        ("registers = 232", "'registers' is no key of"),
+        ("softmax = online(maximum = lazy(20))", "a lazy maximum is not lowered to this target"),
+    ],
+)
+def test_other_targets_refuse_what_is_hoppers(schedule: str, said: str, target: str) -> None:
+    with pytest.raises(DiagnosticError) as raised:
+        planning.planned(schedule=f"  {schedule}", target=target)
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.message.startswith(said)) == ("E0602", True)
+
+
+@pytest.mark.parametrize(("dtype", "headroom", "above"), [("bf16", 20.0, "20.0"), ("f16", 12.0, "-2.0")])
+def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float, above: str) -> None:
+    module = planned("softmax = online(maximum = lazy(20))", dtype=dtype)
+    kernel = module.kernels[0]
+    assert kernel.softmax.headroom == headroom
+    assert kernel.bound.largest_shift >= headroom
+    assert kernel.bound.least_probability < 2.0 ** (14 if dtype == "f16" else 0) * 2.0**-headroom
+    text = render_files(module, path="a.attn", sha256="")["default.cu"]
+    assert f"constexpr float ABOVE = {above}f" in text
+
+
+def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
+    lines = "\n  ".join(SM90A.default_schedule(Shape("bf16", 128, gradients=False, masked=True)))
+    assert planned(lines, d=128).kernels[0].grid.longest_first
+
+
+def test_gradients_come_from_the_kernels_of_mma_sync() -> None:
+    module = planned(grads="q, k, v")
+    assert module.backward is not None
+    files = render_files(module, path="a.attn", sha256="")
+    assert "mma.sync" in files["default_backward_dkdv.cu"]
+    assert "wgmma" in files["default.cu"]
