@@ -109,9 +109,9 @@ def attach(module: ModuleType) -> None:
     # a cache so small that small cases have sections of heads too
     host._gpu = lambda index: of_gpu(index)._replace(l2=_CACHE)
     texts = {name: host._source(name) for name in host._KERNELS}
-    folders = dict.fromkeys(host._KERNELS, "cuda")
+    folders = {name: "sm90" if "mbarrier_wait(" in text else "cuda" for name, text in texts.items()}
     if hasattr(host, "_tensor_map"):
-        host._tensor_map, folders[host._FORWARD] = tensor_map, "sm90"
+        host._tensor_map = tensor_map
     # scattered: the last bit turns the order of blocks around, and a call makes as many launches as another
     seeds = (n * 0x9E3779B97F4A7C15 >> 9 & (1 << 48) - 1 for n in count())
 

@@ -31,14 +31,14 @@ namespace simt {
 typedef uint32_t u32;
 typedef uint64_t u64;
 constexpr int MOST_SHARED = 232448;
-constexpr int WARP = 32, WARPS = 32, THREADS = WARP * WARPS, STACK = 128 * 1024, UNIT = 16;
+constexpr int WARP = 32, MOST_WARPS = 32, THREADS = WARP * MOST_WARPS, STACK = 128 * 1024, UNIT = 16;
 constexpr int BARRIERS = 64, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96, WRITTEN = 8192;
 constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
 
 // What a warp knows to have happened, from what it has waited for (a vector clock). Of every warp: its generic writes of shared
 // memory up to an arrival, the groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed.
 struct Clock {
-    u32 ticks[WARPS], groups[WARPS], bulks[WARPS], phases[BARRIERS];
+    u32 ticks[MOST_WARPS], groups[MOST_WARPS], bulks[MOST_WARPS], phases[BARRIERS];
 
     void join(const Clock& other)
     {
@@ -57,7 +57,7 @@ struct Unit {
     int barrier;              // mbarrier of the last copy + 1, or 0
     u32 phase;                // of that barrier, in which the copy counts
     int bulk_warp;            // warp whose bulk store read them last + 1, or 0
-    u32 bulk, groups[WARPS];  // number of that store; of every warp, the last group of wgmma that reads them
+    u32 bulk, groups[MOST_WARPS];  // number of that store; of every warp, the last group of wgmma that reads them
 };
 
 struct Barrier {

@@ -246,7 +246,7 @@ static int favoured, steps;
 // The next warp of this block to run, or -1: mostly by an order that changes now and then, so that some lag far behind.
 static int next_warp()
 {
-    int able_warps[WARPS], count = 0;
+    int able_warps[MOST_WARPS], count = 0;
     for (int warp = 0; warp < threads_of_block / WARP; ++warp)
         for (int i = 0; i < WARP; ++i)
             if (able(block->lanes[warp * WARP + i])) {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attnc.plan.sm90_layout import FEWEST_REGISTERS, entry_registers, registers_left
 
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.default_schedule import Shape
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import SM90A, layout_of
+from attnc.plan.sm90.layout import FEWEST_REGISTERS, entry_registers, registers_left
 from attnc.target.files import render_files
 from tests.plan import planning
 

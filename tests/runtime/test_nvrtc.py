@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attnc.plan.sm90_layout import Sm90Layout
 
 from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
+from attnc.plan.sm90.layout import Sm90Layout
 from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.loader import load_file
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, nvrtc_version

@@ -23,6 +23,12 @@ from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
+from attnc.plan.sm90.backward import (
+    Sm90Backward,
+    by_wgmma,
+    sm90_backward_configs,
+    sm90_backward_estimate,
+)
 from attnc.plan.sm90.configs import TARGET, check_sm90, sm90_configs, sm90_estimate, sm90_layout, tiles_for
 from attnc.plan.sm90.layout import Sm90Layout
 from attnc.plan.target import Target
@@ -61,6 +67,8 @@ class Sm90a(Target):
     ) -> tuple[Config, ...]:
         if kernel == "forward":
             return sm90_configs(variant, schedule)
+        if isinstance(layout, Sm90Backward):
+            return sm90_backward_configs(layout, variant, schedule, kernel)
         return _OF_GRADIENTS.configs(variant, schedule, kernel, layout)
 
     def layout(self, variant: Variant, schedule: Schedule, config: Config) -> Sm90Layout:
@@ -69,6 +77,8 @@ class Sm90a(Target):
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
         default = self.configs(variant, schedule)[0]
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
+        if by_wgmma(variant, schedule):
+            return Sm90Backward(layout=layout, exchange=False, adds_dq=True, sums=False)
         return plan_cuda_backward(variant, schedule, layout)
 
     def shared(
@@ -81,10 +91,12 @@ class Sm90a(Target):
     def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
             return sm90_estimate(layout_of(module.kernels[0]), config)
+        if module.backward is not None and isinstance(module.backward.layout, Sm90Backward):
+            return sm90_backward_estimate(module.backward.layout, config, kernel)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 
 
-#: What makes the kernels of a backward.
+#: What makes the kernels of a backward that wgmma does not.
 _OF_GRADIENTS = Sm80(name=TARGET, devices=(DEVICES["sm_90"],))
 SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
 

@@ -14,7 +14,11 @@ from attnc.target.triton.tensors import Tensors
 
 
 class Arguments:
-    """Pointers, strides and sizes, in the order of the struct."""
+    """Pointers, strides and sizes, in the order of the struct. maps: tensors that TMA copies, whose maps come
+    first.
+    """
+
+    maps: tuple[str, ...] = ()
 
     def __init__(self, module: Module) -> None:
         assert module.backward is not None

@@ -47,6 +47,16 @@ class CudaBackwardHost(BackwardHostText):
         self._kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
 
     @property
+    def size_of_dq(self) -> str:
+        """Floats of a q tile of dq while it is summed, where warps share it unlike those of mma.sync."""
+        return ""
+
+    @property
+    def finish_changes(self) -> str:
+        """What the kernel that rounds dq has unlike the one that sums it."""
+        return ""
+
+    @property
     def planned(self) -> Iterator[str]:
         if self.packs_queries:
             rows = [f"{config}.BLOCK_M" for config in self.configs]

@@ -100,21 +100,24 @@ def render_backward(
     if arguments.adds_dq:
         texts.append(("backward_finish", FinishText(module, arguments)))
     names = {text.name: f"{module.variant.name}_{template}.cu" for template, text in texts}
-    files = {names[text.name]: _backward_source(template, text, page) for template, text in texts}
+    files = {names[text.name]: backward_source(f"cuda/{template}", text, page) for template, text in texts}
     return CudaBackwardHost(module, backward, arguments, names), files
 
 
-def _backward_source(template: str, text: CudaFileText, page: Mapping[str, object]) -> str:
+def backward_source(
+    template: str, text: CudaFileText, page: Mapping[str, object], frame: str = "cuda/backward_module"
+) -> str:
+    """A kernel's file, from the template of the kernel and that of all that is around it."""
     environment = cuda_environment()
     kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernels[0]
     chain = text.chain if isinstance(text, CudaBackwardText) else None
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
-    body = environment.get_template(f"cuda/{template}.cu.jinja").render(common)
+    body = environment.get_template(f"{template}.cu.jinja").render(common)
     text.code = without_comments(body, "//")
     text.numbers = numbers_in(text.code, kernel, tanh=text.uses("tanh_"))
     title = str(page["title"]).split(": forward,")[0]
-    header = {**page, "title": f"{title}: backward, {_TASKS[template]}."}
-    module = environment.get_template("cuda/backward_module.cu.jinja")
+    header = {**page, "title": f"{title}: backward, {_TASKS[template.split('/')[1]]}."}
+    module = environment.get_template(f"{frame}.cu.jinja")
     return tidy_cuda(module.render(common, header=header, body=body))
 
 

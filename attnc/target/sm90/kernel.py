@@ -26,6 +26,7 @@ class Sm90Text(CudaText):
     """
 
     layout: Sm90Layout
+    is_backward = False
 
     def __init__(self, module: Module, kernel: Kernel, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import layout_of
+from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.target.environment import python_environment
 from attnc.target.header import GLOSSARY, header
@@ -13,7 +15,11 @@ from attnc.target.layout import tidy
 from attnc.target.numbers import numbers_in
 from attnc.target.operator import OperatorText
 from attnc.target.quote import without_comments
-from attnc.target.sm80.render import cuda_environment, render_backward, tidy_cuda
+from attnc.target.sm80.backward_host import CudaBackwardHost
+from attnc.target.sm80.backward_rows import RowsText
+from attnc.target.sm80.render import backward_source, cuda_environment, render_backward, tidy_cuda
+from attnc.target.sm90.backward import Sm90Arguments, Sm90BackwardText, Sm90FinishText
+from attnc.target.sm90.backward_host import Sm90BackwardHost
 from attnc.target.sm90.host import Sm90HostText
 from attnc.target.sm90.kernel import Sm90Text
 from attnc.target.tuning import tuning
@@ -40,7 +46,7 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     source = tidy_cuda(source)
     page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
     call = Sm90HostText(module, kernel, text)
-    back, files = render_backward(module, page)
+    back, files = _backward(module, page)
     if back is not None:
         page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
     host = (
@@ -59,3 +65,28 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     )
     name = module.variant.name
     return {f"{name}.py": tidy(host), f"{name}.cu": source, **files}
+
+
+def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardHost | None, dict[str, str]]:
+    """As for `cuda.sm_80`, where wgmma does not make the gradients."""
+    backward = module.backward
+    if backward is None or backward.preprocess is None or not isinstance(backward.layout, Sm90Backward):
+        return render_backward(module, page)
+    (planned,) = backward.kernels
+    arguments = Sm90Arguments(module)
+    rows = RowsText(module, arguments, backward.preprocess)
+    text, finish = Sm90BackwardText(module, arguments, planned), Sm90FinishText(module, arguments)
+    sources = {
+        rows: ("cuda/backward_preprocess", "cuda/backward_module"),
+        text: ("sm90/backward_dkdv", "sm90/backward_module"),
+        finish: ("sm90/backward_finish", "cuda/backward_module"),
+    }
+    names = {
+        made.name: f"{module.variant.name}_{template.split('/')[1]}.cu"
+        for made, (template, _) in sources.items()
+    }
+    files = {
+        names[made.name]: backward_source(template, made, page, frame)
+        for made, (template, frame) in sources.items()
+    }
+    return Sm90BackwardHost(module, backward, arguments, names), files

@@ -1,0 +1,103 @@
+"""What the Hopper target decides of a backward: which have a kernel of wgmma, its layout, its refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.diagnostics import DiagnosticError
+from attnc.plan.ir import Module
+from attnc.plan.ir_backward import kernels_of
+from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.layout import entry_registers
+from attnc.target.files import render_files
+from tests.plan import planning
+
+ROOM = 232448
+CAUSAL = "kv_idx <= q_pos"
+
+
+def planned(mask: str = CAUSAL, *, dkdv: str = "", accumulate: str = "atomic", **options: object) -> Module:
+    inner = f"\n    dkdv {{ {dkdv} }}\n  " if dkdv else ""
+    schedule = f"  backward {{ accumulate.dq = {accumulate} {inner}}}"
+    given = {"grads": "q, k, v", **options}
+    return planning.planned(mask, schedule=schedule, target="cuda.sm_90a", **given)  # type: ignore[arg-type]
+
+
+def is_by_wgmma(module: Module) -> bool:
+    """What the plan says; the text says the same."""
+    assert module.backward is not None
+    text = render_files(module, path="a.attn", sha256="")["default_backward_dkdv.cu"]
+    found = isinstance(module.backward.layout, Sm90Backward)
+    assert ("wgmma.mma_async" in text, "mma.sync" in text) == (found, not found)
+    return found
+
+
+@pytest.mark.parametrize("d", [16, 64, 80, 96, 128])
+def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> None:
+    module = planned(d=d)
+    assert is_by_wgmma(module)
+    planned_kernel = kernels_of(module)["dkdv"]
+    (config,) = planned_kernel.kernel.configs
+    assert module.backward is not None
+    assert module.backward.layout is not None
+    layout = module.backward.layout
+    assert sum(layout.shared_memory(config, "dkdv").values()) == planned_kernel.kernel.shared[0] <= ROOM
+    assert sum(layout.registers(config, "dkdv").values()) < MULTIPLY_REGISTERS
+    # setmaxnreg would wait for ever for more
+    assert 3 * entry_registers(2) == COPY_REGISTERS + 2 * MULTIPLY_REGISTERS
+    sizes = [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")]
+    assert sizes == [128 if d <= 64 else 64, 128, 12, 2]
+
+
+@pytest.mark.parametrize(
+    ("mask", "options"),
+    [
+        ("true", {}),
+        ("kv_idx <= q_pos and kv_idx > q_pos - 100", {}),
+        ("kv_idx < n[b]", {"inputs": ("n: i32[B]",)}),
+        (CAUSAL, {"score": "50 * tanh(dot(q, k) / 50)"}),
+        (CAUSAL, {"score": "dot(q, k) + slope[h] * (kv_idx - q_pos)", "inputs": ("slope: f32[H]",)}),
+    ],
+)
+def test_masks_and_scores_have_it(mask: str, options: dict[str, object]) -> None:
+    assert is_by_wgmma(planned(mask, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"d": 192},
+        {"accumulate": "two_pass"},
+        {"accumulate": "sequential"},
+        {
+            "grads": "q, k, v, x",
+            "score": "dot(q, k) + x[h]",
+            "inputs": ("x: f32[H]",),
+        },
+    ],
+)
+def test_what_it_does_not_do_has_the_kernels_of_mma_sync(options: dict[str, object]) -> None:
+    assert not is_by_wgmma(planned(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dkdv", "said"),
+    [
+        (
+            "tile.q = 32",
+            "tile.q = 32 is not 128: what the registers of a head dimension of 64 leave room for",
+        ),
+        ("tile.kv = 64", "tile.kv = 64 is not 128: 64 for each of 2 warpgroups"),
+        ("warps = 8", "warps = 8 is not 12: 4 for each of 2 warpgroups that multiply, and 4 that copy"),
+        ("stages = 1", "stages = 1 leaves nothing to copy ahead"),
+        ("stages = 4", "B of shared memory (k 32768 + v 16384 + q 65536"),
+        ("maxnreg = 168", "maxnreg is not for warpgroups"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(dkdv: str, said: str) -> None:
+    with pytest.raises(DiagnosticError) as raised:
+        planned(dkdv=dkdv)
+    (found,) = raised.value.diagnostics
+    assert found.code == "E0601"
+    assert said in found.primary.text
+    assert "tile.q = 128, tile.kv = 128, warps = 12, stages = 2" in found.hints[0]
