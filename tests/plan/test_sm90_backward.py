@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from attnc.diagnostics import DiagnosticError
@@ -59,7 +61,7 @@ def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> N
         (CAUSAL, {"score": "dot(q, k) + slope[h] * (kv_idx - q_pos)", "inputs": ("slope: f32[H]",)}),
     ],
 )
-def test_masks_and_scores_have_it(mask: str, options: dict[str, object]) -> None:
+def test_masks_and_scores_have_it(mask: str, options: dict[str, Any]) -> None:
     assert is_by_wgmma(planned(mask, **options))
 
 

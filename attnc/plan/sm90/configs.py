@@ -1,4 +1,4 @@
-"""What the Hopper target decides beyond the structure of a kernel: which specs it takes, which configs run."""
+"""What the Hopper target decides beyond a kernel's structure: which specs it takes, which configs run."""
 
 from __future__ import annotations
 

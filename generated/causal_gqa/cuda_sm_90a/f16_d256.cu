@@ -430,6 +430,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     for (int tile = -1;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
+        __syncwarp();  // a lane that came late would find the next phase but one
         Record& record = records[at.at];
         tile = tile < 0 ? blockIdx.x : claim();
         if (tile >= tiles) {

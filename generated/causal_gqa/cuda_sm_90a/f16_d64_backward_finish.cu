@@ -21,9 +21,9 @@
 
 // One compilation for each configuration: f16_d64.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 32  // query rows of a tile
+#define BLOCK_M 128  // query rows of a tile
 #define BLOCK_N 128  // keys of a tile
-#define WARPS 4
+#define WARPS 12
 #define STAGES 2  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes
 #endif
@@ -32,15 +32,16 @@ typedef unsigned int u32;
 struct f16 { unsigned short bits; };  // storage only: arithmetic is in float
 typedef f16 element;
 struct alignas(16) Chunk { u32 words[4]; };
+struct alignas(64) TensorMap { unsigned long long words[16]; };  // made by the driver, read by TMA
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int D = 64;
-constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && WARPS % (BLOCK_M / 32) == 0 ? 32 : BLOCK_M;
-constexpr int DQ_WARPS = WARPS * DQ_ROWS / BLOCK_M;  // warps that share its rows
-constexpr int DQ_COLUMNS = (D / 16 + DQ_WARPS - 1) / DQ_WARPS * 16;
-constexpr int DQ_SIZE = BLOCK_M * DQ_COLUMNS * DQ_WARPS;
+constexpr int DQ_SIZE = 64 * BLOCK_M;
+constexpr int PITCH = D + 8;  // rows of a fragment lie in different banks
+struct alignas(16) Four { float values[4]; };
 
 struct Args {
+    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
     const f16* q_ptr;
     const f16* k_ptr;
     const f16* v_ptr;
@@ -54,6 +55,7 @@ struct Args {
     float* lse2_ptr;
     float* delta_ptr;
     float* dq_sum_ptr;
+    int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_vb, stride_vn, stride_vh;
@@ -145,27 +147,29 @@ __device__ void store_chunk(element* to, const element* from)
 #endif
 }
 
-// dq of one q tile of one head, from the sums that the blocks of all kv tiles added to.
+// dq of one q tile of one head, from the sums that the blocks of all kv tiles added to. A warp reads what a warp of those added, and
+// the rows of what it rounds leave whole, through shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_backward_finish(const __grid_constant__ Args args)
 {
+    extern __shared__ __align__(128) element shared[];  // rows of dq
     const int M = args.M, H = args.H, q_tiles = (M + BLOCK_M - 1) / BLOCK_M;
     const int b = blockIdx.x / q_tiles / H, h = blockIdx.x / q_tiles % H, q_lo = blockIdx.x % q_tiles * BLOCK_M;
-    const float* const sum = args.dq_sum_ptr + (long long)blockIdx.x * DQ_SIZE;
-    element* const DQ = args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh;
-    for (int i = threadIdx.x; i < BLOCK_M * (D / 8); i += THREADS) {
-        const int row = i / (D / 8), column = i % (D / 8) * 8;
-        if (q_lo + row >= M)
-            break;
-        // The warp and the fragment that the eight elements are from: lanes 4 (row % 8) and the next three, numbers e and e + 1.
-        const int warp = row / DQ_ROWS * DQ_WARPS + column / DQ_COLUMNS;
-        const int piece = row % DQ_ROWS / 16 * (DQ_COLUMNS / 8) + column % DQ_COLUMNS / 8, e = row / 8 % 2 * 2;
-        const float* const from = sum + (piece * 4 + e) * THREADS + warp * 32 + row % 8 * 4;
-        alignas(16) element rounded[8];
-        for (int t = 0; t < 4; ++t) {
-            const u32 pair = pack(from[t] * 0.125f, from[THREADS + t] * 0.125f);
-            rounded[2 * t] = element{(unsigned short)pair};
-            rounded[2 * t + 1] = element{(unsigned short)(pair >> 16)};
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Four* const sum = (const Four*)(args.dq_sum_ptr + (long long)blockIdx.x * DQ_SIZE) + warp * 8 * 32 + lane;
+    const int row = (BLOCK_M == 128 ? warp : warp % 4) * 16 + lane / 4, column = (BLOCK_M == 128 ? 0 : warp / 4 * 64) + lane % 4 * 2;
+    Four sums[8];
+    #pragma unroll
+    for (int j = 0; j < 8; ++j)
+        sums[j] = sum[j * 32];
+    #pragma unroll
+    for (int j = 0; j < 8; ++j)
+        if (column + 8 * j < D) {
+            *(u32*)(shared + row * PITCH + column + 8 * j) = pack(sums[j].values[0] * 0.125f, sums[j].values[1] * 0.125f);
+            *(u32*)(shared + (row + 8) * PITCH + column + 8 * j) = pack(sums[j].values[2] * 0.125f, sums[j].values[3] * 0.125f);
         }
-        store_chunk(DQ + (q_lo + row) * args.stride_dqm + column, rounded);
-    }
+    __syncthreads();
+    element* const DQ = args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh;
+    for (int i = threadIdx.x; i < BLOCK_M * (D / 8); i += THREADS)
+        if (q_lo + i / (D / 8) < M)
+            store_chunk(DQ + (q_lo + i / (D / 8)) * args.stride_dqm + i % (D / 8) * 8, shared + i / (D / 8) * PITCH + i % (D / 8) * 8);
 }

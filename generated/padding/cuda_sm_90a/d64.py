@@ -843,7 +843,7 @@ def _options(config: Config, aligned: bool, arch: str) -> tuple[str, ...]:
         return (f"-arch={arch}", "-std=c++17", "-default-device", *defines)
     sizes = {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "WARPS": config.WARPS, "STAGES": config.STAGES}
     defines = (f"-D{name}={value}" for name, value in {**sizes, "ALIGNED": int(aligned)}.items())
-    return (f"-arch={arch}", "-std=c++17", *defines)
+    return (f"-arch={arch}", "-std=c++17", "-default-device", *defines)
 
 
 @functools.cache
