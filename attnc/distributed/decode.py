@@ -25,7 +25,7 @@ from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.expr.arithmetic import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Ragged, Role
+from attnc.model.tensors import DType, Paged, Role
 from attnc.runtime.dtypes import TORCH
 
 #: Columns behind those of o that lse has in a message: 16 bytes keep rows aligned.
@@ -188,7 +188,7 @@ def _check(attention: Attention, block: int) -> str:
     length = attention.lengths.get("N")
     if attention.softmax.dropout is not None:
         raise DiagnosticError([error("E0602", "dropout is not shared out over ranks", place)])
-    if isinstance(attention.q.storage, Ragged):
+    if attention.q.storage.is_packed:
         span = attention.q.storage.span or place
         message = "packed queries against keys on many ranks are not compiled"
         raise DiagnosticError([error("E0602", message, span, "q is packed here")])

@@ -26,7 +26,7 @@ from attnc.expr.show import show
 from attnc.expr.simplify import make
 from attnc.model.attention import Attention, Program
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
 from attnc.model.variants import ParamValue
 from attnc.plan.ir_decode import is_decode
 
@@ -105,7 +105,7 @@ class _Maker:
 
     @property
     def packed(self) -> bool:
-        return isinstance(self.attention.q.storage, Ragged)
+        return self.attention.q.storage.is_packed
 
     # --- positions ----------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from attnc.distributed.spans import Visibility
 from attnc.distributed.uncovered import check_covered
 from attnc.model.attention import Attention, Program, Variant
 from attnc.model.resolve import resolve
-from attnc.model.tensors import DType, Prefix
+from attnc.model.tensors import DType
 from attnc.model.variants import ParamValue, variants
 from attnc.plan import ir
 from attnc.runtime.dtypes import TORCH
@@ -112,7 +112,7 @@ class Kernels:
         self._module = getattr(self.family.module, name.removesuffix(".py"))
         self.forward: Callable[..., Any] = getattr(self._module, self.derived.name)
         #: Whether v is columns of k, and no argument of its own.
-        self.shares_columns = isinstance(variant.attention.v.storage, Prefix)
+        self.shares_columns = variant.attention.v.storage.is_part
         self.has_gradients = hasattr(self._module, "_gradients")
         self.digest = digest(spec.program.source)
 
