@@ -11,10 +11,10 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-#: Counted, not summed: integers are the same in any order.
+#: Counted in ones, not summed: integers are the same in any order.
 _COUNTERS = frozenset({"fallbacks_ptr"})
 _POINTER = re.compile(r"\b(?:args\.)?(\w+_ptr)\b")
-_ADDITION = re.compile(r"\b(?<!void )(?:atomic_add|atomicAdd)\(([^;]*);")
+_ADDITION = re.compile(r"\b(?<!void )(?:atomic_add|atomicAdd)\((?![^,;]*, 1\b)([^;]*);")
 _LOCAL = re.compile(r"\b(?:float|int)\s*\*\s*(?:const\s+)?(\w+)\s*=\s*([^;]*);")
 
 
