@@ -17,6 +17,7 @@ from attnc.build import digest, plan_program, tuned_source
 from attnc.distributed.derive import Derived, Form, derive
 from attnc.distributed.spans import Visibility
 from attnc.distributed.uncovered import check_covered
+from attnc.expr.arithmetic import number
 from attnc.model.attention import Attention, Program, Variant
 from attnc.model.resolve import resolve
 from attnc.model.tensors import DType
@@ -45,7 +46,7 @@ class Spec:
         """The variant for elements of this type, so many columns of q, and params by name. ValueError."""
         for variant in self.variants:
             q = variant.attention.q
-            fits = TORCH[DType(q.dtype)] is dtype and q.shape[-1].value == width  # type: ignore[union-attr]
+            fits = TORCH[DType(q.dtype)] is dtype and number(q.shape[-1]) == width
             if fits and all(variant.params.get(name) == value for name, value in params.items()):
                 return variant
         given = "".join(f", {name} = {value}" for name, value in params.items())

@@ -228,24 +228,31 @@ def make_plan(
     """The plan whose estimate is shortest, of the strategy that is asked for."""
     size = chunk_rows(sizes.queries, ranks)
     tiles = visibility.tiles(sizes, min(TILE, size))
-    chunks = chunked(tiles, sizes.queries, size)
+    chunks = chunked(tiles, sizes.queries, sizes.keys, size)
     tied = is_tied(sizes)
-    best: dict[Strategy, tuple[Estimate, Owners]] = {}
+    owners, need = None, Estimate(strategy="need")
     for name, owner in assignments(chunks, ranks).items():
         key_owner = _key_owner(owner, size, sizes, ranks, tied=tied)
         needed = _needed(tiles, owner, size, sizes.keys, ranks)
-        owners = Owners(name, owner, key_owner, needed, chunks, sizes, ranks)
-        owners.find_ready(tiles, size)
-        for kind in STRATEGIES if strategy is None else (strategy,):
-            if kind == "heads" and kind in best:
-                continue  # who owns which rows makes no difference
-            for ways in _ways(kind, ranks):
-                found = _estimate(kind, ways, owners, widths, rates, groups)
-                if kind not in best or _is_better(found, best[kind][0]):
-                    best[kind] = found, owners
-    if not best:
+        offered = Owners(name, owner, key_owner, needed, chunks, sizes, ranks)
+        offered.find_ready(tiles, size)
+        found = _estimate("need", 1, offered, widths, rates, groups)
+        if owners is None or _is_better(found, need):
+            owners, need = offered, found
+    assert owners is not None, "chunks can always be given in runs"
+    estimates = []
+    for kind in STRATEGIES if strategy is None else (strategy,):  # for the same owners
+        made = [need] if kind == "need" else []
+        made += [
+            _estimate(kind, ways, owners, widths, rates, groups)
+            for ways in _ways(kind, ranks)
+            if kind != "need"
+        ]
+        if made:
+            estimates.append(min(made, key=lambda found: found.total))
+    if not estimates:
         raise ValueError(f"strategy: {strategy} is not possible here: {ranks} ranks make no groups")
-    chosen, owners = min(best.values(), key=lambda made: made[0].total)
+    chosen = min(estimates, key=lambda found: found.total)
     if chosen.refusal:
         raise ValueError(f"strategy: {chosen.strategy} is not possible here: {chosen.refusal}")
     ready, runs, awaited = owners.ready, owners.runs, owners.needed
@@ -267,7 +274,7 @@ def make_plan(
         runs=runs,
         awaited=awaited,
         chosen=chosen,
-        estimates=tuple(found for found, _ in best.values()),
+        estimates=tuple(estimates),
         tied=tied,
     )
 
@@ -346,7 +353,8 @@ class Owners:
             return np.broadcast_to(self.keys, (self.ranks, self.ranks))
         together = self.needed
         if ways > 1:
-            together = np.repeat(together.reshape(-1, ways, together.shape[1]).any(axis=1), ways, axis=0)
+            shape = (self.ranks // ways, ways, together.shape[1])
+            together = np.repeat(together.reshape(shape).any(axis=1), ways, axis=0)
         return np.asarray(together.astype(np.float64) @ self._counts)
 
 

@@ -238,9 +238,9 @@ def test_planning_takes_few_operations() -> None:
     """64 chunks of 65536 rows: counted in arrays and not in time."""
     size = chunk_rows(65536, 4)
     tiles = visibility(spell("kv_idx <= q_pos")).tiles(causal(), 128)
-    chunks = chunked(tiles, 65536, size)
+    chunks = chunked(tiles, 65536, 65536, size)
     assert (size, len(chunks.work), len(tiles.row)) == (1024, 64, 512)
-    assert list(assignments(chunks, 4)) == ["contiguous", "longest first", "exchanged"]
+    assert list(assignments(chunks, 4)) == ["contiguous", "longest first"]
 
 
 def test_explain_says_what_was_chosen() -> None:
