@@ -83,6 +83,19 @@ class Sm90a(Target):
             return sm90_estimate(layout_of(module.kernels[0]), config)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 
+    def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
+        layout = layout_of(kernel)
+        shape, barriers = layout.shape(config), layout.barriers(config)
+        loading = ", and loads what is asked of keys" if layout.vectors else ""
+        yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
+        yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds tiles and copies them{loading}"
+        rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
+        plural = "s" if shape.consumers > 1 else " "
+        registers = f"{shape.multiply_registers:3} registers a thread"
+        yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"
+        listed = ", ".join(f"{name} {count}" for name, count in barriers.items())
+        yield f"  {sum(barriers.values())} mbarriers: {listed}"
+
 
 #: What makes the kernels of a backward.
 _OF_GRADIENTS = Sm80(name=TARGET, devices=(DEVICES["sm_90"],))
