@@ -86,9 +86,9 @@ class Sm90a(Target):
     def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
         layout = layout_of(kernel)
         shape, barriers = layout.shape(config), layout.barriers(config)
-        loading = ", and loads what is asked of keys" if layout.vectors else ""
+        loading = ", loads what is asked of keys" if layout.vectors else ""
         yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
-        yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds tiles and copies them{loading}"
+        yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds and copies tiles{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
         plural = "s" if shape.consumers > 1 else " "
         registers = f"{shape.multiply_registers:3} registers a thread"
