@@ -121,6 +121,10 @@ class Target(ABC):
     def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
         """What a block of a kernel takes on the device."""
 
+    def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
+        """What the warps of a block do, for a reader, where they do not all do the same."""
+        return iter(())
+
     def traffic(
         self, kernel: Kernel, config: Config, tiles: Picture, heads: int, device: Device
     ) -> tuple[Traffic, DeviceMemory] | None:

@@ -40,12 +40,12 @@ _TILES: Sequence[tuple[int, Mapping[str, int]]] = (
     (256, {"consumers": 2, "tile.kv": 80, "stages": 2}),
 )
 #: Registers of a thread that multiplies, by the number of warpgroups that do; two with wide heads take all.
-_REGISTERS = {1: 240, 2: 232, 3: 160, 4: 112}
+_REGISTERS = {2: 232, 3: 160, 4: 112}
 _REGISTERS_FOR_WIDE = 240
 _REMEDIES: Mapping[str, Sequence[Value]] = {
     "stages": (2,),
     "tile.kv": (128, 80, 64, 48, 32),
-    "consumers": (2, 1),
+    "consumers": (2,),
 }
 
 
@@ -169,7 +169,7 @@ def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> C
     config = config.changed({key: tiles[key] for key in ("tile.kv", "stages") if key not in knobs})
     if not config["consumers"]:
         rows = config.number("tile.q") if "tile.q" in knobs else WGMMA_ROWS * tiles["consumers"]
-        config = config.changed({"consumers": max(1, rows // WGMMA_ROWS)})
+        config = config.changed({"consumers": min(max(2, rows // WGMMA_ROWS), 4)})
     consumers = config.number("consumers")
     if "tile.q" not in knobs:
         config = config.changed({"tile.q": WGMMA_ROWS * consumers})
@@ -177,6 +177,7 @@ def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> C
         is_wide = widest > 128 and consumers == 2
         registers = _REGISTERS_FOR_WIDE if is_wide else _REGISTERS.get(consumers, _REGISTERS[4])
         config = config.changed({"registers": registers})
+    config = config.changed({"persistent": True})
     return config if "warps" in knobs else _with_warps(config)
 
 
@@ -207,6 +208,8 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     if left < FEWEST_REGISTERS:
         most = (entry * (consumers + 1) - FEWEST_REGISTERS) // consumers // 8 * 8
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
+    if registers < entry:
+        return f"registers = {registers}: a thread starts with {entry}, and takes more"
     needed = sum(sm90_registers(layout, config).values())
     if needed > registers:
         return f"needs about {needed} registers a thread; one that multiplies has {registers}"

@@ -68,8 +68,8 @@ def registers_left(consumers: int, registers: int) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Layout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
-    writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key, which
-    come through shared memory.
+    writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key,
+    which come through shared memory.
     """
 
     by_tma: bool

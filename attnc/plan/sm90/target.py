@@ -95,6 +95,19 @@ class Sm90a(Target):
             return sm90_backward_estimate(module.backward.layout, config, kernel)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 
+    def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
+        layout = layout_of(kernel)
+        shape, barriers = layout.shape(config), layout.barriers(config)
+        loading = ", loads what is asked of keys" if layout.vectors else ""
+        yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
+        yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds and copies tiles{loading}"
+        rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
+        plural = "s" if shape.consumers > 1 else " "
+        registers = f"{shape.multiply_registers:3} registers a thread"
+        yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"
+        listed = ", ".join(f"{name} {count}" for name, count in barriers.items())
+        yield f"  {sum(barriers.values())} mbarriers: {listed}"
+
 
 #: What makes the kernels of a backward that wgmma does not.
 _OF_GRADIENTS = Sm80(name=TARGET, devices=(DEVICES["sm_90"],))
