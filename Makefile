@@ -8,7 +8,7 @@ PYTEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo test lint check-generated fmt generated bench clean
+.PHONY: help install docs demo test quick lint check-generated fmt generated bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 18
@@ -28,6 +28,14 @@ demo: $(INSTALLED)  ## compile specs/causal_gqa.attn for Triton and verify it on
 
 test: lint check-generated  ## everything CI checks: lint, types, generated/ up to date, tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
+
+# Folders and files that hold quick tests; collecting the others would take as long as these.
+QUICK := $(addprefix tests/,syntax model expr plan target test_diagnostics.py test_source.py test_build.py \
+	verify/test_one_of_each.py)
+
+quick: $(INSTALLED)  ## what to run on save, within a minute: ruff, plans, printed text, one case of each kernel
+	$(BIN)/ruff check -q .
+	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m quick $(QUICK)
 
 lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
 from attnc.plan.mask_findings import check_mask
 from attnc.plan.projection import plan_projection
-from attnc.plan.targets import INSTEAD, TARGETS
+from attnc.plan.targets import INSTEAD, TARGETS, target_of
 from attnc.plan.tuned import load_tuned, tuned_choices
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse
@@ -216,13 +216,13 @@ def display_name(path: Path, root: Path | None) -> str:
 
 
 def folder_of(module: ir.Module) -> str:
-    """Where the module goes, below the output folder: `causal_gqa/triton`; importable, hence without dots."""
-    return f"{module.variant.attention.name}/{module.target.replace('.', '_')}"
+    """Where the module goes, below the output folder: `causal_gqa/triton`."""
+    return f"{module.variant.attention.name}/{target_of(module.target).folder}"
 
 
 def projection_folder(module: ProjectionModule) -> str:
     """The same for a projection: `qkv/triton`."""
-    return f"{module.name}/{module.target.replace('.', '_')}"
+    return f"{module.name}/{target_of(module.target).folder}"
 
 
 def tuned_path(path: Path) -> Path:

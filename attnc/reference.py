@@ -31,7 +31,7 @@ import numpy.typing as npt
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
 from attnc.model.attention import Attention
-from attnc.model.tensors import Prefix, Tensor
+from attnc.model.tensors import Tensor
 from attnc.reference_arrays import (
     Array,
     Bools,
@@ -170,11 +170,10 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
             given = int(evaluate(length, Env(indices=at_b, dims=dims, tensors=arrays)).item())
             dims[name] = min(max(given, 0), dims[name])
         k = rows(attention.k, arrays, b, dims["N"]).astype(np.float64)
-        match attention.v.storage:
-            case Prefix():
-                v = k[..., : shape["Dv"]]
-            case _:
-                v = rows(attention.v, arrays, b, dims["N"]).astype(np.float64)
+        if attention.v.storage.is_part:
+            v = k[..., : shape["Dv"]]
+        else:
+            v = rows(attention.v, arrays, b, dims["N"]).astype(np.float64)
         group = max(q.shape[1] // max(k.shape[1], 1), 1)
         for h in range(q.shape[1]):
             keys, values = k[:, h // group], v[:, h // group]

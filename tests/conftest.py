@@ -8,6 +8,7 @@ repro    replays the failures kept there, printing every example
 """
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
@@ -44,8 +45,27 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pr"))
 
 
+#: Text to plan to text, and what is printed: all tests here that are not slow are quick.
+_QUICK = (
+    "syntax",
+    "model",
+    "expr",
+    "plan",
+    "target",
+    "test_diagnostics.py",
+    "test_source.py",
+    "test_build.py",
+)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests of the night by day, and moves slow ones to the end, keeping the order of each."""
+    """Leaves out the tests of the night by day, and moves slow ones to the end, keeping the order of each.
+    Marks quick ones.
+    """
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent).parts[0]
+        if place in _QUICK and item.get_closest_marker("slow") is None:
+            item.add_marker("quick")
     if settings.get_current_profile_name() != "nightly":
         nightly = [item for item in items if item.get_closest_marker("nightly") is not None]
         config.hook.pytest_deselected(items=nightly)

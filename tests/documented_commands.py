@@ -8,7 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from attnc.cli.app import app
-from tests.documentation import table
+from tests.documentation import ROOT, table
 from tests.documented import escaped
 
 
@@ -56,3 +56,19 @@ def _value(param: Any) -> str:
 
 def _text(value: Any) -> str:
     return value.as_posix() if isinstance(value, Path) else str(value)
+
+
+def ranks_of_a_window() -> str:
+    """What `attnc explain` says of a window on four ranks."""
+    from attnc.build import front
+    from attnc.distributed.explain import as_text, example
+    from attnc.distributed.plan import Planner, widths_of
+    from attnc.distributed.spans import Visibility
+    from attnc.model.variants import variants
+
+    program = front(ROOT / "specs" / "window.attn")
+    visibility = Visibility(variants(program, program.attentions[0])[0].attention)
+    sizes, remarks = example(visibility.attention, {"M": 65536})
+    plan = Planner(visibility, widths_of(visibility), 4).plan(sizes)
+    command = "$ attnc explain specs/window.attn --ranks 4 --size M=65536"
+    return f"```text\n{command}\n{as_text(plan, visibility, remarks)}\n```"

@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
+from math import floor
 from pathlib import Path
 
 from attnc.build import front
@@ -94,10 +95,45 @@ def _loops(module: ir.Module) -> str:
 
 
 def _timed(cell: str) -> str:
+    ours, theirs = _times(cell)
+    return f"| {cell} | {ours:.3f} | {theirs:.3f} | {theirs / ours:.2f}x |\n"
+
+
+def _times(cell: str) -> tuple[float, float]:
+    """Milliseconds of attnc and of FlexAttention."""
     record = json.loads((ROOT / "docs" / "figures" / "forward_h200.json").read_text(encoding="utf-8"))
     results = next(entry["results"] for entry in record["cells"] if entry["name"] == cell)
-    ours, theirs = (results[name]["ms"] for name in ("attnc", "flex"))
-    return f"| {cell} | {ours:.3f} | {theirs:.3f} | {theirs / ours:.2f}x |\n"
+    return results["attnc"]["ms"], results["flex"]["ms"]
+
+
+#: spec and its attention, title, and the cell of docs/figures/forward_h200.json that times it
+FIRST = (
+    ("causal_gqa", "causal", "d128 h16 n16384 causal"),
+    ("window", "sliding window", "d128 h16 n16384 window512"),
+    ("document", "documents", "d128 h16 n16384 documents"),
+    ("prefix_lm", "prefix", "d128 h16 n16384 prefix"),
+)
+
+
+def masks() -> str:
+    """Tiles of a few masks beside each other, and how fast their kernels are beside FlexAttention's."""
+    columns = []
+    for spec, title, cell in FIRST:
+        program = front(ROOT / "specs" / f"{spec}.attn")
+        schedule = next(s for s in program.schedules if (s.attention, s.target) == (spec, "triton"))
+        kernel = plan(
+            labelled(variants(program, program.attention(spec))[0], schedule.label), schedule
+        ).kernels[0]
+        drawn = picture(kernel, 2560, 2560, 256, 256)
+        rows = ["".join(2 * tile for tile in row).translate(_BLOCKS) for row in drawn.rows]
+        columns.append([f"{title:20}", *rows, f"{f'{_ratio(cell)} FlexAttention':20}"])
+    lines = ("   ".join(line).rstrip() for line in zip(*columns, strict=True))
+    return "```text\n" + "\n".join(lines) + "\n```\n"
+
+
+def _ratio(cell: str) -> str:
+    ours, theirs = _times(cell)
+    return f"{floor(100 * theirs / ours) / 100:.2f}x"
 
 
 PAGE = Path("docs") / "gallery.md"

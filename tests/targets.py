@@ -1,6 +1,6 @@
 """The targets as tests ask for them: everything that a test wants to know of one, found by its name.
 
-A family that lowers all that the language has is in `TARGETS`, with a row in `_SMALL` and `_SMALL_DECODE`.
+A family that lowers all that the language has gets a row in `_SMALL` and `_SMALL_DECODE`, hence in `TARGETS`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,6 @@ from attnc.runtime.toolchains import toolchain_of
 from attnc.verify.runners import runner_of
 from attnc.verify.simt import available
 
-_COMPLETE = [target for target in targets.TARGETS.values() if target.has_backward]
-#: The first of each family that has kernels for gradients too.
-TARGETS: tuple[str, ...] = tuple(
-    next(target.name for target in _COMPLETE if target.family == family)
-    for family in dict.fromkeys(target.family for target in _COMPLETE)
-)
-#: The same, those apart that a compiler makes for the CPU first: seconds for each kernel.
-EACH = tuple(
-    pytest.param(name, marks=pytest.mark.slow) if runner_of(name).warps_matter else name for name in TARGETS
-)
 #: Tiles of which a few rows and keys are several, by family.
 _SMALL: Mapping[str, str] = {
     "triton": "tile.q = 16, tile.kv = 16",
@@ -34,6 +24,14 @@ _SMALL_DECODE: Mapping[str, str] = {
     "triton": "tile.kv = 16",
     "sm80": "tile.kv = 32, warps = 2, warp_split = kv",
 }
+#: The first name of each of these families.
+TARGETS: tuple[str, ...] = tuple(
+    next(target.name for target in targets.TARGETS.values() if target.family == family) for family in _SMALL
+)
+#: The same, those apart that a compiler makes for the CPU first: seconds for each kernel.
+EACH = tuple(
+    pytest.param(name, marks=pytest.mark.slow) if runner_of(name).warps_matter else name for name in TARGETS
+)
 WITHOUT_GXX = "g++ compiles CUDA kernels for the CPU"
 needs_gxx = pytest.mark.skipif(not available(), reason=WITHOUT_GXX)
 

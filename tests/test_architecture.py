@@ -62,6 +62,8 @@ OWNERS = {
     "platformdirs": {"runtime", "tune", "cli"},
     "matplotlib": {"bench"},
     "transformers": {"adapters"},
+    "vllm": {"adapters"},
+    "sglang": {"adapters"},
 }
 
 # The layers that need torch. What runs in `attnc compile` must not need them.
@@ -77,6 +79,18 @@ INDEPENDENT = {
     "attnc.reference": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
     "attnc.reference_gradients": ("attnc.plan", "attnc.target", "attnc.expr.derive", "attnc.expr.interval"),
     "attnc.expr.evaluate": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
+}
+
+# Families of targets, and those whose kernels each builds on.
+FAMILIES: dict[str, tuple[str, ...]] = {"triton": (), "sm80": (), "sm90": ("sm80",)}
+
+# Where a target is still asked for by name, and why; all else asks `plan.targets` and the lists by family.
+NAMES_TARGETS = {
+    "attnc.model.dataflow": "projections are made for one target",
+    "attnc.tune_schedules": "so are tables of schedules",
+    "attnc.verify.calls": "stands in for the two ways in which host code launches",
+    "attnc.distributed.derive": "kernels of ranks have gradients for one target",
+    "attnc.bench.decode_peers": "kernels for another target may be timed beside Triton's",
 }
 
 GENERATED_MAY_IMPORT = {"torch", "triton", "cupy", "numpy"}
@@ -190,6 +204,41 @@ def test_what_judges_is_independent_of_what_makes(judge: str) -> None:
         if is_in(module, judge) and any(is_in(target, banned) for banned in INDEPENDENT[judge])
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def family_of(module: str) -> str:
+    """`attnc.plan.sm80.layout` and `attnc.target.sm80.kernel` are of `sm80`; "" for what is of none."""
+    parts = [*module.split("."), "", ""]
+    return parts[2] if parts[1] in ("plan", "target") and parts[2] in FAMILIES else ""
+
+
+def test_passes_of_a_target_are_for_it_alone() -> None:
+    """The rest of a plan finds them through `plan.targets`."""
+    wrong = [
+        f"{where(MODULES[module], line)}: {target}"
+        for module, target, line in attnc_imports()
+        if is_in(target, "attnc.plan") and module != "attnc.plan.targets" and (family := family_of(target))
+        if family not in (family_of(module), *FAMILIES.get(family_of(module), ()))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_targets_are_asked_and_not_named() -> None:
+    """A comparison with a target's name is a place that a new target would have to find."""
+    wrong = {
+        f"{where(path, node.lineno)}: {ast.unparse(node)}": module
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        if isinstance(node, ast.Compare) and "sys.modules" not in ast.unparse(node)
+        if any(map(names_a_target, (node.left, *node.comparators)))
+    }
+    assert [place for place, module in wrong.items() if module not in NAMES_TARGETS] == []
+    assert NAMES_TARGETS.keys() <= set(wrong.values()), "one of these names none any more"
+
+
+def names_a_target(node: ast.AST) -> bool:
+    values = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return any(isinstance(value, str) and re.fullmatch(r"triton|cuda[._]\w*", value) for value in values)
 
 
 def test_generated_modules_stand_alone() -> None:

@@ -49,6 +49,7 @@ def test_a_module_compiles_in_a_few_hundred_thousand_calls() -> None:
     assert calls / modules < 150_000
 
 
+@pytest.mark.slow
 def test_generated_is_what_the_specs_say() -> None:
     outputs = [output for path in SPECS for output in compile_spec(path, ROOT).outputs]
     drifts = compare(outputs, ROOT / "generated", complete=True)

@@ -34,6 +34,7 @@ from attnc.plan.names import (
     CPP,
     CUDA,
     CUDA_BACKWARD,
+    CUDA_HOPPER,
     CUDA_KERNEL,
     CUDA_MODULE,
     DISPATCH,
@@ -62,12 +63,14 @@ from tests.documentation import (
 
 LANGUAGE = ROOT / "docs" / "language.md"
 REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
+    ("README.md", "picture"): lambda page: documented_gallery.masks(),
     ("docs/language.md", "prelude"): lambda page: documented.definitions(),
     ("docs/language.md", "keys"): documented.keys,
     ("docs/language.md", "status"): lambda page: documented.status(),
     ("docs/language.md", "names"): lambda page: documented.names(),
     ("docs/language.md", "limits"): lambda page: documented.limits(),
     ("docs/cli.md", "commands"): lambda page: documented_commands.commands(),
+    ("docs/distributed.md", "explain"): lambda page: documented_commands.ranks_of_a_window(),
     ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),
     ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),
@@ -121,7 +124,9 @@ def test_every_name_that_modules_cannot_have_is_explained() -> None:
     attentions, inputs, on_cuda, sizes, cuda_sizes = (
         set(re.findall(r"`([A-Za-z]\w*)`", line)) for line in listed.splitlines()
     )
-    every = KERNEL | MODULE | DISPATCH | CUDA_MODULE | CUDA_KERNEL | CUDA_BACKWARD | {"doc", "cap"}
+    every = (
+        KERNEL | MODULE | DISPATCH | CUDA_MODULE | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER | {"doc", "cap"}
+    )
     for name in sorted(every - RESERVED.keys() - CPP):
         shown = name in attentions, name in attentions | inputs, name in attentions | on_cuda
         assert shown == (TRITON.clashes(name), TRITON.clashes_as_input(name, "a"), CUDA.clashes(name)), name

@@ -1,6 +1,7 @@
 """What editors are told: of texts that are right, half written and wrong; and the files of `editors/`."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -162,6 +163,42 @@ def test_what_the_extension_names_is_there() -> None:
     grammar = json.loads((VSCODE / contributed["grammars"][0]["path"]).read_text())
     assert contributed["grammars"][0]["scopeName"] == grammar["scopeName"]
     assert json.loads((VSCODE / "language-configuration.json").read_text())["comments"]["lineComment"] == "#"
+
+
+def test_the_extensions_manifest_is_one_that_vscode_reads() -> None:
+    """By the rules of VS Code's reference of package.json for what is contributed here."""
+    package = json.loads((VSCODE / "package.json").read_text())
+    texts = {"name", "displayName", "description", "version", "publisher", "license", "main"}
+    assert {key for key, value in package.items() if isinstance(value, str)} == texts
+    assert package.keys() - texts == {"engines", "categories", "contributes", "dependencies"}
+    assert re.fullmatch(r"[a-z0-9-]+", package["name"])
+    assert re.fullmatch(r"[a-z0-9-]+", package["publisher"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+", package["version"])
+    assert re.fullmatch(r"\^1\.\d+\.\d+", package["engines"]["vscode"])
+    assert set(package["categories"]) <= {"Programming Languages", "Snippets", "Linters", "Formatters"}
+    wanted = {
+        "languages": {"id", "aliases", "extensions", "configuration"},
+        "grammars": {"language", "scopeName", "path"},
+        "snippets": {"language", "path"},
+    }
+    contributed = package["contributes"]
+    assert contributed.keys() == {*wanted, "configuration"}
+    for kind, keys in wanted.items():
+        assert all(entry.keys() == keys for entry in contributed[kind]), kind
+    (language,) = contributed["languages"]
+    assert all(extension.startswith(".") for extension in language["extensions"])
+    assert {entry["language"] for kind in ("grammars", "snippets") for entry in contributed[kind]} == {
+        language["id"]
+    }
+    for name, setting in contributed["configuration"]["properties"].items():
+        assert name.startswith(f"{language['id']}.")
+        assert setting.keys() == {"type", "default", "description"}
+        assert setting["type"] == "string"
+        assert isinstance(setting["default"], str)
+    used = set(
+        re.findall(r"getConfiguration\(\"(\w+)\"\)\.get\(\"(\w+)\"", (VSCODE / "extension.js").read_text())
+    )
+    assert {f"{section}.{name}" for section, name in used} == {*contributed["configuration"]["properties"]}
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which reads JavaScript")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from attnc.diagnostics import DiagnosticError
 from attnc.model.schedule import Schedule
 from attnc.model.schedules import TARGETS as NAMES
+from attnc.plan.device import DEVICES
 from attnc.plan.lowerable import check_differentiable
-from attnc.plan.targets import TARGETS
+from attnc.plan.targets import TARGETS, target_of
 from attnc.plan.triton import Triton
 from attnc.runtime.toolchains import toolchain_of
 from attnc.target.files import render_files
@@ -25,7 +28,7 @@ def test_a_target_has_a_toolchain_a_runner_and_text(name: str) -> None:
     assert TARGETS[name].name == name
     assert TARGETS[name].devices
     assert toolchain_of(name).package in ("triton", "cupy")
-    assert runner_of(name).device() in ("cpu", "cuda")
+    assert runner_of(name).device(name) in ("cpu", "cuda")
     module = planned(schedule="tile.q = 64, tile.kv = 64", target=name)
     first, *others = render_files(module, path="a.attn", sha256="0")
     assert first == f"{module.variant.name}.py"
@@ -46,3 +49,16 @@ def test_a_block_may_take_what_the_devices_of_its_target_allow() -> None:
     assert planned(schedule=tiles, d=128, target="cuda.sm_80").kernels[0].shared[0] > 99 << 10
     with pytest.raises(DiagnosticError, match=r"fits cuda\.sm_120"):
         planned(schedule=tiles, d=128, target="cuda.sm_120")
+
+
+def test_what_is_newer_than_a_target_runs_its_kernels() -> None:
+    capabilities = (75, 80, 90, 103, 130)
+    assert [TARGETS["cuda.sm_80"].runs_on(one) for one in capabilities] == [False, True, True, True, True]
+    assert [TARGETS["cuda.sm_100"].runs_on(one) for one in capabilities] == [False, False, False, True, True]
+    alone = replace(TARGETS["cuda.sm_80"], devices=(DEVICES["sm_90"],))
+    assert [alone.runs_on(one) for one in capabilities] == [False, False, True, False, False]
+
+
+def test_a_target_that_is_not_compiled_is_a_mistake_with_names() -> None:
+    with pytest.raises(ValueError, match=r"expected one of cuda\.sm_100, .*, triton, got 'cuda\.sm_79'"):
+        target_of("cuda.sm_79")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import dispatch_source, front, plan_program
+from attnc.build import dispatch_source
 from attnc.model.dataflow import Impl
 from attnc.plan.crossover import crossovers
 from attnc.plan.dispatch import admits, load_tables, projection_rows
@@ -16,13 +16,14 @@ from attnc.tune import fastest
 from attnc.tune_projection import table_of as projection_table
 from attnc.tune_schedules import Point
 from attnc.tune_schedules import table_of as schedule_table
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parent.parent / "specs"
 
 
 @pytest.fixture(scope="module")
 def module() -> ProjectionModule:
-    return plan_program(front(SPECS / "llama_7b.attn")).projections[0]
+    return plans_of(SPECS / "llama_7b.attn").projections[0]
 
 
 def test_rows_with_one_choice_are_joined_and_torch_has_the_rest(module: ProjectionModule) -> None:
@@ -47,7 +48,7 @@ def test_the_committed_tables_name_configs_that_exist() -> None:
     source = dispatch_source(path)
     assert source is not None
     tables = load_tables(source)
-    for module in plan_program(front(path)).projections:
+    for module in plans_of(path).projections:
         (table,) = (table for table in tables if table.name == module.name)
         assert len(projection_rows(module, tables)[table.device]) == len(table.rows)
 

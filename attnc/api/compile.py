@@ -120,7 +120,7 @@ def _package(
     """The files for one attention and one target. DiagnosticError, and ValueError for a wrong choice."""
     from attnc.build import compile_program
     from attnc.model.resolve import resolve
-    from attnc.plan.targets import TARGETS
+    from attnc.plan.targets import TARGETS, target_of
     from attnc.syntax.parser import parse
     from attnc.syntax.prelude import prelude
 
@@ -132,8 +132,7 @@ def _package(
     ]
     if target is None:
         target = next((known for known in declared if known in TARGETS), "triton")
-    elif target not in TARGETS:
-        raise ValueError(f"target: expected one of {', '.join(sorted(TARGETS))}, got {target!r}")
+    folder = target_of(target).folder
     if target not in declared:
         text = _scheduled(program, name, target)
         program = resolve(parse(text), prelude())
@@ -144,7 +143,7 @@ def _package(
     )
     shown = Path(text.path).name
     compiled = compile_program(program, shown, tuned, dispatch)
-    prefix = f"{name}/{target.replace('.', '_')}/"
+    prefix = f"{name}/{folder}/"
     files = {
         output.path.removeprefix(prefix): output.text
         for output in compiled.outputs

@@ -76,6 +76,16 @@ def _neighbourhood(length: int, device: str) -> tuple[Mod, Mod]:
     return None, near
 
 
+def _heads(length: int, device: str) -> tuple[Mod, Mod]:
+    reach = (128 * 2 ** (torch.arange(H, device=device) // 4)).int()  # 128 to 1024, as many heads of each
+    return None, lambda b, h, q, kv: (q >= kv) & (q - kv <= reach[h])
+
+
+def _padding(length: int, device: str) -> tuple[Mod, Mod]:
+    lengths = length - torch.arange(B, device=device, dtype=torch.int32) * (length // 2)
+    return None, lambda b, h, q, kv: kv < lengths[b]
+
+
 #: By name, what makes the mods for a length and a device.
 MODS: Mapping[str, Make] = {
     "full": lambda length, device: (None, None),
@@ -87,6 +97,9 @@ MODS: Mapping[str, Make] = {
     "softcap": _softcap,
     "learned bias": _learned,
     "neighbourhood": _neighbourhood,
+    "chunks": lambda length, device: (None, lambda b, h, q, kv: (q >= kv) & (q // 256 == kv // 256)),
+    "heads": _heads,
+    "padding": _padding,
 }
 
 
@@ -112,7 +125,8 @@ def call(who: str, name: str, length: int, *, gradients: bool = False, small: bo
         torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_(gradients) for _ in range(3)
     )
     score_mod, mask_mod = MODS[name](length, device)
-    attention = _function(who, score_mod, mask_mod, length)
+    own = (batch if name == "padding" else None, heads if name == "heads" else None)
+    attention = _function(who, score_mod, mask_mod, length, own)
     if not gradients:
 
         def forward() -> object:
@@ -124,7 +138,10 @@ def call(who: str, name: str, length: int, *, gradients: bool = False, small: bo
     return lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), do)
 
 
-def _function(who: str, score_mod: Mod, mask_mod: Mod, length: int) -> Callable[..., Any]:
+def _function(
+    who: str, score_mod: Mod, mask_mod: Mod, length: int, own: tuple[int | None, int | None]
+) -> Callable[..., Any]:
+    """The attention of q, k and v. own: the batch and heads of a block mask that differs among them."""
     if who == OURS:
         from attnc.flex import flex_attention
 
@@ -134,7 +151,7 @@ def _function(who: str, score_mod: Mod, mask_mod: Mod, length: int) -> Callable[
 
     block_mask = None
     if mask_mod is not None:
-        block_mask = create_block_mask(mask_mod, None, None, length, length, device="cuda")
+        block_mask = create_block_mask(mask_mod, *own, length, length, device="cuda")
     compiled: Any = torch.compile(torch_flex)
     return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask)
 

@@ -59,6 +59,44 @@ def _sdpa(backend: SDPBackend) -> Make:
     return make
 
 
+class _Flash3(torch.autograd.Function):
+    """FlashAttention-3 by its operators, so that one function of autograd stands for every release of it."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        o, lse, *_ = torch.ops.flash_attn_3.fwd(q, k, v, softmax_scale=q.shape[-1] ** -0.5, is_causal=causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.causal = causal
+        made: torch.Tensor = o
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, o, lse = ctx.saved_tensors
+        found = [torch.empty_like(x) for x in (q, k, v)]
+        torch.ops.flash_attn_3.bwd(
+            cotangents[0].contiguous(), q, k, v, o, lse, *found,
+            softmax_scale=q.shape[-1] ** -0.5, is_causal=ctx.causal,
+        )  # fmt: skip
+        return (*found, None)
+
+
+def _flash3(cell: Cell, x: Inputs) -> Launch:
+    if cell.mask not in ("full", "causal"):
+        raise Unavailable("only full and causal")
+    try:
+        import flash_attn_3._C  # noqa: F401 - it registers the operators
+    except ImportError as error:
+        raise Unavailable("flash_attn_3 is not installed") from error
+
+    def launch() -> torch.Tensor:
+        q, k, v = (tensor.transpose(1, 2) for tensor in (x.q, x.k, x.v))
+        o: torch.Tensor = _Flash3.apply(q, k, v, cell.mask == "causal")  # type: ignore[no-untyped-call]  # torch's
+        return o.transpose(1, 2)
+
+    return launch
+
+
 def _flex(cell: Cell, x: Inputs) -> Launch:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -128,6 +166,7 @@ PEERS: Mapping[str, Peer] = {
     for peer in (
         Peer(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION)),
         Peer(name="fa2", title="FlashAttention-2", make=_sdpa(SDPBackend.FLASH_ATTENTION)),
+        Peer(name="fa3", title="FlashAttention-3", make=_flash3),
         Peer(name="efficient", title="memory-efficient", make=_sdpa(SDPBackend.EFFICIENT_ATTENTION)),
         Peer(name="flex", title="FlexAttention", make=_flex, compiles=True),
         Peer(name="eager", title="eager", make=_eager),

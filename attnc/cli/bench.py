@@ -53,6 +53,10 @@ def bench(
         list[Path] | None,
         typer.Option(help="Time what calls of this spec's kernels cost the host; can be repeated."),
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Share attention out over so many GPUs, beside one.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=10, help="With --ranks: time for everything.")] = 150.0,
     is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
 ) -> None:
@@ -62,11 +66,13 @@ def bench(
     of the matmul ceiling measured in the same seconds. With --decode GB/s of K and V, under CUDA graph replay
     with a cold L2, in files named decode.*. With --host, which wants some 50 rounds, microseconds of the host
     for a call, in files named host.*. With --flex programs of FlexAttention by torch and by attnc.flex, and
-    how long they wait for a first result, in files named flex.*. Needs a CUDA GPU.
+    how long they wait for a first result, in files named flex.*. With --ranks one GPU against several that
+    share the rows of a call (context parallelism), torch's and hand-written ways to do so, and what the links
+    do, in files named ranks.*. Needs a CUDA GPU.
 
-    Peers are cudnn, fa2, efficient, flex and eager; of attnc triton, its kernels for Triton beside those of
-    --target, two_pass, CUDA gradients that are the same bits in every run, and with --decode page_8 and
-    page_4, small pages.
+    Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), efficient, flex and eager; of attnc triton,
+    its kernels for Triton beside those of --target, two_pass, CUDA gradients that are the same bits in every
+    run, and with --decode page_8 and page_4, small pages.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """
@@ -76,6 +82,7 @@ def bench(
     _one_run(
         {
             "--host": bool(host),
+            "--ranks": ranks is not None,
             "--decode": is_decode,
             "--flex": is_flex,
             "--papers": is_papers,
@@ -86,6 +93,8 @@ def bench(
     )
     if host:
         _host(out, host, rounds, is_list=is_list)
+    elif ranks is not None:
+        _ranks(out, ranks, cells, rounds, seconds, is_list=is_list)
     elif is_decode:
         _decode(out, cells, peers, target, rounds, is_list)
     elif is_flex:
@@ -207,6 +216,33 @@ def _flex(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> Non
     say_lines(markdown(results, made_on))
     for path in write_flex(results, made_on, out):
         note(f"wrote {path}")
+
+
+def _ranks(
+    out: Path, ranks: int, patterns: str | None, rounds: int, seconds: float, *, is_list: bool
+) -> None:
+    """`attnc bench --ranks`: what several GPUs make of one call."""
+    with loading():
+        from attnc.bench.ranks import CELLS, bench_ranks
+        from attnc.bench.ranks_peers import PEERS
+        from attnc.bench.ranks_report import markdown, write_tables
+        from attnc.distributed.launch import uses_gpus
+    wanted = _names(patterns or "")
+    chosen = tuple(cell for cell in CELLS if not wanted or any(pattern in cell.name for pattern in wanted))
+    if not chosen:
+        raise Mistake(f"no cell's name holds '{patterns}'", "attnc bench --ranks 4 --list shows them")
+    if is_list:
+        for cell in chosen:
+            say(cell.name)
+        return
+    need_gpu()
+    if not uses_gpus(ranks):
+        raise Mistake(f"there are no {ranks} GPUs here", "ask for as many ranks as there are GPUs")
+    note(f"one GPU and {ranks}, at most {seconds:.0f} seconds")
+    path = bench_ranks(ranks, chosen, tuple(PEERS), rounds, seconds, out)
+    say_lines(markdown(path))
+    for written in (path, write_tables(path)):
+        note(f"wrote {written}")
 
 
 def check_target(target: str) -> None:

@@ -127,15 +127,19 @@ def _check_architectures(archs: list[str]) -> None:
 
 
 def _ahead_of_time(modules: list[Path], archs: list[str]) -> None:
-    """Puts the machine code of CUDA kernels beside their modules. Raises Mistake where that cannot be."""
+    """Puts the machine code of CUDA kernels beside their modules, for those of the architectures that each is
+    for. Raises Mistake where that cannot be.
+    """
+    from attnc.plan.targets import TARGETS
     from attnc.runtime.aot import build_cubins
 
+    devices = {target.folder: {device.arch for device in target.devices} for target in TARGETS.values()}
     made: set[Path] = set()
     try:
         with progress("aot", len(modules)) as bar:
             for module in modules:
                 bar.advance(module.stem)
-                made.update(build_cubins(module, archs))
+                made.update(build_cubins(module, [a for a in archs if a in devices[module.parent.name]]))
     except FileNotFoundError as failure:
         raise Mistake(str(failure), "NVRTC compiles CUDA kernels where there is no GPU") from None
     for folder in {path.parent for path in made}:

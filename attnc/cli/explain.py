@@ -30,8 +30,12 @@ def explain(
     target: Annotated[str | None, typer.Option(help="For which target; the first if left out.")] = None,
     config: Annotated[int, typer.Option(min=0, help="Which config, by its position; 0 is the default.")] = 0,
     arch: Annotated[
-        str, typer.Option(help="For which GPU: sm_80, sm_86, sm_89, sm_90, sm_100, sm_120.")
-    ] = "sm_90",
+        str | None,
+        typer.Option(
+            help="For which GPU: sm_80, sm_86, sm_89, sm_90, sm_100, sm_120; sm_90 if left out, or the oldest"
+            " that the target is for."
+        ),
+    ] = None,
     is_compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Ask the compiler for registers and spills.")
     ] = True,
@@ -72,7 +76,7 @@ def explain(
     from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
     from attnc.plan.explain_text import as_text
 
-    if arch not in DEVICES:
+    if arch is not None and arch not in DEVICES:
         raise Mistake(
             f"there is no architecture '{arch}'", "".join(did_you_mean(arch, DEVICES)) or ", ".join(DEVICES)
         )
@@ -94,10 +98,10 @@ def explain(
             count = len(module.kernels[0].configs)
             if config >= count:
                 raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
-            device = DEVICES[arch]
+            device = _device(module, arch)
             usage, backward_usages = None, {}
             if is_compiled:
-                with progress(f"compiling for {arch}", None):
+                with progress(f"compiling for {device.arch}", None):
                     usage, backward_usages = (
                         _compiled(module, config, device),
                         _backward_usages(module, device),
@@ -109,6 +113,22 @@ def explain(
             else:
                 text = f"{as_text(explanation)}\n{backward_text(backward)}".rstrip()
     say_lines(text)
+
+
+def _device(module: ir.Module, arch: str | None) -> Device:
+    """The device of this architecture, by default one of the target's. Raises Mistake for one that is none of
+    those.
+    """
+    from attnc.plan.device import DEVICES
+    from attnc.plan.targets import target_of
+
+    devices = target_of(module.target).devices
+    if arch is None:
+        return DEVICES["sm_90"] if DEVICES["sm_90"] in devices else devices[0]
+    if DEVICES[arch] not in devices:
+        known = ", ".join(device.arch for device in devices)
+        raise Mistake(f"'{module.target}' is not for {arch}", f"it is for {known}; --target names another")
+    return DEVICES[arch]
 
 
 def _schedule(program: Program, module: ir.Module) -> Schedule:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from attnc.cli.bench import check_target
 from attnc.cli.console import Mistake, loading, note, say
 from attnc.diagnostics import did_you_mean
 
@@ -53,6 +54,7 @@ def import_flex(
         if kind in chosen:
             raise Mistake(f"'{text}' is a second {kind}", "name a score_mod and a mask_mod at most")
         chosen[kind] = mod
+    check_target(target)
     with loading():
         from attnc.flex.text import SPELLED, to_spec
         from attnc.output import write_text

@@ -1,13 +1,16 @@
-"""What commands say about several GPUs: `attnc explain --ranks`."""
+"""What commands say about several GPUs: `attnc explain --ranks` and `attnc verify --ranks`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attnc.cli.console import Mistake, say_lines
-from attnc.diagnostics import did_you_mean
+import typer
+
+from attnc.cli.console import Mistake, counted, paint, say, say_lines
+from attnc.diagnostics import DiagnosticError, did_you_mean
 
 if TYPE_CHECKING:
     from attnc.distributed.estimate import Strategy
@@ -55,6 +58,81 @@ def _attention(path: Path, name: str | None, variant: str | None) -> Attention:
         raise Mistake(f"'{path}' declares no attention", "projections are not shared out over ranks")
     found = only(program.attentions, "attention", name, lambda a: a.name)[0]
     return only(variants(program, found), "variant", variant, lambda v: v.name)[0].attention
+
+
+def verify_ranks(
+    paths: Sequence[Path],
+    attention: str | None,
+    variant: str | None,
+    target: str,
+    ranks: int,
+    count: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Runs the attentions of the specs that ranks can share on so many processes. Exit(1) if one is wrong."""
+    from attnc.build import front
+    from attnc.cli.choose import only
+    from attnc.model.variants import variants
+
+    data, is_right, found_any = [], True, False
+    for path in paths:
+        program = front(path)
+        for spec in program.attentions:
+            if attention not in (None, spec.name):
+                continue
+            if variant is not None:
+                only(variants(program, spec), "variant", variant, lambda v: v.name)
+            found_any = True
+            row = _verified(path, spec, variant, target, ranks, count, quiet=as_json)
+            data.append(row)
+            is_right &= row["ok"] is not False
+    if not found_any:
+        raise Mistake(
+            f"there is no attention '{attention}'" if attention else "these specs have no attention"
+        )
+    if as_json:
+        say_lines(json.dumps(data, indent=2))
+    if not is_right:
+        raise typer.Exit(1)
+
+
+def _verified(
+    path: Path, spec: Attention, variant: str | None, target: str, ranks: int, count: int, *, quiet: bool
+) -> dict[str, Any]:
+    """A line for one attention, and what it says; ok is None where ranks cannot share it."""
+    from attnc.distributed.uncovered import check_covered
+    from attnc.distributed.verify import verify_on_ranks
+
+    row: dict[str, Any] = {"spec": str(path), "attention": spec.name, "ranks": ranks}
+    try:
+        check_covered(spec)
+    except DiagnosticError as failure:
+        reason = failure.diagnostics[0].message
+        if not quiet:
+            say(f"-     {spec.name}: {reason}")
+        return {**row, "ok": None, "reason": reason}
+    found = verify_on_ranks(str(path), spec.name, target, ranks, count, variant)
+    if not quiet:
+        state = paint("ok   ", "32") if found.ok else paint("WRONG", "1;31")
+        text = f" {spec.name} on {ranks} ranks: {counted(len(found.verdicts), 'case')} on {found.place};"
+        text += " worst error"
+        say(state, f"{text} {100 * found.worst:.0f} % of the bound")
+        for made, verdict in found.verdicts:
+            if not verdict.ok:
+                say(f"      {made.strategy or 'estimate'}: {verdict.message}")
+                say(f"      {made.case.to_json()}")
+    return {
+        **row,
+        "ok": found.ok,
+        "place": found.place,
+        "worst": found.worst,
+        "cases": [
+            {"strategy": made.strategy, "case": json.loads(made.case.to_json()), "ok": verdict.ok,
+             "message": verdict.message, "worst": verdict.worst}
+            for made, verdict in found.verdicts
+        ],
+    }  # fmt: skip
 
 
 def sizes_of(text: str) -> dict[str, int]:

@@ -38,6 +38,10 @@ def verify(
     is_large: Annotated[
         bool, typer.Option("--large", help="Run sizes that only a GPU reaches instead; takes minutes.")
     ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Run the attentions on so many processes instead (context parallelism)."),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Run kernels on chosen inputs and judge every element against the float64 reference.
@@ -50,9 +54,16 @@ def verify(
     else interpreted. Every eighth case is also held to what must be true between runs: determinism,
     invariance, identities of the gradients, and that a call launches the same whatever was called before.
     Sizes that only a GPU reaches (thousands of rows, sequences and shares, 65536 heads) are run by --large.
+    With --ranks the attentions are run by several processes, forward and gradients, under every strategy:
+    with a GPU each where there are as many, else interpreted, over gloo.
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """
+    if ranks is not None:
+        from attnc.cli.ranks import verify_ranks
+
+        verify_ranks(find_specs(specs or []), attention, variant, target, ranks, count, as_json=as_json)
+        return
     judges = chosen(find_specs(specs or []), attention, variant, target)
     if is_sanitized:
         from attnc.cli.sanitize import sanitize_modules

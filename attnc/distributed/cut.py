@@ -16,17 +16,22 @@ from attnc.distributed.spans import BLOCK, TILE, Ints, Tiles
 
 #: Chunks that a rank owns, at most.
 CHUNKS = 16
+#: Share of all scores below which it may pay to keep chunks together; a causal mask has a half.
+SPARSE = 0.4
 #: Work beyond the mean that is not worth an exchange of chunks.
 EVEN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Query rows cut into chunks of `size`, the last one shorter; work: scores that each chunk computes."""
+    """Query rows cut into chunks of `size`, the last one shorter; work: scores that each chunk computes;
+    density: the share of all scores that are.
+    """
 
     size: int
     rows: Ints
     work: npt.NDArray[np.float64]
+    density: float
 
 
 def chunk_rows(rows: int, ranks: int) -> int:
@@ -35,17 +40,18 @@ def chunk_rows(rows: int, ranks: int) -> int:
     return max(-(-rows // (ranks * CHUNKS * step)), 1) * step
 
 
-def chunked(tiles: Tiles, queries: int, size: int) -> Chunks:
+def chunked(tiles: Tiles, queries: int, keys: int, size: int) -> Chunks:
     """The chunks of all rows, from tiles that end where chunks do."""
     count = -(-queries // size)
     if tiles.seen is None:
-        keys = np.maximum(tiles.hi - tiles.lo, 0)
+        seen = np.maximum(tiles.hi - tiles.lo, 0)
     else:
-        keys = np.bincount(tiles.seen[0], minlength=len(tiles.row)) * BLOCK
-    scores = (tiles.rows * keys).astype(np.float64)
+        seen = np.bincount(tiles.seen[0], minlength=len(tiles.row)) * BLOCK
+    scores = (tiles.rows * seen).astype(np.float64)
     work = np.bincount(tiles.row // size, weights=scores, minlength=count).astype(np.float64)
     rows = np.minimum(np.arange(1, count + 1) * size, queries) - np.arange(count) * size
-    return Chunks(size, rows.astype(np.int64), work)
+    density = float(scores.sum()) / max(float(tiles.rows.sum()) * keys, 1.0)
+    return Chunks(size, rows.astype(np.int64), work, density)
 
 
 def assignments(chunks: Chunks, ranks: int) -> dict[str, Ints]:
@@ -54,7 +60,8 @@ def assignments(chunks: Chunks, ranks: int) -> dict[str, Ints]:
     found = {"contiguous": together}
     if _excess(chunks, together, ranks) > EVEN:
         found["longest first"] = longest_first(chunks, ranks)
-        found["exchanged"] = exchanged(chunks, together, ranks)
+        if chunks.density < SPARSE:  # else most keys move whoever owns what
+            found["exchanged"] = exchanged(chunks, together, ranks)
     return found
 
 
@@ -80,21 +87,24 @@ def longest_first(chunks: Chunks, ranks: int) -> Ints:
 def exchanged(chunks: Chunks, start: Ints, ranks: int) -> Ints:
     """The assignment after exchanges of two chunks between the ranks with most and least work."""
     owner, work = start.copy(), chunks.work
+    load = np.bincount(owner, weights=work, minlength=ranks)
     mean = work.sum() / ranks
     for _ in range(2 * len(work)):
-        load = np.bincount(owner, weights=work, minlength=ranks)
         most, least = int(load.argmax()), int(load.argmin())
+        apart = load[most] - load[least]
         if load[most] <= (1 + EVEN) * mean:
             break
         give, take = np.flatnonzero(owner == most), np.flatnonzero(owner == least)
         if not len(give) or not len(take):
             break
         gain = work[give][:, None] - work[take][None, :]
-        left = np.abs(load[most] - load[least] - 2 * gain)
-        at = np.unravel_index(int(left.argmin()), left.shape)
-        if left[at] >= load[most] - load[least]:
+        at = int(np.abs(apart - 2 * gain).argmin())
+        gained = gain.ravel()[at]
+        if abs(apart - 2 * gained) >= apart:
             break
-        owner[give[at[0]]], owner[take[at[1]]] = least, most
+        owner[give[at // len(take)]], owner[take[at % len(take)]] = least, most
+        load[most] -= gained
+        load[least] += gained
     return owner
 
 

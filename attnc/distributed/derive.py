@@ -4,7 +4,7 @@ A rank holds some query rows, in ascending order, and a window of consecutive ke
 `row_at`, the position of each query counted from the first key of the window, as a sorted input, and
 `key_first`, the position of that key. Where positions are only compared, `key_first` cancels: `kv_idx <=
 q_pos` becomes `kv_idx <= row_at[q_idx]`, whose tiles are found in closed form. So all that a compiler, a
-verifier and the targets know of a spec holds for what a rank runs, and no template knows that there are ranks.
+verifier and the targets know of a spec holds for what a rank runs, and no template knows of ranks.
 
 Other inputs are seen through views: axes that are indexed by a head, a key or a query alone are cut to what
 the rank has, and keep their index; others stay whole, and their index is rewritten.
@@ -20,13 +20,13 @@ from attnc.diagnostics import DiagnosticError, error
 from attnc.expr.affine import Affine, affine, normalize
 from attnc.expr.arithmetic import add, maximum, minimum, sub
 from attnc.expr.logic import compare, conj
-from attnc.expr.nodes import TRUE, Call, Compare, Const, Dim, Expr, Index, Load, children, uses, walk
+from attnc.expr.nodes import TRUE, Call, Compare, Const, Dim, Expr, Index, Load, Type, children, uses, walk
 from attnc.expr.ranges import POSITION
 from attnc.expr.show import show
 from attnc.expr.simplify import make
 from attnc.model.attention import Attention, Program
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
 from attnc.model.variants import ParamValue
 from attnc.plan.ir_decode import is_decode
 
@@ -52,7 +52,7 @@ TABLES: Mapping[str, str] = {
     "keys_all": "i32[]",
     "heads_all": "i32[]",
     "kv_heads_all": "i32[]",
-    "sink_on": "i32[]",
+    "sink_most": "f32[]",
 }
 
 
@@ -89,7 +89,8 @@ def derive(
 
     attention: of the program, its params not yet fixed; point: a value for each of them. With the form
     "rows" o has its own type and the gradients of k and v are f32, since they are sums over ranks; with
-    "keys" o is f32, and the sink counts where `sink_on` is not 0. Raises DiagnosticError.
+    "keys" o is f32, and no sink is above `sink_most`, which is minus infinity where it does not count.
+    Raises DiagnosticError.
     """
     maker = _Maker(attention, form)
     schedule = _schedule(program, attention, target, form)
@@ -104,7 +105,7 @@ class _Maker:
 
     @property
     def packed(self) -> bool:
-        return isinstance(self.attention.q.storage, Ragged)
+        return self.attention.q.storage.is_packed
 
     # --- positions ----------------------------------------------------------------------------------------
 
@@ -113,7 +114,8 @@ class _Maker:
         index = {"M": (Index("q_idx"),), "N": (Index("kv_idx"),), "B": (Index("b"),), "": ()}
         axis = TABLES[name].partition("[")[2].partition("]")[0]
         extents = (Dim(axis),) if axis else ()
-        return Load(name, index[axis], extents, "int", is_sorted="sorted" in TABLES[name])
+        kind: Type = "float" if TABLES[name].startswith("f32") else "int"
+        return Load(name, index[axis], extents, kind, is_sorted="sorted" in TABLES[name])
 
     def length(self, name: str) -> Expr:
         """M or N of the sequence at hand, as on one GPU."""
@@ -241,7 +243,7 @@ class _Maker:
         score, mask, softmax = _near(_normal(self.expr(attention.score))), self.mask(), attention.softmax
         sink = None if softmax.sink is None else self.expr(softmax.sink)
         if sink is not None and self.form == "keys":
-            sink = Call("where", (compare("!=", self.table("sink_on"), Const(0)), sink, Const(float("-inf"))))
+            sink = Call("min", (sink, self.table("sink_most")))
         lengths = self._own_lengths()
         exprs = [score, mask, *([] if sink is None else [sink]), *lengths.values()]
         read = {node.tensor: None for expr in exprs for node in walk(expr) if isinstance(node, Load)}
@@ -266,7 +268,7 @@ class _Maker:
         body = place.text.partition("{")[2]
         text = "\n  ".join([f"attention {attention.name} {{", *lines]) + "\n}\n\n"
         text += f"schedule {attention.name} for {target} {{{body}\n"
-        inputs = (*used, *self.views.values())
+        inputs: tuple[View | str, ...] = (*used, *self.views.values())
         return Derived(text=text, name=attention.name, form=self.form, inputs=inputs, grads=grads)
 
     def _matrices(self) -> Iterator[str]:
@@ -374,7 +376,7 @@ def _normal(expr: Expr) -> Expr:
 
 
 def _collected(node: Expr) -> Expr:
-    """A comparison of sums without what stands on both sides, the key on the left: `kv_idx <= row_at[...]`."""
+    """A comparison of sums without what both sides have, the key on the left: `kv_idx <= row_at[...]`."""
     if not isinstance(node, Compare) or node.left.type != "int" or node.right.type != "int":
         return node
     difference = affine(node.left) - affine(node.right)

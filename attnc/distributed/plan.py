@@ -43,8 +43,8 @@ class Widths:
 class Part:
     """Rows of a rank's rectangle that are computed together, against the keys lo .. hi - 1.
 
-    rows: which of `Plan.rows`, ascending; ready: these keys are one run of the rank's own, so that nothing has
-    to arrive, and no buffer is filled.
+    rows: which of `Plan.rows`, ascending; ready: these keys are one run of the rank's own, so that nothing
+    has to arrive, and no buffer is filled.
     """
 
     rows: Ints
@@ -53,7 +53,7 @@ class Part:
     ready: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """What one call does on every rank.
 
@@ -111,28 +111,46 @@ class Plan:
         return (share * self.chosen.groups + group) * width, width
 
     def keys(self, rank: int) -> Ints:
-        """Rows of k and v that the rows which wait see, or with `gather` all there are; ascending."""
+        """Rows of k and v that the rows which wait see, or with `gather` all there are; ascending. None are
+        past the last packed sequence, where memory may hold anything.
+        """
 
         def made() -> Ints:
-            if self.chosen.strategy == "gather":
-                return np.arange(self.sizes.keys, dtype=np.int64)
+            if self.chosen.strategy == "gather" and len(self.rows(rank)):
+                return np.arange(self.last_key, dtype=np.int64)
             seen = self.awaited[self.mates(rank).start : self.mates(rank).stop].any(axis=0)
-            return _rows_of(seen, BLOCK, self.sizes.keys)
+            return _rows_of(seen, BLOCK, self.last_key)
 
         return self._known(("keys", self.mates(rank).start), made)
 
     def parts(self, rank: int) -> tuple[Part, ...]:
-        """What the rank computes, rows that wait for nothing first."""
+        """What the rank computes, rows that wait for nothing first. Rows past the last packed sequence are
+        in none.
+        """
         rows = self.rows(rank)
+        rows = rows[: np.searchsorted(rows, self.last_row)]
         ready = self.ready[rows // self.chunk] if len(rows) else np.zeros(0, np.bool_)
         found = []
         if ready.any():
-            found.append(Part(np.flatnonzero(ready), *self.runs[rank].tolist(), True))
+            lo, hi = self.runs[rank].tolist()
+            found.append(Part(np.flatnonzero(ready), lo, min(hi, self.last_key), True))
         if not ready.all():
             keys = self.keys(rank)
             lo, hi = (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)
             found.append(Part(np.flatnonzero(~ready), lo, hi, False))
         return tuple(found)
+
+    @property
+    def last_row(self) -> int:
+        """Behind the last query of any sequence."""
+        ends = self.sizes.ends_q
+        return self.sizes.queries if ends is None else int(ends[-1])
+
+    @property
+    def last_key(self) -> int:
+        """Behind the last key of any sequence."""
+        ends = self.sizes.ends_k
+        return self.sizes.keys if ends is None else int(ends[-1])
 
     def _known(self, key: object, make: Callable[[], Ints]) -> Ints:
         if key not in self._rows:
@@ -210,24 +228,31 @@ def make_plan(
     """The plan whose estimate is shortest, of the strategy that is asked for."""
     size = chunk_rows(sizes.queries, ranks)
     tiles = visibility.tiles(sizes, min(TILE, size))
-    chunks = chunked(tiles, sizes.queries, size)
+    chunks = chunked(tiles, sizes.queries, sizes.keys, size)
     tied = is_tied(sizes)
-    best: dict[Strategy, tuple[Estimate, Owners]] = {}
+    owners, need = None, Estimate(strategy="need")
     for name, owner in assignments(chunks, ranks).items():
         key_owner = _key_owner(owner, size, sizes, ranks, tied=tied)
         needed = _needed(tiles, owner, size, sizes.keys, ranks)
-        owners = Owners(name, owner, key_owner, needed, chunks, sizes, ranks)
-        owners.find_ready(tiles, size)
-        for kind in STRATEGIES if strategy is None else (strategy,):
-            if kind == "heads" and kind in best:
-                continue  # who owns which rows makes no difference
-            for ways in _ways(kind, ranks):
-                found = _estimate(kind, ways, owners, widths, rates, groups)
-                if kind not in best or _is_better(found, best[kind][0]):
-                    best[kind] = found, owners
-    if not best:
+        offered = Owners(name, owner, key_owner, needed, chunks, sizes, ranks)
+        offered.find_ready(tiles, size)
+        found = _estimate("need", 1, offered, widths, rates, groups)
+        if owners is None or _is_better(found, need):
+            owners, need = offered, found
+    assert owners is not None, "chunks can always be given in runs"
+    estimates = []
+    for kind in STRATEGIES if strategy is None else (strategy,):  # for the same owners
+        made = [need] if kind == "need" else []
+        made += [
+            _estimate(kind, ways, owners, widths, rates, groups)
+            for ways in _ways(kind, ranks)
+            if kind != "need"
+        ]
+        if made:
+            estimates.append(min(made, key=lambda found: found.total))
+    if not estimates:
         raise ValueError(f"strategy: {strategy} is not possible here: {ranks} ranks make no groups")
-    chosen, owners = min(best.values(), key=lambda made: made[0].total)
+    chosen = min(estimates, key=lambda found: found.total)
     if chosen.refusal:
         raise ValueError(f"strategy: {chosen.strategy} is not possible here: {chosen.refusal}")
     ready, runs, awaited = owners.ready, owners.runs, owners.needed
@@ -249,7 +274,7 @@ def make_plan(
         runs=runs,
         awaited=awaited,
         chosen=chosen,
-        estimates=tuple(found for found, _ in best.values()),
+        estimates=tuple(estimates),
         tied=tied,
     )
 
@@ -328,7 +353,8 @@ class Owners:
             return np.broadcast_to(self.keys, (self.ranks, self.ranks))
         together = self.needed
         if ways > 1:
-            together = np.repeat(together.reshape(-1, ways, together.shape[1]).any(axis=1), ways, axis=0)
+            shape = (self.ranks // ways, ways, together.shape[1])
+            together = np.repeat(together.reshape(shape).any(axis=1), ways, axis=0)
         return np.asarray(together.astype(np.float64) @ self._counts)
 
 

@@ -35,7 +35,7 @@ def _problems(attention: Attention) -> Iterator[Diagnostic]:
                     f"the pages of {tensor.name} are not shared out over ranks by rows",
                     span,
                     "pages lie where a serving engine put them",
-                    "for one new token against keys on many ranks use attnc.distributed.SpreadCache",
+                    "for one new token against keys on many ranks use attnc.distributed.SpreadKeys",
                 )
             case Prefix(span=span):
                 yield _problem(

@@ -60,7 +60,8 @@ class _Recording(TorchFunctionMode):
         if not self._has_value((args, tuple(kwargs.values()))):
             return function(*self._here(args), **{name: self._here(kwargs[name]) for name in kwargs})
         name = function.__name__
-        if name == "__getitem__":
+        if name in ("__getitem__", "getitem"):  # the latter is Python's, as strict export has operators
+            name = "__getitem__"
             tensor, index = self._narrowed(args[0], args[1])
             args = (tensor, index)
             result = torch.empty(tensor.shape[len(index) :], dtype=tensor.dtype, device="meta")

@@ -13,7 +13,7 @@ import torch
 
 from attnc.flex.errors import refused
 from attnc.flex.recorder import Reference, Steps
-from attnc.flex.symbols import apply, tape_of
+from attnc.flex.symbols import OPERATIONS, apply, tape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,12 @@ def _done(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if tape is None:  # such as the filling of a tensor, which needs no symbol
         function = getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
         return getattr(args[0], name)(*args[1:], **kwargs) if function is None else function(*args, **kwargs)
-    if name.startswith("__"):
-        name = _SPELLED.get(name, name)
-        of_python = getattr(operator, name, None)
-        return getattr(args[0], name)(*args[1:]) if of_python is None else of_python(*args)
+    name = _SPELLED.get(name, name)
+    of_python = getattr(operator, name, None)
+    if of_python is not None and name not in OPERATIONS:
+        return of_python(*args)
+    if name.startswith("__"):  # an operator the other way round
+        return getattr(args[0], name)(*args[1:])
     return apply(tape, name, tuple(args), kwargs)
 
 

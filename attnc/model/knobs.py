@@ -221,8 +221,8 @@ KEYS: Mapping[str, Key] = {
         phases=("backward", "dq", "dkdv"),
     ),
     "consumers": Key(
-        read=_among(1, 2, 3, 4),
-        allowed="1, 2, 3 or 4",
+        read=_among(2, 3, 4),
+        allowed="2, 3 or 4",
         default=0,
         kind="number",
         phases=("forward",),

@@ -23,15 +23,14 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
-from attnc.plan.forward import plan_softmax
-from attnc.plan.ir import ErrorBound, Grid, Kernel, Regions
-from attnc.plan.ir_decode import Pack, Split, UnifiedMax
+from attnc.plan.ir import Grid, Kernel, Regions
+from attnc.plan.ir_decode import Pack, Split
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
-from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import lengths, outruns, rows, sizes, stored
 from attnc.plan.sequence import program as program_of
 from attnc.plan.signature import kv_heads
+from attnc.plan.softmax import plan_softmax
 from attnc.plan.steps import (
     IN_BOUNDS,
     dims_of,
@@ -107,10 +106,8 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         configs=choices,
         shared=tuple(target.shared(variant, config, "forward", layout) for config in choices),
         layout=layout,
-        bound=_bound(
-            error_bound(attention, choices, softmax),
-            _splits(choices) + target.joined(choices, layout),
-            unified,
+        bound=error_bound(
+            attention, choices, softmax, unified, _splits(choices) + target.joined(choices, layout)
         ),
         rows=places,
         stored=stored(attention),
@@ -143,14 +140,6 @@ def _operands(expr: Expr, function: str) -> tuple[Expr, ...]:
             return tuple(operand for arg in args for operand in _operands(arg, function))
         case _:
             return (expr,)
-
-
-def _bound(bound: ErrorBound, splits: int, unified: UnifiedMax | None) -> ErrorBound:
-    """The bound of the plain kernel, with what shares and a unified maximum add to it."""
-    if unified is None:
-        return replace(bound, splits=splits)
-    shift = (abs(unified.phi) + max(abs(unified.low), abs(unified.high))) / LOG2E
-    return replace(bound, splits=splits, largest_shift=shift, least_probability=2.0**unified.low)
 
 
 def _pack(attention: Attention) -> Pack | None:

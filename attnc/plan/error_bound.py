@@ -34,19 +34,28 @@ from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.columns import feature
 from attnc.plan.ir import ErrorBound, Softmax
+from attnc.plan.ir_decode import UnifiedMax
+from attnc.plan.softmax import shift_of
 
 #: Relative error of a product of f32 in three of tf32.
 TF32X3_PRODUCT_ERROR = 2.0**-20
 #: What a sum on tensor cores loses with each product, relative to the sum of the magnitudes.
 ADDITION_ERROR = 1.5 * 2.0**-24
-#: log2 of the most probabilities that a thread, and a row of a tile, sums before it looks at the sum.
-_SUM_OF_TILE = 8.0
 #: Relative and absolute errors of the functions of scores.
 INTRINSICS = tuple((function.name, function.relative, function.absolute) for function in REAL.values())
 
 
-def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Softmax) -> ErrorBound:
-    """The bound's parameters for the worst config: the longest partial sums, and the most tiles."""
+def error_bound(
+    attention: Attention,
+    configs: tuple[Config, ...],
+    softmax: Softmax,
+    unified: UnifiedMax | None = None,
+    splits: int = 1,
+) -> ErrorBound:
+    """The bound's parameters for the worst config: the longest partial sums, and the most tiles. splits: the
+    most results of parts of a row's keys that are joined.
+    """
+    shift = shift_of(softmax, unified, _dtype(attention.v))
     tiles = [tile for config in configs if isinstance(tile := config["tile.kv"], int)]
     element = _dtype(attention.q)
     return ErrorBound(
@@ -62,18 +71,10 @@ def error_bound(attention: Attention, configs: tuple[Config, ...], softmax: Soft
         chained=element is not DType.F32,
         intrinsics=INTRINSICS,
         renormalised=softmax.rescale == "every_step",
-        # A lazy maximum may lie below the row's by the headroom, and what is subtracted above it by as much
-        # and by the sum of a tile; p is a power of two smaller, which matters where that is subnormal.
-        largest_shift=softmax.headroom + _SUM_OF_TILE if softmax.headroom else 0.0,
-        least_probability=2.0 ** (top_of(_dtype(attention.v)) - softmax.headroom - _SUM_OF_TILE)
-        if softmax.headroom
-        else 1.0,
+        splits=splits,
+        largest_shift=shift.largest,
+        least_probability=shift.least_probability,
     )
-
-
-def top_of(p: DType) -> int:
-    """log2 of what p may reach under a lazy maximum: f16 has few exponents, and is used up to its largest."""
-    return 14 if p is DType.F16 else 0
 
 
 def _dtype(tensor: Tensor) -> DType:

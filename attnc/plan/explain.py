@@ -20,13 +20,12 @@ from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import feature
 from attnc.plan.device import Device
+from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.explain_kernel import Usage, bounds_dict, masked_where, resource_dict
 from attnc.plan.ir_decode import UnifiedMax
 from attnc.plan.picture import Picture, picture
-from attnc.plan.resources import Estimate
 from attnc.plan.roofline import Roofline, roofline_dict, roofline_of
 from attnc.plan.targets import target_of
-from attnc.plan.traffic import DeviceMemory, Traffic
 from attnc.plan.tuned import as_knobs
 from attnc.source import Span, visible
 

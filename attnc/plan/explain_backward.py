@@ -12,6 +12,7 @@ from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import feature
 from attnc.plan.device import Device
+from attnc.plan.estimate import Estimate
 from attnc.plan.explain import tiles_of
 from attnc.plan.explain_kernel import (
     Usage,
@@ -24,7 +25,6 @@ from attnc.plan.explain_kernel import (
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
 from attnc.plan.layout import KernelName
 from attnc.plan.picture import picture
-from attnc.plan.resources import Estimate
 from attnc.plan.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
 from attnc.plan.targets import target_of
 from attnc.plan.tuned import knobs_of_kernel

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from attnc.expr.show import show
 from attnc.plan import ir
 from attnc.plan.device import Device
-from attnc.plan.resources import Estimate
+from attnc.plan.estimate import Estimate
 
 _KINDS = {True: "partial tiles, mask evaluated", False: "full tiles, no mask code"}
 

@@ -12,6 +12,7 @@ from attnc.plan.explain_kernel import grid_line, loop_lines, resource_lines
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP
 from attnc.plan.roofline import roofline_lines
+from attnc.plan.targets import target_of
 from attnc.plan.tuned import as_knobs
 
 
@@ -62,6 +63,7 @@ def _mask(e: Explanation) -> Iterator[str]:
 
 def _resources(e: Explanation) -> Iterator[str]:
     yield from resource_lines(e.needs, e.device, e.usage)
+    yield from target_of(e.module.target).roles(e.kernel, e.config)
 
 
 def _speed(e: Explanation) -> Iterator[str]:

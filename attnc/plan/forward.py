@@ -8,22 +8,17 @@ memory each step
 
 from __future__ import annotations
 
-import math
-
-from attnc.expr.nodes import TRUE, Dot, Expr
-from attnc.expr.scale import scale_by
+from attnc.expr.nodes import TRUE
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import Choice, Config, Schedule
-from attnc.model.tensors import DType
+from attnc.model.schedule import Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
-from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Softmax
+from attnc.plan.ir import Axis, Grid, Kernel
 from attnc.plan.loads import LoadNames
-from attnc.plan.poles import may_exclude
 from attnc.plan.regions import regions
-from attnc.plan.scores import LOG2E, split_scale
 from attnc.plan.sequence import lengths, outruns, rows, sequences, sizes, stored
 from attnc.plan.sequence import program as program_of
+from attnc.plan.softmax import plan_softmax
 from attnc.plan.steps import (
     IN_BOUNDS,
     dims_of,
@@ -35,10 +30,6 @@ from attnc.plan.steps import (
 )
 from attnc.plan.storage import has_descriptors
 from attnc.plan.targets import target_of
-
-#: log2 of how far a maximum of f16 probabilities may grow unseen: they reach 2^14, and the row's largest
-#: should have all of its bits even before that.
-_F16_HEADROOM = 12.0
 
 
 def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
@@ -88,36 +79,3 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         rows=places,
         stored=stored(attention),
     )
-
-
-def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tuple[Softmax, Expr | None]:
-    """The softmax, and the score it reads (None: the raw dot product)."""
-    scale, raw = split_scale(attention.score)
-    choice = config["softmax"]
-    rescale = choice.args.get("rescale", "deferred") if isinstance(choice, Choice) else "deferred"
-    if config["loops"] == ("kv", "q"):
-        rescale = "every_step"  # o lies in memory, normalised, between two visits
-    threshold = 0.0
-    if isinstance(rescale, Choice):
-        (value,) = rescale.args.values()
-        rescale, threshold = rescale.name, value if isinstance(value, int | float) else 0.0
-    headroom = 0.0
-    if isinstance(choice, Choice) and isinstance(maximum := choice.args.get("maximum"), Choice):
-        (value,) = maximum.args.values()
-        most = _F16_HEADROOM if attention.v.dtype is DType.F16 else math.inf
-        headroom = min(value, most) if isinstance(value, float) else 0.0
-    wanted = attention.softmax
-    dropout = None
-    if wanted.dropout is not None and wanted.seed is not None:
-        dropout = Dropout(p=names.replace(wanted.dropout), seed=names.replace(wanted.seed))
-    softmax = Softmax(
-        kind="two_pass" if "two_pass" in (choice, getattr(choice, "name", "")) else "online",
-        rescale=rescale,  # type: ignore[arg-type]  # one of the three names, by the schedule's rules
-        threshold=float(threshold),
-        scale=scale,
-        safe_everywhere=may_exclude(raw),
-        sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
-        dropout=dropout,
-        headroom=headroom,
-    )
-    return softmax, None if isinstance(raw, Dot) else names.replace(raw)

@@ -289,7 +289,7 @@ class Kernel:
     kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order
     program: scalars computed once per program; outer: values along the outer axis, loaded once per outer tile
     tma: K and V tiles may come through tensor descriptors
-    shared: bytes of shared memory that one block of each config must be allowed (`resources.room`)
+    shared: bytes of shared memory that one block of each config must be allowed (`Target.shared`)
     rows: where the rows of q, k, v and o lie, those that are not in ordinary tensors
     stored: rows of o that the program's sequence has, of which only the first M exist
     pack, split, parts, unified: see `ir_decode`, for the structure "decode" alone

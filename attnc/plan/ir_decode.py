@@ -24,7 +24,7 @@ class Split:
 
     reach: the most keys that one row visits, where the mask limits them to a window; None: as many as there
     are. staged: bytes of shared memory that a block of each config takes where tensor cores read tiles
-    there, 0 if no more than elsewhere (`resources.staged`).
+    there, 0 if no more than elsewhere (`Target.staged`).
     """
 
     lo: Expr

@@ -22,6 +22,9 @@ class Layout(Protocol):
     def registers(self, config: Config) -> Mapping[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
 
+    def chosen(self, config: Config) -> tuple[int, ...]:
+        """What the layout chooses for a config and a launch has to know: fields of a generated config."""
+
 
 class BackwardLayout(Protocol):
     """Of all kernels of a backward."""

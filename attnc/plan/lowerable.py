@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from attnc.diagnostics import Diagnostic, Label
 from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention, Variant
-from attnc.model.knobs import KEYS, ONLINE
+from attnc.model.knobs import KEYS
 from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
@@ -17,10 +17,10 @@ from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir_decode import decode_knobs, is_decode
 from attnc.plan.names import Reserved
 from attnc.plan.signature import arguments, normalise, unbound
+from attnc.plan.softmax import check_softmax
 from attnc.plan.storage import capacity, has_rows, is_plain
 from attnc.plan.target import Target
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
-from attnc.plan.unified_max import check_bounds
 from attnc.plan.unsupported import unsupported
 from attnc.source import Span
 
@@ -43,72 +43,42 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
             )
     if is_decode(schedule):
         yield from _decode(variant, knobs)
-    else:
-        yield from _no_unified_max(knobs)
+    yield from check_softmax(variant, schedule, target)
     yield from _backward(variant, schedule, target)
-    yield from _gradient_types(variant, schedule)
+    if not target.has_f32_gradients:
+        yield from _gradient_types(variant, schedule)
     loops = knobs.get("loops")
-    softmax = knobs.get("softmax")
     if loops and ("kv", "q") in loops.choices:
         yield from _storages(variant)
-    if loops and softmax and ("kv", "q") in loops.choices:
-        for choice in softmax.choices:
-            if not (
-                isinstance(choice, Choice)
-                and choice.name == "online"
-                and choice.args.get("rescale") == "every_step"
-            ):
-                yield unsupported(
-                    "loops = [kv, q] needs softmax = online(rescale = every_step)",
-                    softmax.span,
-                    "o lies in memory, normalised, between two visits",
-                    "write 'softmax = online(rescale = every_step)', as FlashAttention-1 does",
-                )
 
 
 def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Gradients in f32 of inputs of another type."""
     attention = variant.attention
     for name in attention.f32_grads:
         tensor = attention.tensor(name)
-        if schedule.target != "triton" and name in ("q", "k", "v") and tensor.dtype is not DType.F32:
+        if name in ("q", "k", "v") and tensor.dtype is not DType.F32:
             yield unsupported(
                 f"{schedule.target} writes the gradient of '{name}' in the type of '{name}'",
-                attention.span,
-                f"wants it in f32, and {name} is {tensor.dtype}",
+                tensor.span,
+                f"is {tensor.dtype}, and its gradient wanted in f32",
                 "write a Triton schedule, or 'grad' without a type",
             )
 
 
 def _of_others(schedule: Schedule, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Keys and values that only one target has."""
+    """Keys that only one target has."""
     for knob in knobs.values():
         target = KEYS[knob.key].target if knob.key in KEYS else ""
         if target not in ("", schedule.target):
             label = f"'{target}' has it alone"
             yield unsupported(f"'{knob.key}' is no key of '{schedule.target}'", knob.span, label, "remove it")
-        for choice in knob.choices:
-            lazily = isinstance(choice, Choice) and "maximum" in choice.args
-            if lazily and not target_of(schedule.target).has_lazy_maximum:
-                label = "'cuda.sm_90a' has it alone"
-                hint = "write 'online(rescale = lazy(8))', or 'online'"
-                yield unsupported("a lazy maximum is not lowered to this target", knob.span, label, hint)
-
-
-def _no_unified_max(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    knob = knobs.get("softmax")
-    if knob and any(isinstance(choice, Choice) and choice.name == "unified_max" for choice in knob.choices):
-        yield unsupported(
-            "a unified maximum belongs to the decode kernel",
-            knob.span,
-            "with many q rows a running maximum costs nothing",
-            "write 'loops = [kv]', or 'softmax = online'",
-        )
 
 
 def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
     """What the decode kernel cannot do: it has one loop over the keys, and rows from one sequence."""
     attention = variant.attention
-    for key in ("loops", "pack", "persistent", "order", "softmax"):
+    for key in ("loops", "persistent", "order"):
         knob = knobs.get(key)
         if knob is None:
             continue
@@ -121,14 +91,6 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
             case "order", "longest_first":
                 label = "few q tiles, all as long"
                 yield unsupported("the decode kernel has no order of q tiles", knob.span, label)
-            case "softmax", Choice(name="unified_max", args={"fallback": fallback}):
-                yield from check_bounds(variant, knob)
-                if fallback != ONLINE:
-                    label = "after a unified maximum"
-                    yield unsupported("the fallback is an online softmax", knob.span, label, "= online")
-            case "softmax", Choice(name="two_pass") | Choice(args={"rescale": "every_step"}):
-                label = "with split.kv or pack"
-                yield unsupported("the decode kernel rescales deferred or lazily", knob.span, label)
     yield from _whole_shares(knobs)
     if attention.q.storage.is_packed:
         span = attention.q.storage.span

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from keyword import iskeyword
 
+from attnc.expr.functions import REAL
+
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.
 KERNEL = frozenset((
     "acc", "alpha", "at", "B", "b", "BLOCK_D", "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "D", "d", "DELTA",
@@ -72,15 +74,14 @@ CPP = frozenset((
     "blockDim", "blockIdx", "cuda", "gridDim", "nvcuda", "signbit", "size_t", "std", "threadIdx",
     "warpSize",
     "char2", "dim3", "double2", "float2", "float4", "int2", "int4", "short2", "uchar4", "uint", "uint4",
-    "abs", "acos", "asin", "atan", "ceil", "clock", "cos", "cosh", "erf", "erff", "exp", "exp10", "exp2",
-    "exp2f", "expf",
+    "abs", "acos", "asin", "atan", "ceil", "clock", "cos", "cosh", "erf", "exp", "exp10", "exp2",
     "fabs", "fabsf", "fdim", "floor", "fma", "fmaf", "fmax", "fmaxf", "fmin", "fminf", "fmod", "free",
     "frexp", "gamma", "hypot", "isfinite", "isinf", "isnan", "j0", "j1", "jn", "labs", "ldexp", "lgamma",
-    "llabs", "llmax", "llmin", "log", "log10", "log1p", "log2", "log2f", "logb", "logf", "malloc", "max",
+    "llabs", "llmax", "llmin", "log", "log10", "log1p", "log2", "logb", "malloc", "max",
     "memcpy", "memset", "min", "modf", "norm", "pow", "powf", "printf", "remainder", "rint", "round",
-    "rsqrt", "rsqrtf", "sin", "sincos", "sinh", "sqrt", "sqrtf", "tan", "tanh", "tanhf", "tgamma", "time",
+    "rsqrt", "rsqrtf", "sin", "sincos", "sinh", "sqrt", "tan", "tanh", "tgamma", "time",
     "trap", "trunc", "umax", "umin", "y0", "y1", "yn",
-))  # fmt: skip
+)) | {f"{function}f" for function in REAL}  # fmt: skip
 #: Functions, constants, parameters and variables of a `.cu` file, besides those that Triton kernels have too.
 CUDA_KERNEL = frozenset((
     "a", "A", "address", "after", "after_qk", "after_v", "ALIGNED", "alphas", "any_lane", "Args", "args",
@@ -126,6 +127,27 @@ CUDA_BACKWARD = frozenset((
     "products", "right", "right_first", "round_to", "rounded", "store_rows", "theirs", "to_left",
     "to_tile", "total", "xs", "ys",
 ))  # fmt: skip
+#: Names in the kernels of the Hopper target besides.
+CUDA_HOPPER = frozenset((
+    "ABOVE", "BARRIERS", "BARRIERS_AT", "CONSUMERS", "COPY_REGISTERS", "ENTRY_REGISTERS", "K_AT",
+    "K_BYTES", "K_EMPTY", "K_FULL", "LIMIT", "MULTIPLY_REGISTERS", "No", "OVERLAP", "O_AT", "O_BYTES",
+    "O_TILES", "PIECES", "QK_PIECES", "Q_AT", "Q_BYTES", "Q_EMPTY", "Q_FULL", "Q_TILES", "RECORDS",
+    "RECORDS_AT", "RECORD_EMPTY", "RECORD_FULL", "Record", "Ring", "TensorMap", "VECTORS", "V_AT",
+    "V_BYTES", "V_EMPTY", "V_FULL", "V_PIECES", "X_AT", "X_BYTES", "X_EMPTY", "X_FULL", "Yes",
+    "accumulate", "again", "all_meet", "arrivals", "arrives", "barrier", "barrier_of", "base", "batch",
+    "bytes", "claim", "clear_values", "consumer", "copy_tiles", "count_lanes", "drop", "even",
+    "exponent", "exponentials", "factor", "failed", "find_tiles", "finish", "finish_pv", "first_byte",
+    "first_p", "grows", "index", "is_partial", "joins", "k_map", "keep_four", "kind", "last_tile",
+    "leading", "leads", "least", "least_kept", "load_vectors", "may_be_partial", "mbarrier_arrive",
+    "mbarrier_arrive_if", "mbarrier_expect", "mbarrier_fence", "mbarrier_init", "mbarrier_wait",
+    "met_hi", "mine", "more", "most", "moves", "multiply_tiles", "next_p", "o_map", "o_row", "odd",
+    "parity", "pin", "pitch", "previous", "proxy_fence", "q_map", "record", "records", "release_k",
+    "release_v", "round_p", "row_maxima", "scale_rows", "sees", "settled", "start_pv", "start_qk",
+    "step", "store_pieces", "store_shared", "threads", "tma_commit", "tma_load", "tma_prefetch",
+    "tma_store", "tma_wait", "tma_wait_read", "u64", "uniform", "up", "v_map", "warpgroup",
+    "warpgroup_give_registers", "warpgroup_take_registers", "warpgroups_meet", "wgmma", "wgmma_commit",
+    "wgmma_descriptor", "wgmma_fence", "wgmma_wait", "writes", "x0", "x1", "x2", "x3",
+))  # fmt: skip
 #: What the names of an attention's kernels end with, or go on with.
 KERNELS = ("forward", "backward", "combine", "preprocess")
 
@@ -161,7 +183,9 @@ class Reserved:
 #: Of modules whose kernels are Triton's, and of those whose kernels are C++.
 TRITON = Reserved(module=MODULE, kernel=KERNEL, has_strides=False)
 CUDA = Reserved(
-    module=MODULE | CUDA_MODULE, kernel=KERNEL | CUDA_KERNEL | CUDA_BACKWARD | CPP, has_strides=True
+    module=MODULE | CUDA_MODULE,
+    kernel=KERNEL | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER | CPP,
+    has_strides=True,
 )
 
 

@@ -16,13 +16,12 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.plan.default_schedule import Shape
-from attnc.plan.device import Device
+from attnc.plan.device import DEVICES, Device
+from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.names import Reserved
 from attnc.plan.picture import Picture
-from attnc.plan.resources import Estimate
-from attnc.plan.traffic import DeviceMemory, Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,8 @@ class Target(ABC):
     family: what targets with the same kernels share, and the name of their folders; reserved: the words that
     its modules use.
     cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`excluded.with_edges`).
-    has_backward: there are kernels for gradients; has_lazy_maximum: for `online(maximum = lazy(...))`.
+    has_backward: there are kernels for gradients; has_f32_gradients: those of q, k and v can be f32 where the
+    inputs are not. has_lazy_maximum: for `online(maximum = lazy(...))`.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own; splits_wide: dk and dv
     of wide heads by two.
@@ -45,9 +45,23 @@ class Target(ABC):
     cuts_edges: ClassVar[bool]
     always_fills: ClassVar[bool]
     has_backward: ClassVar[bool]
+    has_f32_gradients: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
     splits_wide: ClassVar[bool]
+
+    @property
+    def folder(self) -> str:
+        """Where the modules of an attention go; importable, hence without dots: `cuda_sm_80`."""
+        return self.name.replace(".", "_")
+
+    def runs_on(self, capability: int) -> bool:
+        """Whether a GPU of this compute capability (90 for sm_90) runs the kernels: all from the oldest of
+        the target's devices on where the newest known is among them, else its devices alone.
+        """
+        own = {device.capability for device in self.devices}
+        is_open = max(device.capability for device in DEVICES.values()) in own
+        return capability >= min(own) if is_open else capability in own
 
     # --- which schedules are compiled
 
@@ -106,6 +120,10 @@ class Target(ABC):
     @abstractmethod
     def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
         """What a block of a kernel takes on the device."""
+
+    def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
+        """What the warps of a block do, for a reader, where they do not all do the same."""
+        return iter(())
 
     def traffic(
         self, kernel: Kernel, config: Config, tiles: Picture, heads: int, device: Device

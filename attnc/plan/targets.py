@@ -20,7 +20,9 @@ INSTEAD = "a schedule for 'cuda.sm_80' runs on this architecture too"
 
 
 def target_of(name: str) -> Target:
-    """The target that a schedule, or a module made for it, names. KeyError for one that is not compiled."""
+    """The target that a schedule, or a module made for it, names. ValueError for one that is not compiled."""
+    if name not in TARGETS:
+        raise ValueError(f"target: expected one of {', '.join(sorted(TARGETS))}, got {name!r}")
     return TARGETS[name]
 
 

@@ -6,9 +6,9 @@ import math
 import re
 from typing import TypeAlias
 
-from attnc.plan.error_bound import top_of
 from attnc.plan.ir import Kernel
 from attnc.plan.scores import LOG2E
+from attnc.plan.softmax import top_of
 
 #: Name, value, comment.
 Number: TypeAlias = tuple[str, str, str]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from attnc.plan.decode import has_fixed_shares, share_of
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel, kernels_of
-from attnc.plan.sm90_layout import Sm90Layout
 from attnc.plan.tuned import Buckets, Tuned
 from attnc.target.quote import literal
 from attnc.target.triton.parameters import dp_order
@@ -31,10 +30,8 @@ def config_text(kernel: Kernel, position: int) -> str:
     config, shared = kernel.configs[position], kernel.shared[position]
     names = ("tile.q", "tile.kv", "warps", "stages")
     values = [*(str(config[name]) for name in names), str(shared)]
-    if isinstance(kernel.layout, Sm90Layout):
-        shape = kernel.layout.shape(config)
-        values += map(str, (shape.q_tiles, shape.o_tiles, shape.overlap))
-        values += map(str, (shape.copy_registers, shape.multiply_registers))
+    if kernel.layout is not None:
+        values += map(str, kernel.layout.chosen(config))
     if kernel.split is not None:
         count = config["split.kv"]
         values.append(str(count if isinstance(count, int) else 0))

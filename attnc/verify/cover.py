@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr, Load, Search, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import Dense, Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir_backward import kernels_of
 from attnc.verify.boundaries import Boundary, Facts, boundaries_of
@@ -107,7 +107,7 @@ class Space:
         found = [
             tensor
             for tensor in (*attention.inputs, *attention.outputs)
-            if tensor.shape and not isinstance(tensor.storage, Prefix)
+            if tensor.shape and not tensor.storage.is_part
         ]
         if self.backward:
             found += [_gradient(tensor) for tensor in attention.outputs]
@@ -258,7 +258,7 @@ class Space:
             tiles += -(-own["M"] // config.BLOCK_M) * heads * (count if alike else 1)
             if own["M"]:
                 keys.add(own["N"])
-        is_packed = isinstance(attention.q.storage, Ragged)
+        is_packed = attention.q.storage.is_packed
         sizes: dict[str, set[int]] = {
             "rows": rows,
             "keys": keys,

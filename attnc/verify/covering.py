@@ -219,6 +219,10 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         if longest not in names:
             continue
         found = [Case(dims=dims, lengths=_full(space) if longest == "N" else "drawn")]
+        if boundary.quantity == "keys" and space.attention.grads and "M" in dims:
+            wide = {**dims, "M": 100}  # sums of dq, which tiles of one sign add to
+            if limits.includes_gradients(wide, config):
+                found.append(replace(found[0], dims=wide, logits="alternating", values="cancelling"))
         if is_searched:  # one more asks for another round at few places, three times as many at most
             found.append(Case(dims={**dims, "N": 3 * boundary.value}))
         if longest == "B":  # numbers that have one bit more, of sequences none of which is empty

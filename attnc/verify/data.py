@@ -107,6 +107,15 @@ def _last(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     return _aligned(rng, at, logits)
 
 
+def _alternating(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+    """Keys are one direction, forth and back: between values that alternate too every key adds as much to dq,
+    and what a narrow sum leaves out adds up.
+    """
+    q, k = _random(rng, at)
+    sign = np.where(np.arange(at.N) % 2, 1.0, -1.0)[None, :, None, None]
+    return 0.1 * q, sign * (1 + np.abs(k[:, :1])) if at.N else k
+
+
 def _zero_q(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     q, k = _random(rng, at)
     return np.copysign(0.0, q), k
@@ -137,9 +146,10 @@ LOGITS: Mapping[str, Callable[[Rng, Sizes], tuple[Floats, Floats]]] = {
     "duplicates": _duplicates,
     "denormal": _denormal,
     "last": _last,
+    "alternating": _alternating,
 }
-#: Those that any case may have; "last" is for shares that are joined.
-ORDINARY = tuple(style for style in LOGITS if style != "last")
+#: Those that any case may have; "last" is for shares that are joined, "alternating" for sums over many tiles.
+ORDINARY = tuple(style for style in LOGITS if style not in ("last", "alternating"))
 
 
 def _cancelling(rng: Rng, v: Floats) -> Floats:

@@ -69,7 +69,7 @@ def _sizes(boundary: Boundary) -> Iterator[dict[str, int]]:
             case "sequences":
                 yield {"B": point, "M": 3, "N": 5}
             case "heads":
-                yield {"B": 1, "M": 1, "N": 2, "H": point, "Hkv": point}
+                yield {"M": 1, "N": 2, "H": point, "Hkv": point}
             case "shares":
                 yield {"M": 1, "N": 64 * point}
 

@@ -12,7 +12,7 @@ import torch
 
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Tensor
+from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
 from attnc.reference_arrays import Array, Floats
 from attnc.runtime.dtypes import TORCH
 from attnc.verify.case import Case, Layout
@@ -88,7 +88,7 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
     inputs: dict[str, Value] = {}
     guarded = []
     for tensor in attention.inputs:
-        if isinstance(tensor.storage, Prefix):
+        if tensor.storage.is_part:
             continue
         value = values[tensor.name]
         if not tensor.shape and case.seed % 2:
@@ -165,10 +165,10 @@ def draw_values(
     values = draw_extras(attention, case, dims, lengths, at)
     styles = {"logits": case.logits, "values": case.values, "special": case.special}
     canonical = draw_qkv(at, dtype=DType(attention.q.dtype), seed=case.seed, **styles)
-    if isinstance(attention.k.storage, Paged):
+    if attention.k.storage.is_paged:
         canonical |= _in_pages(attention, case, dims, canonical, values, fill)
     for tensor in (attention.q, attention.k, attention.v):
-        if isinstance(tensor.storage, Prefix):
+        if tensor.storage.is_part:
             continue  # its rows are those of k, whatever those are stored as
         rows, array = (Role.QUERY if tensor is attention.q else Role.KEY), canonical[tensor.name]
         if isinstance(tensor.storage, Ragged):
@@ -184,7 +184,7 @@ def draw_values(
 
 def _sizes(attention: Attention, case: Case, dims: Mapping[str, int]) -> Sizes:
     return Sizes(
-        B=dims["B"] if isinstance(attention.q.storage, Ragged) else _axis(attention.q, Role.BATCH, dims),
+        B=dims["B"] if attention.q.storage.is_packed else _axis(attention.q, Role.BATCH, dims),
         M=longest(attention.q, case.dims, dims),
         N=longest(attention.k, case.dims, dims),
         H=_axis(attention.q, Role.HEAD, dims),
@@ -217,7 +217,7 @@ def draw_extras(
             array = restyled(attention, tensor, drawn, case.extras, rng)
         values[tensor.name] = np.sort(array, axis=-1) if tensor.is_sorted else array
         is_drawn = _is_length(attention, tensor) and case.lengths == "drawn"
-        if is_drawn and isinstance(attention.k.storage, Paged):  # a number for all sequences has one too
+        if is_drawn and attention.k.storage.is_paged:  # a number for all sequences has one too
             values[tensor.name].reshape(-1)[:1] = case.dims["N"]
     return values
 
@@ -242,14 +242,14 @@ def _in_pages(
             canonical[tensor.name], values[name], keys, page, count, unused_value(tensor, fill)
         )
         for tensor in (attention.k, attention.v)
-        if not isinstance(tensor.storage, Prefix)
+        if not tensor.storage.is_part
     }
 
 
 def longest(tensor: Tensor, chosen: Mapping[str, int], dims: Mapping[str, int]) -> int:
     """Rows of the longest sequence; keys that are packed like the queries have as many as those."""
     role = Role.KEY if Role.KEY in tensor.roles else Role.QUERY
-    if not isinstance(tensor.storage, Ragged):
+    if not tensor.storage.is_packed:
         return _axis(tensor, role, dims)
     return chosen["N"] if role is Role.KEY and "N" in chosen else chosen["M"]
 

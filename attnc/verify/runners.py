@@ -29,9 +29,12 @@ class Runner(ABC):
     stages: ClassVar[str]
     sections: ClassVar[tuple[int, ...]] = ()
 
-    @abstractmethod
-    def device(self) -> str:
-        """Where modules run in this process: "cuda" or "cpu"."""
+    def device(self, target: str) -> str:
+        """Where modules for the target run in this process: "cuda" or "cpu"."""
+        if not torch.cuda.is_available():
+            return "cpu"
+        major, minor = torch.cuda.get_device_capability()
+        return "cuda" if target_of(target).runs_on(10 * major + minor) else "cpu"
 
     @abstractmethod
     def is_available(self) -> bool:
@@ -60,8 +63,8 @@ class Interpreted(Runner):
     stages = "num_stages"
     sections = (4, 16)
 
-    def device(self) -> str:
-        return "cuda" if torch.cuda.is_available() and not is_interpreting() else "cpu"
+    def device(self, target: str) -> str:
+        return "cpu" if is_interpreting() else super().device(target)
 
     def is_available(self) -> bool:
         return True
@@ -84,9 +87,6 @@ class ThreadByThread(Runner):
     warps_matter = True
     can_sanitize = True
     stages = "STAGES"
-
-    def device(self) -> str:
-        return "cuda" if torch.cuda.is_available() else "cpu"
 
     def is_available(self) -> bool:
         return simt.available()

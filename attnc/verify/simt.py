@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 import re
 import shutil
 import subprocess
@@ -24,6 +25,9 @@ from attnc.verify.tensor_map import tensor_map
 
 _KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+(?:, 1)?\)\s+(\w+)\(')
 _DEFINE = re.compile(r"-D(\w+)=(\d+)")
+#: Bytes for stacks and state of a launch, at most.
+_MEMORY = 1 << 30
+_held: list[mmap.mmap] = []
 #: Bytes of the cache that a CPU is said to have.
 _CACHE = 1 << 18
 _ARGUMENTS = """
@@ -32,10 +36,11 @@ static const Args* simt_args;
 _ENTRY = """
 static void simt_kernel_%(kernel)s() { %(kernel)s(*simt_args); }
 extern "C" __attribute__((visibility("default")))
-const char* simt_run_%(kernel)s(const Args* args, int blocks, int threads, int bytes, unsigned long long seed)
+const char* simt_run_%(kernel)s(
+    const Args* args, int blocks, int threads, int bytes, unsigned long long seed, char* memory)
 {
     simt_args = args;
-    return simt::launch(simt_kernel_%(kernel)s, blocks, threads, bytes, seed);
+    return simt::launch(simt_kernel_%(kernel)s, blocks, threads, bytes, seed, memory);
 }
 """
 
@@ -71,7 +76,7 @@ def launch(
     library = _compiled(source, tuple(sorted(defines.items())), folder)
     run = getattr(library, f"simt_run_{kernel or _KERNEL.findall(source)[0]}")
     run.restype = ctypes.c_char_p
-    problem = run(args, blocks, threads, shared, ctypes.c_uint64(seed))
+    problem = run(args, blocks, threads, shared, ctypes.c_uint64(seed), ctypes.c_void_p(_memory()))
     if problem:
         raise SimtFault(problem.decode())
 
@@ -130,6 +135,16 @@ def attach(module: ModuleType) -> None:
         return start
 
     host._starter = starter_here
+
+
+@cache
+def _memory() -> int:
+    """The address of memory for the stacks and the state of a launch: one for all kernels, as they run one at
+    a time, and most of it is never touched.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    _held.append(mmap.mmap(-1, _MEMORY, flags=flags))
+    return ctypes.addressof(ctypes.c_char.from_buffer(_held[0]))
 
 
 @cache

@@ -25,7 +25,7 @@ def subject_of(module: ir.Module, text: str | Mapping[str, str] | None = None) -
     names. Without a GPU the first call decides for the whole process whether Triton interprets.
     """
     runner, source = runner_of(module.target), module.variant.source
-    device = runner.device()
+    device = runner.device(module.target)
     if device == "cpu":
         runner.prepare()
     if isinstance(text, str):
@@ -43,12 +43,12 @@ def subject_of(module: ir.Module, text: str | Mapping[str, str] | None = None) -
         gradients=None if module.backward is None else module.backward.bound,
         split=module.kernels[0].split is not None,
         warps_matter=runner.warps_matter,
-        atomic=_atomic(module),
+        atomic=atomic_inputs(module),
         plan=module,
     )
 
 
-def _atomic(module: ir.Module) -> frozenset[str]:
+def atomic_inputs(module: ir.Module) -> frozenset[str]:
     """Inputs whose gradients are not the same, bit for bit, in every run."""
     backward = module.backward
     if backward is None:

@@ -200,11 +200,11 @@ static void run_block(int threads, uint64_t seed)
 static void stray(int) { fail("an access outside of all memory", 0); }
 static void divided(int) { fail("a division by zero", 0); }
 
-// Returns what went wrong, or null.
-static const char* launch(void (*kernel)(), int blocks, int threads, int shared_bytes, uint64_t seed)
+// Returns what went wrong, or null. memory: for the fibers and their stacks.
+static const char* launch(void (*kernel)(), int blocks, int threads, int shared_bytes, uint64_t seed, char* memory)
 {
-    fibers = (Fiber*)calloc(threads, sizeof(Fiber));
-    stacks = (char*)malloc(size_t(threads) * STACK);
+    fibers = (Fiber*)memory;
+    stacks = memory + sizeof(Fiber) * MOST;
     body = kernel;
     gridDim = {unsigned(blocks), 1, 1};
     const char* problem = nullptr;
@@ -229,8 +229,6 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
     sigaction(SIGSEGV, &before[0], nullptr);
     sigaction(SIGBUS, &before[1], nullptr);
     sigaction(SIGFPE, &before[2], nullptr);
-    free(fibers);
-    free(stacks);
     return problem;
 }
 

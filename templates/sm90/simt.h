@@ -133,7 +133,7 @@ static void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, int line)
     }
     memcpy(shared + (row - BASE), values, 16);
     wrote(row, 16, line);
-    together(SYNC, line, [] {});  // all lanes have written when one goes on
+    together(MATRIX, line, [] {});  // all lanes have written when one goes on
 }
 
 template <bool TRANSPOSED>

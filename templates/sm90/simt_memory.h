@@ -6,8 +6,6 @@
 
 namespace simt {
 
-enum { SHUFFLE = 1, VOTE, SYNC, NAMED, MATRIX, FENCE, COMMIT, RETIRE, MULTIPLY, REGISTERS, ELECT };
-
 static unsigned char* at(u32 place, u32 bytes, u32 aligned, int line, const char* what)
 {
     if (place < BASE || place + bytes > BASE + u32(used_bytes))
@@ -45,6 +43,7 @@ static void wrote(u32 place, u32 bytes, int line)
         check_readers(one, p, line, "a write");
         one.writer = current + 1;
         one.tick = warp.tick;
+        one.sync = warp.sync;
         one.fenced = false;
         one.barrier = 0;
         if (warp.written_count == WRITTEN)
@@ -86,6 +85,8 @@ static void check_async_read(const Unit& one, u32 place, int line, const char* w
     const int writer = one.writer - 1;
     if (!one.fenced)
         fail(line, "%s reads shared + %u, which thread %d wrote without a fence.proxy.async", what, place - BASE, writer);
+    if (writer / WARP == current / WARP && writer != current && one.sync == warp_now().sync)
+        fail(line, "%s reads shared + %u, which lane %d wrote without a __syncwarp since", what, place - BASE, writer % WARP);
     if (writer / WARP != current / WARP && warp_now().clock.ticks[writer / WARP] < one.tick)
         fail(line, "%s reads shared + %u, which warp %d wrote without a barrier between them", what, place - BASE, writer / WARP);
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <cmath>
+#include <type_traits>
 #include <ucontext.h>
 
 #define __global__ __attribute__((visibility("default")))
@@ -51,8 +52,8 @@ struct Clock {
 // The history of 16 bytes of shared memory: who wrote them last, who may still read them.
 struct Unit {
     int writer;  // thread of the last generic write + 1, or 0
-    u32 tick;
-    bool fenced;              // the writer has said fence.proxy.async since
+    u32 tick, sync;           // of its warp, then
+    bool fenced;              // somebody who knows has said fence.proxy.async since
     int barrier;              // mbarrier of the last copy + 1, or 0
     u32 phase;                // of that barrier, in which the copy counts
     int bulk_warp;            // warp whose bulk store read them last + 1, or 0
@@ -125,7 +126,7 @@ struct Operand {
 struct Warp {
     int arrived;  // lanes at the collective instruction
     Clock clock;
-    u32 tick, stores;  // number of the next release; bulk stores issued
+    u32 tick, sync, stores;  // numbers of the next release and __syncwarp; bulk stores issued
     int registers, set_registers, written_count;
     u32 written[WRITTEN];  // places of 16 bytes, since the last fence.proxy.async
     u32 fences, committed, retired, flow[64];  // wgmma: fences, groups, what was issued up to a commit

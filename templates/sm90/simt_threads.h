@@ -79,6 +79,9 @@ static void wait_for(const Wait& wait)
     }
 }
 
+// Instructions that a warp executes together.
+enum { SHUFFLE = 1, VOTE, SYNC, NAMED, MATRIX, FENCE, COMMIT, RETIRE, MULTIPLY, REGISTERS, ELECT };
+
 // Executes `act` once for the warp when all its lanes are here. Returns whether this lane did.
 template <class Act>
 static bool together(int kind, int line, Act act)
@@ -98,6 +101,7 @@ static bool together(int kind, int line, Act act)
     for (int i = 0; i < WARP; ++i)
         if (lanes[i].line != line || lanes[i].kind != kind)
             fail(line, "lanes of a warp are at different instructions (lane %d at line %d)", i, lanes[i].line);
+    warp.sync += kind == SYNC || kind == NAMED;
     act();
     for (int i = 0; i < WARP; ++i)
         lanes[i].at = At::ready;
@@ -195,8 +199,8 @@ static void start_block(Block& of, Dim index)
     of.index = index;
     of.live = true;
     of.ended = of.barrier_count = of.copy_count = of.free_registers = 0;
-    memset(of.memory, 0xff, sizeof shared);
-    memset(of.units, 0, sizeof(Unit) * (MOST_SHARED / UNIT));
+    memset(of.memory, 0xff, used_bytes);
+    memset(of.units, 0, sizeof(Unit) * ((used_bytes + UNIT - 1) / UNIT));
     memset(of.named, 0, sizeof of.named);
     const int allowed = 65536 / threads_of_block / 8 * 8;
     for (int i = 0; i < warps; ++i) {
@@ -205,6 +209,7 @@ static void start_block(Block& of, Dim index)
         warp.fences = warp.committed = warp.retired = warp.issued = warp.stores = 0;
         warp.open = false;
         warp.tick = 1;
+        warp.sync = 0;
         warp.registers = allowed < 256 ? allowed : 256;
         memset(&warp.clock, 0, sizeof warp.clock);
         for (Sum& sum : warp.sums)
@@ -337,8 +342,8 @@ static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
 static void stray(int) { fail(0, "an access outside of all memory"); }
 static void divided(int) { fail(0, "a division by zero"); }
 
-// Runs a kernel over a grid. Returns what went wrong, or null.
-static const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed)
+// Runs a kernel over a grid. Returns what went wrong, or null. memory: for stacks and state of blocks.
+static const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory)
 {
     const Dim grid = {unsigned(grid_size), 1, 1};
     const unsigned total = grid.x;
@@ -355,12 +360,16 @@ static const char* launch(void (*kernel)(), int grid_size, int threads, int byte
     random_state = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
     for (int i = 0; i < 4; ++i)
         random_word();
+    const auto take = [&](auto& place, size_t bytes) {
+        place = (std::remove_reference_t<decltype(place)>)memory;
+        memory += (bytes + 4095) / 4096 * 4096;
+    };
     for (int i = 0; i < places; ++i) {
-        blocks[i].lanes = (Lane*)calloc(threads, sizeof(Lane));
-        blocks[i].stacks = (char*)malloc(size_t(threads) * STACK);
-        blocks[i].warps = (Warp*)malloc(sizeof(Warp) * (threads / WARP));
-        blocks[i].units = (Unit*)malloc(sizeof(Unit) * (MOST_SHARED / UNIT));
-        blocks[i].memory = (unsigned char*)malloc(sizeof shared);
+        take(blocks[i].lanes, sizeof(Lane) * threads);
+        take(blocks[i].stacks, size_t(STACK) * threads);
+        take(blocks[i].warps, sizeof(Warp) * (threads / WARP));
+        take(blocks[i].units, sizeof(Unit) * (MOST_SHARED / UNIT));
+        take(blocks[i].memory, MOST_SHARED);
     }
     const char* problem = nullptr;
     struct sigaction faults = {}, before[3];
@@ -380,13 +389,6 @@ static const char* launch(void (*kernel)(), int grid_size, int threads, int byte
     sigaction(SIGSEGV, &before[0], nullptr);
     sigaction(SIGBUS, &before[1], nullptr);
     sigaction(SIGFPE, &before[2], nullptr);
-    for (int i = 0; i < places; ++i) {
-        free(blocks[i].lanes);
-        free(blocks[i].stacks);
-        free(blocks[i].warps);
-        free(blocks[i].units);
-        free(blocks[i].memory);
-    }
     return problem;
 }
 

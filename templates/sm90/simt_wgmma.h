@@ -89,7 +89,9 @@ widen_all(const Product& product, u64 descriptor, bool transposed, int first, in
     });
 }
 
-__attribute__((optimize("O3"), noinline)) static void multiply(float (*sums)[256], const float (*a)[16], const float (*b)[256], int n)
+// The same bits on every processor: without fused multiply-adds.
+__attribute__((optimize("O3"), target_clones("avx2", "default"), noinline)) static void
+multiply(float (*sums)[256], const float (*a)[16], const float (*b)[256], int n)
 {
     for (int row = 0; row < 16; ++row)
         for (int k = 0; k < 16; ++k) {

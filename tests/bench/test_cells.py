@@ -5,7 +5,7 @@ import pytest
 
 from attnc.bench.cells import DOCUMENT, PREFIX, TOKENS, WINDOW, Cell, Mask, masks, quick, single, standard
 from attnc.bench.ours import SPECS
-from attnc.build import front, plan_program
+from tests.plans import plans_of
 from tests.targets import TARGETS
 
 
@@ -38,7 +38,7 @@ def test_every_cell_has_a_generated_kernel(target: str) -> None:
     made = {
         (module.variant.attention.name, module.variant.params["D"])
         for path in SPECS
-        for module in plan_program(front(path)).modules
+        for module in plans_of(path).modules
         if module.target == target
     }
     assert {(cell.mask, cell.width) for cell in (*standard(), *masks(), *quick())} <= made
@@ -46,7 +46,7 @@ def test_every_cell_has_a_generated_kernel(target: str) -> None:
 
 @pytest.mark.parametrize(("name", "cells"), [("plain", standard()), ("single", single())])
 def test_deterministic_kernels_are_there_for_the_plain_cells(name: str, cells: tuple[Cell, ...]) -> None:
-    modules = plan_program(front(SPECS[0].parent / "deterministic" / f"{name}.attn")).modules
+    modules = plans_of(SPECS[0].parent / "deterministic" / f"{name}.attn").modules
     made = {(module.variant.attention.name, module.variant.params["D"]) for module in modules}
     assert made == {(cell.mask, cell.width) for cell in cells}
     for module in modules:

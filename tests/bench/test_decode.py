@@ -14,8 +14,8 @@ from attnc.bench.serving import serving_cells
 from attnc.bench.serving_peers import SPEC as SERVING
 from attnc.bench.serving_peers import contenders
 from attnc.bench.serving_run import ServingResult, serving_dict, serving_jobs, serving_markdown
-from attnc.build import front, plan_program
 from attnc.runtime.timing import Timing
+from tests.plans import plans_of
 from tests.targets import TARGETS
 
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0"}
@@ -34,7 +34,7 @@ def test_the_cells_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_generated_candidate_has_a_kernel(target: str) -> None:
-    planned = (module for module in plan_program(front(SPEC)).modules if module.target == target)
+    planned = (module for module in plans_of(SPEC).modules if module.target == target)
     made = {module.variant.attention.name for module in planned}
     assert made == {"dense", "unified", *PAGED.values()}
     assert [x.name for x in decoders((), target)] == ["attnc", "paged", "unified"]
@@ -92,7 +92,7 @@ def test_further_cells_have_their_kernels_and_rooflines() -> None:
     cells = serving_cells()
     assert len({cell.name for cell in cells}) == len(cells)
     for target in TARGETS:
-        planned = (module for module in plan_program(front(SERVING)).modules if module.target == target)
+        planned = (module for module in plans_of(SERVING).modules if module.target == target)
         assert {module.variant.attention.name for module in planned} == {"mla", "verify", "shared", "own"}
         for cell in cells:
             first = next(iter(contenders(cell.kind, target)))

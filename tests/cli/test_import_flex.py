@@ -56,6 +56,7 @@ def test_the_spec_compiles(run: Run, folder: Path) -> None:
         (["mods.py:factory"], 2, "'mods.py:factory' takes 1 arguments"),
         (["mods.py:causal", "mods.py:window"], 2, "'mods.py:window' is a second mask_mod"),
         (["mods.py:causal", "--dtype", "f64"], 2, "there is no dtype 'f64'"),
+        (["mods.py:causal", "--target", "cuda.sm_79"], 2, "there is no target 'cuda.sm_79'"),
         (["mods.py:branch"], 1, "error[E0902]: a mod cannot branch on its values"),
     ],
 )

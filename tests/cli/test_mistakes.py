@@ -214,6 +214,14 @@ def test_explain_names_what_there_is(run: Run, arguments: tuple[str, ...], messa
     assert message in done.err
 
 
+def test_explain_refuses_a_device_that_the_target_is_not_for(run: Run, folder: Path) -> None:
+    text = (folder / "specs" / "tiny.attn").read_text()
+    (folder / "specs" / "newer.attn").write_text(text.replace("for triton", "for cuda.sm_100"))
+    done = run("explain", "specs/newer.attn", "--no-compile", "--arch", "sm_90")
+    assert (done.code, "'cuda.sm_100' is not for sm_90" in done.err) == (2, True), done.err
+    assert "on sm_100" in run("explain", "specs/newer.attn", "--no-compile").out
+
+
 @pytest.mark.parametrize("command", ["bench", "tune"])
 def test_timing_without_a_gpu(run: Run, command: str) -> None:
     import torch

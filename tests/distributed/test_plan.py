@@ -140,6 +140,8 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
     assert np.array_equal(np.sort(owned), np.arange(sizes.keys)), "a key has one owner"
     count = np.zeros(visible.shape, np.int64)
     for rank in ranks:
+        waiting = [part for part in plan.parts(rank) if not part.ready]
+        assert waiting or not len(plan.keys(rank)), "who waits for nothing is sent nothing"
         for part in plan.parts(rank):
             rows, keys = plan.rows(rank)[part.rows], plan.keys(rank)
             if part.ready:
@@ -155,7 +157,7 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
     assert (count <= 1).all(), "no score is computed twice"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(drawn(), st.sampled_from(STRATEGIES))
 def test_every_visible_score_is_computed_once(call: Drawn, strategy: Strategy) -> None:
     seen = visibility(call.mask, call.lengths)
@@ -236,9 +238,9 @@ def test_planning_takes_few_operations() -> None:
     """64 chunks of 65536 rows: counted in arrays and not in time."""
     size = chunk_rows(65536, 4)
     tiles = visibility(spell("kv_idx <= q_pos")).tiles(causal(), 128)
-    chunks = chunked(tiles, 65536, size)
+    chunks = chunked(tiles, 65536, 65536, size)
     assert (size, len(chunks.work), len(tiles.row)) == (1024, 64, 512)
-    assert list(assignments(chunks, 4)) == ["contiguous", "longest first", "exchanged"]
+    assert list(assignments(chunks, 4)) == ["contiguous", "longest first"]
 
 
 def test_explain_says_what_was_chosen() -> None:

@@ -45,6 +45,7 @@ def test_values_are_in_their_ranges(expr: Expr, case: Case, seed: int) -> None:
             assert values.max() <= found.hi, node
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(masks(2), cases(), st.integers(0, 2**16))
 def test_what_is_brought_near_compares_as_before(mask: Expr, case: Case, seed: int) -> None:

@@ -45,6 +45,7 @@ def check(mask: Expr, drawn: Case) -> None:
     check_solve(mask, drawn, "q_idx")
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(mask=masks(), drawn=cases())
 def test_random_masks(mask: Expr, drawn: Case) -> None:

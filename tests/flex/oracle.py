@@ -40,8 +40,13 @@ def torch_flex(
 
 
 def gradients(
-    found: torch.Tensor, of: Sequence[torch.Tensor], seed: int = 3
+    found: torch.Tensor, of: Sequence[torch.Tensor], like: torch.Tensor | None = None
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of a sum of the elements with fixed random weights."""
-    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed)).to(found)
+    """The gradients of a sum of the elements with fixed random weights: `cotangent(like or found)`."""
+    weights = cotangent(found if like is None else like).to(found)
     return torch.autograd.grad(found, list(of), weights, allow_unused=True)
+
+
+def cotangent(like: torch.Tensor) -> torch.Tensor:
+    """Fixed random weights of the shape and type of a tensor."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(3)).to(like)

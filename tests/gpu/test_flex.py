@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from attnc.flex import flex_attention
 from tests.flex.mods import CASES, Case, Setting
-from tests.flex.oracle import gradients, torch_flex
+from tests.flex.oracle import cotangent, gradients, torch_flex
+from tests.flex.roundings import allowed
 
 SAID = [case for case in CASES if not case.refused]
 
@@ -15,7 +18,9 @@ SAID = [case for case in CASES if not case.refused]
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", SAID, ids=lambda case: case.name)
 def test_mods_compute_what_torch_computes(case: Case, dtype: torch.dtype) -> None:
-    """Against torch's eager function in float64 on the same inputs, within some roundings of the largest."""
+    """Against torch's eager function in float64 on the same inputs: o and the gradients of q, k and v within
+    some roundings of the largest, gradients of learned tensors within what those of their terms add up to.
+    """
     setting = Setting(S=320, device="cuda")
     q, k, v = (
         setting.floats(setting.B, setting.H, setting.S, 64, dtype=dtype).requires_grad_() for _ in range(3)
@@ -25,14 +30,23 @@ def test_mods_compute_what_torch_computes(case: Case, dtype: torch.dtype) -> Non
     o = flex_attention(q, k, v, score_mod, mask_mod=mask_mod)
     expected = torch_flex(q, k, v, score_mod, mask_mod, learned=bool(setting.learned))
     found = (o, *gradients(o, leaves))
-    right = (expected, *gradients(expected, leaves))
+    right = (expected, *gradients(expected, leaves, like=o))
     unit = torch.finfo(dtype).eps
-    for ours, exact in zip(found, right, strict=True):
+    pairs = list(zip(found, right, strict=True))
+    for ours, exact in pairs[:4]:
         assert ours is not None
         exact = torch.zeros_like(ours) if exact is None else exact
         scale = exact.double().abs().max()
         error = (ours.double() - exact.double()).abs().max()
         assert error <= (8 * unit if dtype == torch.bfloat16 else 64 * unit) * scale + 1e-6
+    bounds = allowed(q, k, v, score_mod, mask_mod, cotangent(o), setting.learned)
+    for (ours, exact), bound in zip(pairs[4:], bounds, strict=True):
+        assert ours is not None
+        exact = torch.zeros_like(ours) if exact is None else exact
+        # The result itself is rounded to the type of the tensor.
+        own = torch.finfo(ours.dtype).eps * exact.double().abs()
+        excess = (ours.double() - exact.double()).abs() - bound - own
+        assert excess.max() <= 0, f"{excess.max():.3g} beyond {bound.flatten()[excess.argmax()]:.3g}"
 
 
 def test_lengths_and_data_compile_nothing_on_a_gpu() -> None:
@@ -51,3 +65,34 @@ def test_lengths_and_data_compile_nothing_on_a_gpu() -> None:
         known = len(programs._PROGRAMS)
         flex_attention(q, q, q, mask_mod=mask)
         assert length == 256 or len(programs._PROGRAMS) == known
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_torch_compile_has_one_graph(mode: str) -> None:
+    """Inductor, and CUDA graphs: the same bits as outside of it, with gradients, at other lengths too."""
+    bias = torch.randn(4, device="cuda", requires_grad=True)
+
+    def attend(q: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+        def biased(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+            return score + bias[h] * (q - kv)
+
+        def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+            return (document[q] == document[kv]) & ~(q < kv)
+
+        o: torch.Tensor = flex_attention(q, q, q, biased, mask_mod=mask)
+        return o
+
+    inside = torch.compile(attend, fullgraph=True, mode=mode)
+    for length in (256, 300, 448):
+        document = torch.arange(length, device="cuda", dtype=torch.int32) // 100
+        q = torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        expected = attend(q, document)
+        right = gradients(expected, (q, bias))
+        for _ in range(3):  # as it is, to be captured, and replayed
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch has no types here
+            found = inside(q, document)
+            assert torch.equal(found, expected)
+            for ours, exact in zip(gradients(found, (q, bias)), right, strict=True):
+                assert ours is not None
+                assert exact is not None
+                assert torch.equal(ours, exact)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.verify.large import check_large, large_cases
+from attnc.verify.large import check_large
 from attnc.verify.subjects import subject_of
-from tests.planted.hunting import planted
+from tests.planted.hunting import large_case, planted
 from tests.planted.registry import BUGS, module_of
 from tests.planted.search import FOUND, read
 
 LARGE = {
-    name: line["cases"] for name, line in read(FOUND).items() if line is not None and line["by"] == "large"
+    name: line["dims"] for name, line in read(FOUND).items() if line is not None and line["by"] == "large"
 }
 
 
@@ -19,9 +19,11 @@ LARGE = {
 def test_a_large_case_shows_the_bug(name: str) -> None:
     bug = BUGS[name]
     clean = subject_of(module_of(bug.attention, bug.target))
-    case = list(large_cases(clean.space))[LARGE[name] - 1]
+    case = large_case(bug, LARGE[name])
     verdict = check_large(clean, case)
     assert verdict.ok, verdict.message
+    assert verdict.worst > 0, f"nothing was computed: {case.to_json()}"
     wrong = planted(bug)
     assert isinstance(wrong, type(clean))
-    assert not check_large(wrong, case).ok
+    verdict = check_large(wrong, case)
+    assert not verdict.ok, f"{verdict.message}, worst {verdict.worst} at {verdict.where}"

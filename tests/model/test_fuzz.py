@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +93,7 @@ def test_mutated_specs(text: str) -> None:
 
 
 # Few of them come as far as a kernel, which takes a hundred times as long.
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples * 3)
 @given(mutated_specs())
 def test_what_mutated_specs_compile_to(text: str) -> None:

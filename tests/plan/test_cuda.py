@@ -11,11 +11,12 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan import ir, plan
-from attnc.plan.cuda import cuda_estimate
-from attnc.plan.cuda_layout import Swizzle
+from attnc.plan.estimate import Traffic
 from attnc.plan.picture import picture
 from attnc.plan.sm80 import layout_of
-from attnc.plan.traffic import Traffic, traffic
+from attnc.plan.sm80.forward import cuda_estimate
+from attnc.plan.sm80.layout import Swizzle
+from attnc.plan.sm80.traffic import traffic
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude

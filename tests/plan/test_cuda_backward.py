@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.cuda_backward import cuda_backward_estimate
-from attnc.plan.cuda_backward_layout import CudaBackward
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import kernels_of
 from attnc.plan.sm80 import backward_layout_of
+from attnc.plan.sm80.backward import cuda_backward_estimate
+from attnc.plan.sm80.backward_layout import CudaBackward
 from tests.plan.planning import planned
 
 

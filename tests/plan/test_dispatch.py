@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import compile_program, front, plan_program
+from attnc.build import compile_program, front
 from attnc.diagnostics import DiagnosticError
 from attnc.plan import ir
 from attnc.plan.dispatch import (
@@ -26,6 +26,7 @@ from attnc.plan.dispatch import (
 )
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.source import Source
+from tests.plans import plans_of
 
 EXTEND = Path(__file__).parents[2] / "specs" / "extend.attn"
 SPEC = Path(__file__).parents[2] / "specs" / "llama_7b.attn"
@@ -33,7 +34,7 @@ SPEC = Path(__file__).parents[2] / "specs" / "llama_7b.attn"
 
 @pytest.fixture(scope="module")
 def module() -> ProjectionModule:
-    return plan_program(front(SPEC)).projections[0]
+    return plans_of(SPEC).projections[0]
 
 
 def table(module: ProjectionModule, *rows: tuple[int | None, int], toolchain: str = "triton 3.6.0") -> Table:
@@ -118,7 +119,7 @@ def test_rows_admit_what_is_within_every_limit() -> None:
 
 @pytest.fixture(scope="module")
 def family() -> tuple[ir.Module, ...]:
-    return plan_program(front(EXTEND)).modules
+    return plans_of(EXTEND).modules
 
 
 def grid(*rows: tuple[tuple[int | None, ...], str]) -> list[Row]:

@@ -12,6 +12,7 @@ from attnc.plan.explain import Explanation, as_dict, explain
 from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
 from attnc.plan.explain_text import as_text
 from attnc.plan.ir_backward import kernels_of
+from tests.plans import plans_of
 from tests.targets import TARGETS
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
@@ -86,7 +87,7 @@ def test_figures_of_a_causal_kernel() -> None:
 
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
 def test_every_backward_can_be_explained(path: Path) -> None:
-    for module in plan_program(front(path)).modules:
+    for module in plans_of(path).modules:
         found = explain_backward(module, DEVICES["sm_90"], {}, length=512)
         text = backward_text(found)
         for name, e in zip(kernels_of(module), found, strict=True):
@@ -95,7 +96,7 @@ def test_every_backward_can_be_explained(path: Path) -> None:
 
 
 def test_figures_of_a_backward() -> None:
-    module = plan_program(front(SPECS / "full.attn")).modules[0]
+    module = plans_of(SPECS / "full.attn").modules[0]
     found = explain_backward(module, DEVICES["sm_90"], {"dq": Compiled()})
     dq, dkdv = json.loads(json.dumps(backward_dict(found)))
     whole = 16384 * 4096 * 2048
@@ -108,7 +109,7 @@ def test_figures_of_a_backward() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: str) -> None:
-    modules = plan_program(front(SPECS / "varlen.attn")).modules
+    modules = plans_of(SPECS / "varlen.attn").modules
     module = next(module for module in modules if module.target == target)
     launched = (GENERATED / "varlen" / target.replace(".", "_") / "d128.py").read_text(encoding="utf-8")
     tile = module.kernels[0].configs[0]["tile.q"]
@@ -124,7 +125,7 @@ def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: s
 
 
 def test_a_backward_for_a_smaller_device_takes_a_config_that_fits() -> None:
-    module = plan_program(front(SPECS / "causal_gqa.attn")).modules[0]
+    module = plans_of(SPECS / "causal_gqa.attn").modules[0]
     here, there = (explain_backward(module, DEVICES[arch], {}) for arch in ("sm_90", "sm_86"))
     assert [e.position for e in here] == [0, 0]
     assert there[0].position == 1

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnc.build import front, plan_program
 from attnc.expr.evaluate import Env, evaluate
 from attnc.plan import ir
 from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 #: Specs whose masks read no tensor.
@@ -23,7 +23,7 @@ def test_only_what_the_loops_read_is_made_up() -> None:
 
 
 def planned(name: str) -> ir.Module:
-    return next(iter(plan_program(front(SPECS / f"{name}.attn")).modules))
+    return next(iter(plans_of(SPECS / f"{name}.attn").modules))
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -58,7 +58,7 @@ def test_causal_square() -> None:
 
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
 def test_every_spec_has_a_picture(path: Path) -> None:
-    for module in plan_program(front(path)).modules[:1]:
+    for module in plans_of(path).modules[:1]:
         found = picture(module.kernels[0], 192, 192, 64, 64)
         assert {*"".join(found.rows)} <= {SKIP, PARTIAL, FULL}
         assert found.visited > 0

@@ -13,9 +13,9 @@ from attnc.model.attention import Attention, Softmax, Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES
-from attnc.plan.resources import estimate, misfit, room, staged
 from attnc.plan.storage import has_descriptors
-from attnc.plan.triton_configs import portable, triton_configs
+from attnc.plan.triton.configs import portable, triton_configs
+from attnc.plan.triton.resources import estimate, misfit, room, staged
 from attnc.source import Source
 
 SPEC = Source("specs/huge.attn", "schedule huge for triton {\n  tile.q = 128, tile.kv = 256, stages = 4\n}\n")

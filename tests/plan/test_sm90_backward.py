@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import kernels_of
-from attnc.plan.sm90_backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
-from attnc.plan.sm90_layout import entry_registers
+from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.layout import entry_registers
 from attnc.target.files import render_files
 from tests.plan import planning
 
@@ -69,8 +71,8 @@ def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> N
         (CAUSAL, {"score": "dot(q, k) + slope[h] * (kv_idx - q_pos)", "inputs": ("slope: f32[H]",)}),
     ],
 )
-def test_masks_and_scores_have_it(mask: str, options: dict[str, object]) -> None:
-    assert is_by_wgmma(planned(mask, **options))  # type: ignore[arg-type]  # of many types
+def test_masks_and_scores_have_it(mask: str, options: dict[str, Any]) -> None:
+    assert is_by_wgmma(planned(mask, **options))
 
 
 @pytest.mark.parametrize(

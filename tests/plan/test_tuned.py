@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.build import compile_program, front, plan_program
+from attnc.build import compile_program, front
 from attnc.diagnostics import DiagnosticError
 from attnc.plan import ir
 from attnc.plan.ir_backward import kernels_of
@@ -15,6 +15,7 @@ from attnc.plan.layout import KernelName
 from attnc.plan.tuned import Choice, as_knobs, dump_tuned, knobs_of_kernel, load_tuned, tuned_choices
 from attnc.source import Source
 from attnc.target.files import render_files
+from tests.plans import plans_of
 
 SPEC = Path(__file__).parent.parent.parent / "specs" / "causal_gqa.attn"
 H200 = "NVIDIA H200"
@@ -22,7 +23,7 @@ H200 = "NVIDIA H200"
 
 @pytest.fixture(scope="module")
 def module() -> ir.Module:
-    return plan_program(front(SPEC)).modules[0]
+    return plans_of(SPEC).modules[0]
 
 
 def choice(

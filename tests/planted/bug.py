@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 Phase: TypeAlias = Literal["forward", "backward"]
-Target: TypeAlias = Literal["triton", "cuda.sm_80", "projection"]
+Target: TypeAlias = Literal["triton", "cuda.sm_80", "cuda.sm_90a", "projection"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,13 @@ class CudaBug(Bug):
     """In a kernel of a CUDA module, or in the Python beside it."""
 
     target: Target = "cuda.sm_80"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopperBug(Bug):
+    """In a kernel of a CUDA module for Hopper."""
+
+    target: Target = "cuda.sm_90a"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from attnc.target.files import render_files
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.check import check, keeps
+from attnc.verify.large import large_cases
 from attnc.verify.projection_check import (
     ProjectionSubject,
     check_projection,
@@ -36,7 +37,7 @@ By: TypeAlias = Literal["bound", "rules", "calls"]
 #: Launches, each with its warps in another order, in which a race has to show.
 _ORDERS = 12
 #: Cases that a search may draw, by target: threads on a CPU are slow, and most bugs show in the first ten.
-EXAMPLES: Mapping[str, int] = {"triton": 300, "cuda.sm_80": 60, "projection": 120}
+EXAMPLES: Mapping[str, int] = {"triton": 300, "cuda.sm_80": 60, "cuda.sm_90a": 60, "projection": 120}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class _Caught(Exception):
 
 def shows(bug: Bug, case: Case, by: By) -> bool:
     """Whether the case shows the bug. What depends on which warp comes first is given some orders."""
-    subject, tries = planted(bug), _ORDERS if bug.target == "cuda.sm_80" and by == "bound" else 1
+    subject, tries = planted(bug), _ORDERS if bug.target.startswith("cuda.") and by == "bound" else 1
     return any(not _judge(bug, subject, case, by).ok for _ in range(tries))
 
 
@@ -117,10 +118,16 @@ def _judge(bug: Bug, subject: AnySubject, case: Case, by: By) -> Verdict:
     return check(subject, case)
 
 
+def large_case(bug: Bug, dims: Mapping[str, int]) -> Case:
+    """The first case of `attnc verify --large` of these sizes, in the order of the device at hand."""
+    space = subject_of(module_of(bug.attention, bug.target)).space
+    return next(case for case in large_cases(space) if dims.items() <= case.dims.items())
+
+
 def planted(bug: Bug) -> AnySubject:
     """The module that the bug belongs in, with the bug. ValueError as for `files_with`."""
     files = files_with(bug)
-    if bug.target == "cuda.sm_80":
+    if bug.target.startswith("cuda."):
         return subject_of(module_of(bug.attention, bug.target), files)
     (text,) = files.values()
     return replace(_clean(bug), module=load_text(text))
@@ -140,7 +147,7 @@ def files_with(bug: Bug) -> dict[str, str]:
     found: dict[str, str] = {}
     for place in bug.places:
         name = next(iter(files))
-        if bug.target == "cuda.sm_80":
+        if bug.target.startswith("cuda."):
             ending = {"": ".cu", "host": ".py"}.get(place.file, f"_{place.file}.cu")
             name = f"{module_of(bug.attention, bug.target).variant.name}{ending}"
         try:

@@ -14,6 +14,15 @@ BUGS: tuple[Bug, ...] = (
         phase="backward",
     ),
     TritonBug(
+        name="dq kept in 16 bits of a word",
+        attention="full",
+        story="two sums share a register, each rounded to nearest, and only many tiles of one sign show it",
+        anchor="dq = tl.dot(ds.to(k.dtype), k, dq)",
+        patch="dq = tl.dot(ds.to(k.dtype), k, dq)\n"
+        "    dq = ((dq.to(tl.int32, bitcast=True) + 0x8000) & -0x10000).to(tl.float32, bitcast=True)",
+        phase="backward",
+    ),
+    TritonBug(
         name="dv summed in bf16",
         attention="causal_gqa",
         story="the accumulator was kept in the type of the result to save registers",

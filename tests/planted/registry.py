@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from attnc.build import Planned, front, plan_program
+from attnc.build import Planned
 from attnc.plan import ir
 from attnc.plan.ir_projection import ProjectionModule
+from tests.plans import plans_of
 from tests.planted import (
     cuda_backward,
     cuda_backward_tiles,
@@ -17,6 +18,7 @@ from tests.planted import (
     cuda_forward,
     cuda_serving,
     edges,
+    hopper,
     host,
     layouts,
     precision,
@@ -47,6 +49,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     "cuda backward": cuda_backward.BUGS,
     "cuda backward tiles": cuda_backward_tiles.BUGS,
     "cuda f32": cuda_f32.BUGS,
+    "hopper": hopper.BUGS,
     "projections": projections.BUGS,
     **_by_target("sizes", sizes.BUGS),
     **_by_target("layouts", layouts.BUGS),
@@ -65,7 +68,7 @@ _DEFINED = re.compile(r"^(?:attention|projection) (\w+)", re.M)
 @cache
 def planned(name: str) -> Planned:
     """The modules of the spec file that defines this attention or projection."""
-    return plan_program(front(_files()[name]))
+    return plans_of(_files()[name])
 
 
 @cache

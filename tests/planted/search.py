@@ -3,11 +3,11 @@
     python -m tests.planted.search [PART ...] [--only-new]
 
 found.json: for each bug whether the cases of `attnc verify` show it or a search by Hypothesis, after how many
-cases, and how; null where neither does; "large" where a GPU is needed, and the case of `attnc verify --large`
-that shows it; "hand" where a case was written and no search has run. `within` in place of `cases`: that case
-of `attnc verify` shows it, and not all of those before it were run. cases.json:
-the smallest case found and what judges it, for the suite to replay. Takes minutes for a part;
-`tests/planted/test_planted.py` holds both files to the registry.
+cases, and how; null where neither does; "large" where a GPU is needed, and sizes of the case of `attnc verify
+--large` that shows it; "hand" where a case was written and no search has run, or where `attnc verify` has
+such a case on a GPU alone; `within` in place of `cases`: that case of `attnc verify` shows it, and not all of
+those before it were run. cases.json: the smallest case found and what judges it, for the suite to replay.
+Takes minutes for a part; `tests/planted/test_planted.py` holds both files to the registry.
 """
 
 from __future__ import annotations

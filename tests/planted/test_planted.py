@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 
 from attnc.verify.case import Case
-from attnc.verify.large import large_cases
 from attnc.verify.simt import available
-from attnc.verify.subjects import subject_of
 from tests.planted.bug import plant
-from tests.planted.hunting import files_with, hunt, judge_clean, shows, verify
-from tests.planted.registry import BUGS, PARTS, module_of
+from tests.planted.hunting import files_with, hunt, judge_clean, large_case, shows, verify
+from tests.planted.registry import BUGS, PARTS
 from tests.planted.search import CASES, FOUND, read
 
 NEEDS_GXX = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
@@ -23,7 +21,7 @@ KEPT, FOUND_BY = read(CASES), read(FOUND)
 def each(names: list[str]) -> list[object]:
     """A parameter for each bug."""
     return [
-        pytest.param(name, id=name, marks=NEEDS_GXX if BUGS[name].target == "cuda.sm_80" else ())
+        pytest.param(name, id=name, marks=NEEDS_GXX if BUGS[name].target.startswith("cuda.") else ())
         for name in names
     ]
 
@@ -95,9 +93,9 @@ def test_the_record_speaks_of_every_bug() -> None:
 )
 def test_a_large_case_reaches_the_bug(name: str) -> None:
     """It is as many heads as no kernel runs through on a CPU; tests/gpu/test_planted.py does."""
-    bug = BUGS[name]
-    found = list(large_cases(subject_of(module_of(bug.attention, bug.target)).space))
-    assert found[FOUND_BY[name]["cases"] - 1].dims["Hkv"] > 1 << 16
+    case = large_case(BUGS[name], FOUND_BY[name]["dims"])
+    assert case.dims["Hkv"] > 1 << 16
+    assert case.lengths == "full"
 
 
 def test_anchors_must_match_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.plan.resources import estimate
+from attnc.plan.triton.resources import estimate
 from attnc.runtime.cubin import tool
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
@@ -79,7 +79,7 @@ from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.plan.resources import estimate
+from attnc.plan.triton.resources import estimate
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse

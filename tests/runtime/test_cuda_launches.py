@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.runtime.loader import load_file
 from attnc.runtime.trial import problem_for
 from attnc.target.files import render_files
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 STREAM = 7
@@ -116,7 +116,7 @@ class Case:
     """A module whose calls, or the gradients of these, are watched."""
 
     def __init__(self, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, gradients: bool) -> None:
-        modules = plan_program(front(SPECS / f"{name}.attn")).modules
+        modules = plans_of(SPECS / f"{name}.attn").modules
         self.planned = next(
             m for m in modules if m.target == "cuda.sm_80" and m.variant.attention.name == name
         )

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.runtime.merge import merge_states
 from attnc.verify.subjects import subject_of
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import to_float64
+from tests.plans import plans_of
 from tests.targets import TARGETS
 
 SPEC = Path(__file__).parents[2] / "specs" / "shared_prefix.attn"
@@ -67,7 +67,7 @@ def test_wrong_arguments_are_named() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_shared_prefix_and_own_suffixes_equal_one_call(target: str, rows: int, shared: int) -> None:
     """Within twice the bound that the plan proves for one call over the whole sequences."""
-    prefix_plan, suffix_plan = (m for m in plan_program(front(SPEC)).modules if m.target == target)
+    prefix_plan, suffix_plan = (m for m in plans_of(SPEC).modules if m.target == target)
     prefix: Any = subject_of(prefix_plan).module
     subject = subject_of(suffix_plan)
     suffix: Any = subject.module

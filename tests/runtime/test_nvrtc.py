@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from attnc.build import front, plan_program
+from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.plan.sm90_backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
-from attnc.plan.sm90_layout import Sm90Layout, entry_registers
+from attnc.plan.sm90.backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.loader import load_file
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, nvrtc_version
@@ -23,6 +23,7 @@ from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.target.files import render_files
+from tests.plans import plans_of
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
@@ -39,7 +40,7 @@ def planned() -> dict[tuple[str, str, str], ir.Module]:
     """By attention, target's folder and variant."""
     found = {}
     for spec in sorted((ROOT / "specs").glob("*.attn")):
-        for module in plan_program(front(spec)).modules:
+        for module in plans_of(spec).modules:
             folder = module.target.replace(".", "_")
             found[module.variant.attention.name, folder, module.variant.name] = module
     return found

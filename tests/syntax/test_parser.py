@@ -101,10 +101,11 @@ def test_attention() -> None:
         "  input p: f32[]\n"
         "  output o: T[B]\n"
         "  grad k, v\n"
+        "  grad q: f32\n"
         "}\n"
     ).items
     assert isinstance(item, ast.Attention)
-    first, second, tensors, scalar, output, grad = item.items
+    first, second, tensors, scalar, output, grad, wide = item.items
     assert isinstance(first, ast.Param)
     assert (first.name.id, [show(choice) for choice in first.choices]) == ("T", ["f16", "bf16"])
     assert isinstance(second, ast.Param)
@@ -120,7 +121,10 @@ def test_attention() -> None:
     assert scalar.shape == ()
     assert isinstance(output, ast.Output)
     assert isinstance(grad, ast.Grad)
-    assert grad.span.text == "grad k, v"
+    assert (grad.span.text, grad.dtype) == ("grad k, v", None)
+    assert isinstance(wide, ast.Grad)
+    assert wide.dtype is not None
+    assert (wide.span.text, wide.dtype.id) == ("grad q: f32", "f32")
 
 
 def test_schedule() -> None:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.target.files import render_files
 from attnc.verify.addresses import Finding, findings
 from attnc.verify.cuda_addresses import cuda_findings
+from tests.plans import plans_of
 from tests.targets import TARGETS
 from tests.verify.judging import modules_of
 from tests.verify.random_specs import specs
@@ -26,7 +26,7 @@ SPECS = sorted((ROOT / "specs").glob("*.attn"))
 
 @cache
 def modules(spec: str) -> tuple[ir.Module, ...]:
-    return plan_program(front(ROOT / "specs" / f"{spec}.attn")).modules
+    return plans_of(ROOT / "specs" / f"{spec}.attn").modules
 
 
 @cache

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from attnc.plan.ir import Module
-from attnc.plan.sm90_backward import CONSUMERS
-from attnc.plan.sm90_layout import entry_registers
+from attnc.plan.sm90.backward import CONSUMERS
+from attnc.plan.sm90.layout import entry_registers
 from attnc.runtime.loader import load_module
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.verify.simt import SimtFault, attach, available

@@ -128,7 +128,8 @@ values(const __grid_constant__ Args args)
         }
         if (bug != NO_PROXY_FENCE)
             proxy_fence();
-        __syncwarp();
+        if (bug != NO_SYNCWARP)
+            __syncwarp();
         if (lane == 0) {
             for (int c = 0; c < 2; ++c)
                 tma_store(args.c, o + 8192 * c + 2048 * warp, 64 * c, 16 * warp, round);

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
+from hypothesis import settings
 
 from attnc.build import plan_program
 from attnc.model.attention import Attention
@@ -15,6 +16,9 @@ from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
+from attnc.verify.covering import edges
+from attnc.verify.properties import violations
+from attnc.verify.search import verify
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from tests.targets import EACH, skip_without_compiler
@@ -39,6 +43,24 @@ def subject_of_text(text: str) -> Subject:
 def right(made: Subject, case: Case, fills: Iterable[str] = ("nan",)) -> None:
     verdict = check(made, case, fills=fills)
     assert verdict.ok, verdict.message
+
+
+def right_by_day(made: Subject, count: int = 3) -> None:
+    """The first cases of the array of `attnc verify`, and those at the edges; every night all that it runs.
+
+    Of bugs that only other cases show tests/planted replays such a case.
+    """
+    if settings.get_current_profile_name() == "nightly":
+        report = verify(made, rules=violations)
+    else:
+        report = verify(made, count=count, fills=("nan",), replay=edges(made.space))
+    assert report.ok, "\n".join(f"{f.repro}\n  {f.verdict.message}" for f in report.failures)
+    assert 0.01 < report.worst <= 1
+
+
+def examples(by_day: int) -> int:
+    """Examples of a search: as many by day, and twenty times as many every night."""
+    return by_day * (20 if settings.get_current_profile_name() == "nightly" else 1)
 
 
 def transposed(attention: Attention) -> dict[str, Layout]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import front, plan_program
 from attnc.target.files import render_files
 from attnc.verify.agreement import across
 from attnc.verify.case import Case
 from attnc.verify.simt import available
 from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
 from tests.planted.bug import plant
 from tests.planted.registry import BUGS
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernel
 
 
 def test_targets_agree_and_a_bug_in_one_shows() -> None:
-    modules = plan_program(front(SPECS / "paged_decode.attn")).modules
+    modules = plans_of(SPECS / "paged_decode.attn").modules
     triton, cuda = (next(m for m in modules if m.target == t) for t in ("triton", "cuda.sm_80"))
     case = Case(dims={"B": 2, "M": 2, "Hkv": 1, "G": 3, "N": 100}, seed=4)
     right = across({"cuda.sm_80": subject_of(cuda)})

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.expr.evaluate import Env, evaluate
 from attnc.model.attention import Attention
 from attnc.model.resolve import resolve
@@ -25,6 +24,7 @@ from attnc.runtime.loader import load_module
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 FRAME = """attention under_test {{
@@ -51,7 +51,7 @@ TALL = {"B": 2, "H": 2, "M": 50, "N": 40}
 
 @cache
 def spec(name: str) -> ir.Module:
-    return plan_program(front(SPECS / f"{name}.attn")).modules[0]
+    return plans_of(SPECS / f"{name}.attn").modules[0]
 
 
 @cache
@@ -228,7 +228,7 @@ def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
 
 
 def test_wide_heads_have_a_kernel_for_each_gradient() -> None:
-    module = plan_program(front(SPECS / "causal_gqa.attn")).modules[2]
+    module = plans_of(SPECS / "causal_gqa.attn").modules[2]
     assert module.backward is not None
     assert module.variant.name == "bf16_d256"
     assert [planned.makes for planned in module.backward.kernels] == [("dq",), ("dv",), ("dk",)]

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import digest, front, plan_program
+from attnc.build import digest
 from attnc.plan import ir
 from attnc.target.files import render_files
 from attnc.verify.calls import call_violations
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 #: What is taken out of a module's host code, what is put there, and what is then said.
@@ -44,7 +45,7 @@ BUGS = {
 
 @cache
 def module(target: str, name: str = "causal_gqa") -> ir.Module:
-    modules = plan_program(front(SPECS / f"{name}.attn")).modules
+    modules = plans_of(SPECS / f"{name}.attn").modules
     return next(made for made in modules if made.target == target)
 
 

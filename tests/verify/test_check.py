@@ -11,15 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
-from attnc.verify.search import fuzz, verify
+from attnc.verify.search import fuzz
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
+from tests.verify.judging import examples, right_by_day
 
 SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in path.read_text())
@@ -27,7 +28,7 @@ NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in p
 
 @cache
 def modules(name: str) -> tuple[ir.Module, ...]:
-    return plan_program(front(SPECS / f"{name}.attn")).modules
+    return plans_of(SPECS / f"{name}.attn").modules
 
 
 @cache
@@ -38,16 +39,13 @@ def subject(name: str, variant: int = 0) -> Subject:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_specs_are_right(name: str) -> None:
-    report = verify(subject(name), count=8, fills=("nan",))
-    assert report.ok, "\n".join(f"{f.repro}\n  {f.verdict.message}" for f in report.failures)
-    assert report.examples >= 10
-    assert 0.01 < report.worst <= 1
+    right_by_day(subject(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefix_document", "local_sink"])
 def test_drawn_cases_pass(name: str) -> None:
-    report = fuzz(subject(name), examples=25)
+    report = fuzz(subject(name), examples=examples(8))
     assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
 
 

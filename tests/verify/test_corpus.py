@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import front, plan_program
 from attnc.verify.case import Case
 from attnc.verify.corpus import corpus, file_of
 from attnc.verify.search import verify
 from attnc.verify.strategies import fit_of
 from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
 from tests.verify.judging import right
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -23,7 +23,7 @@ KEPT = sorted((SPECS / "cases").glob("*.json"))
 @pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_kept_cases_fit_their_spec_and_pass(path: Path) -> None:
-    modules = plan_program(front(SPECS / f"{path.stem}.attn")).modules
+    modules = plans_of(SPECS / f"{path.stem}.attn").modules
     kept = json.loads(path.read_text(encoding="utf-8"))
     for name, entries in kept.items():
         module = next(m for m in modules if m.variant.attention.name == name and m.target == "triton")
@@ -36,7 +36,7 @@ def test_kept_cases_fit_their_spec_and_pass(path: Path) -> None:
 
 
 def test_what_was_found_is_replayed_first(tmp_path: Path) -> None:
-    module = plan_program(front(SPECS / "prefix_lm.attn")).modules[0]
+    module = plans_of(SPECS / "prefix_lm.attn").modules[0]
     made = subject_of(module)
     variant = module.variant
     fit = fit_of(variant.attention, len(made.configs))
@@ -52,7 +52,7 @@ def test_what_was_found_is_replayed_first(tmp_path: Path) -> None:
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    module = plan_program(front(SPECS / "prefix_lm.attn")).modules[0]
+    module = plans_of(SPECS / "prefix_lm.attn").modules[0]
     source = replace(module.variant.source, path=str(tmp_path / "a.attn"))
     variant = replace(module.variant, source=source)
     fit = fit_of(variant.attention, 1)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.reference_arrays import Floats
 from attnc.verify.boundaries import Boundary, boundaries_of
@@ -23,6 +22,7 @@ from attnc.verify.problem import build
 from attnc.verify.storage import LENGTHS
 from attnc.verify.strategies import fit_of
 from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
 from tests.targets import TARGETS
 from tests.verify.judging import right, spec, subject_of_text
 
@@ -31,7 +31,7 @@ SPECS = Path(__file__).parents[2] / "specs"
 
 @cache
 def module(name: str, target: str = "triton") -> ir.Module:
-    modules = plan_program(front(SPECS / f"{name}.attn")).modules
+    modules = plans_of(SPECS / f"{name}.attn").modules
     return next(made for made in modules if made.target == target)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import digest, front, plan_program
+from attnc.build import digest
 from attnc.plan import ir
 from attnc.runtime.loader import load_text
 from attnc.target.files import render_files
@@ -22,6 +22,7 @@ from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from attnc.verify.verdict import Verdict
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
@@ -32,7 +33,7 @@ BEHIND = "q.as_strided((1,), (1,), q.storage_offset() + q.numel())"
 
 @cache
 def module(name: str) -> ir.Module:
-    return plan_program(front(SPECS / f"{name}.attn")).modules[0]
+    return plans_of(SPECS / f"{name}.attn").modules[0]
 
 
 @cache
@@ -114,7 +115,7 @@ def test_a_rule_that_cannot_be_checked_is_broken() -> None:
 
 
 def test_sums_in_any_order_are_not_held_to_bits_on_cuda_either() -> None:
-    made = plan_program(front(SPECS / "causal_gqa.attn")).modules
+    made = plans_of(SPECS / "causal_gqa.attn").modules
     subjects = {one.target: subject_of(one) for one in made if one.variant.name == "bf16_d64"}
     assert subjects["cuda.sm_80"].atomic == {"q"}
     assert subjects["triton"].atomic == frozenset()

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnc.build import front, plan_program
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan import ir
@@ -21,6 +20,7 @@ from attnc.runtime.loader import load_module
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 300, "N": 400, "H": 2, "Hkv": 2, "G": 2}
@@ -73,7 +73,7 @@ class Launches:
 
 @cache
 def planned(name: str) -> ir.Module:
-    return plan_program(front(SPECS / f"{name}.attn")).modules[0]
+    return plans_of(SPECS / f"{name}.attn").modules[0]
 
 
 def without_kernels(

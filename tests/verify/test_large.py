@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnc.build import front, plan_program
 from attnc.verify.case import Case
 from attnc.verify.large import check_large, large_cases
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 
 
 @cache
 def subject(name: str) -> Subject:
-    return subject_of(plan_program(front(SPECS / f"{name}.attn")).modules[0])
+    return subject_of(plans_of(SPECS / f"{name}.attn").modules[0])
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.runners import runner_of
+from tests.plans import plans_of
 from tests.targets import TARGETS, skip_without_compiler
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @cache
 def planned(name: str, target: str) -> ir.Module:
-    modules = plan_program(front(SPECS / f"{name}.attn")).modules
+    modules = plans_of(SPECS / f"{name}.attn").modules
     return next(made for made in modules if made.target == target and made.variant.attention.name == name)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.verify.case import Case
@@ -21,6 +20,7 @@ from attnc.verify.projection_check import (
     text_of,
     verify_projection,
 )
+from tests.plans import plans_of
 from tests.planted.bug import plant
 from tests.planted.registry import BUGS
 
@@ -29,7 +29,7 @@ SPECS = Path(__file__).parents[2] / "specs"
 
 @cache
 def modules() -> tuple[ProjectionModule, ...]:
-    return plan_program(front(SPECS / "linear.attn")).projections
+    return plans_of(SPECS / "linear.attn").projections
 
 
 @cache
@@ -64,7 +64,7 @@ def test_drawn_cases() -> None:
 @pytest.mark.slow
 def test_a_layer_of_the_7b_model_at_one_row() -> None:
     """As large as it is, with tiles that are never ragged."""
-    planned = plan_program(front(SPECS / "llama_7b.attn")).projections[1]
+    planned = plans_of(SPECS / "llama_7b.attn").projections[1]
     flat = next(at for at, point in enumerate(planned.points) if point.impl == "flat")
     case = Case(dims={"M": 1, "N": 4096, "K": 4096}, config=flat)
     assert check_projection(projection_subject(planned), case).ok

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.verify.case import Case
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "attention " in path.read_text(encoding="utf-8"))
@@ -27,7 +27,7 @@ DECODED = 3
 
 @cache
 def subject(name: str) -> Subject:
-    return subject_of(plan_program(front(SPECS / f"{name}.attn")).modules[0])
+    return subject_of(plans_of(SPECS / f"{name}.attn").modules[0])
 
 
 def case(name: str, **changes: Any) -> Case:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.model.resolve import resolve
 from attnc.model.tensors import Paged
 from attnc.runtime.trial import problem_for, trial
@@ -22,6 +21,7 @@ from attnc.verify.problem import FILLS
 from attnc.verify.strategies import far, locates_rows
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
 from tests.verify.judging import modules_of, right, subject_of_text, transposed
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -215,7 +215,7 @@ def test_pages_equal_contiguous_rows_bitwise(page: int) -> None:
 @pytest.mark.parametrize("name", ["paged_decode", "varlen"])
 def test_a_realistic_problem_can_be_made(name: str) -> None:
     """What `attnc demo` and `attnc tune` run."""
-    module = plan_program(front(SPECS / f"{name}.attn")).modules[0]
+    module = plans_of(SPECS / f"{name}.attn").modules[0]
     ensure_interpreter()
     problem = problem_for(module, 40, device="cpu", tokens=80)
     result = trial(module, problem)()

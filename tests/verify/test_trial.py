@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.plan.ir_backward import kernels_of
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import backward_trial, problem_for
+from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 
 
 @pytest.mark.parametrize("name", ["alibi", "fa1"])
 def test_a_backward_can_be_tried_with_every_config(name: str) -> None:
-    module = plan_program(front(SPECS / f"{name}.attn")).modules[0]
+    module = plans_of(SPECS / f"{name}.attn").modules[0]
     problem = problem_for(module, 16, device="cpu", tokens=16)
     assert list(vars(load_module(module))["BACKWARD_CONFIGS"]) == list(kernels_of(module))
     default: Any = backward_trial(module, problem)()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from attnc.expr.nodes import Const, Ref, walk
 from attnc.expr.show import show
 from attnc.model.tensors import Role
-from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.regions import ZERO
+from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.places import PLACES
 from attnc.target.sm80.printer import scalar

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnc.model.tensors import DType
-from attnc.plan.cuda_layout import CudaLayout
+from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.sm80.printer import STORED
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from attnc.expr.nodes import Const
 from attnc.model.tensors import DType
 from attnc.plan.access import Rows
-from attnc.plan.cuda_layout import CudaLayout
 from attnc.plan.ir import Kernel, Let, Module
+from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.loop_text import LoopText
 from attnc.target.sm80.printer import STORED, scalar, statement
 

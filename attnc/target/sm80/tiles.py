@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attnc.plan.cuda_layout import CudaLayout, Swizzle
 from attnc.plan.ir import Kernel, Module
+from attnc.plan.sm80.layout import CudaLayout, Swizzle
 from attnc.target.sm80.elements import ElementText
 from attnc.target.sm80.places import PlaceText
 

@@ -8,7 +8,7 @@ from attnc.expr.nodes import Const, Index, Ref, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.sm90_backward import (
+from attnc.plan.sm90.backward import (
     COPY_REGISTERS,
     DS_TILES,
     K_TILES,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attnc.model.tensors import Role
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.sm90_backward import Sm90Backward
+from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.sm80.backward_host import CudaBackwardHost
 from attnc.target.sm80.backward_rows import finish_name
 from attnc.target.sm80.host import addresses_of, batched

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import layout_of
-from attnc.plan.sm90_backward import Sm90Backward
+from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.target.environment import python_environment
 from attnc.target.header import GLOSSARY, header

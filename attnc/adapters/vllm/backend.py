@@ -1,0 +1,267 @@
+"""An attention backend of vLLM 1: metadata, the update of the cache, and the attention itself.
+
+vLLM asks the backend class what it supports, its builder for metadata once a step, and its implementation,
+of which every layer has one, to write keys and values to the pages and to attend. What is not supported is
+refused where vLLM asks, and again by name where an implementation or metadata are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    MultipleOf,
+)
+
+from attnc.adapters.specs import refuse
+from attnc.adapters.vllm.unified import unified_attention
+from attnc.runtime.slots import store
+
+_UNQUANTISED = ("auto", "float16", "bfloat16")
+
+
+class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be there
+    """attnc to vLLM, as the backend CUSTOM."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*_UNQUANTISED]
+    forward_includes_kv_cache_update: bool = False
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[AttncImpl]:
+        return AttncImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[AttncMetadataBuilder]:
+        return AttncMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return head_size % 8 == 0 and 16 <= head_size <= 256
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return bool(capability.major >= 8)
+
+    @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: Any,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        """Why not, or None. A cache has the type of the model."""
+        if kv_cache_dtype in (None, "auto") or kv_cache_dtype == str(dtype).removeprefix("torch."):
+            return None
+        return f"kv_cache_dtype {kv_cache_dtype} with a model of {dtype}"
+
+
+@dataclass(slots=True)
+class AttncMetadata:
+    """A step of several sequences, the same for all layers of a group.
+
+    num_actual_tokens: without padding; max_query_len: new tokens of a sequence
+    query_start_loc: i32[B + 1]; seq_lens: i32[B], with the new tokens; block_table: i32[B, P]
+    slot_mapping: i64[T], where the keys of new tokens go, -1 for none
+    """
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    max_seq_len: int
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ignore[misc]  # as above
+    """Metadata of a step: vLLM's own tensors, so that captured graphs see what the next step writes."""
+
+    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
+    supports_update_block_table: bool = True
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        wide, narrow = kv_cache_spec.head_size, getattr(kv_cache_spec, "head_size_v", None)
+        if narrow not in (None, wide):
+            raise ValueError(f"head_size_v: expected {wide}, like head_size, got {narrow}")
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> AttncMetadata:
+        """ValueError for what a step asks that the kernels do not compute."""
+        common = common_attn_metadata
+        if common.causal is not True:
+            raise ValueError(
+                f"causal: expected True, as other masks are not supported, got {common.causal!r}"
+            )
+        refuse(
+            "attnc's attention backend",
+            mm_req_doc_ranges=common.mm_req_doc_ranges,
+            encoder_seq_lens=common.encoder_seq_lens,
+            dcp_local_seq_lens=common.dcp_local_seq_lens,
+            rswa_prefix_lens=common.rswa_prefix_lens,
+        )
+        return AttncMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            max_seq_len=common.max_seq_len,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+        )
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> AttncMetadata:
+        """For sequences of one key: how long they are is read when a graph is replayed."""
+        metadata = self.build(0, common_attn_metadata)
+        metadata.seq_lens.fill_(1)
+        return metadata
+
+    def update_block_table(
+        self, metadata: AttncMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> AttncMetadata:
+        """The metadata of another group of layers, which differs in its pages alone."""
+        return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
+
+
+class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
+    """The attention of a layer."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+        use_alibi_sqrt: bool = False,
+        chunk_lookback: int = -1,
+        **unsupported: Any,
+    ) -> None:
+        """sliding_window: keys that a query sees, its own included; alibi_slopes, sinks: of each query head.
+
+        ValueError names what is not supported.
+        """
+        if attn_type != AttentionType.DECODER:
+            raise ValueError(f"attn_type: expected a decoder's self-attention, got {attn_type!r}")
+        if kv_cache_dtype not in _UNQUANTISED:
+            raise ValueError(
+                f"kv_cache_dtype: expected one of {', '.join(_UNQUANTISED)}, got {kv_cache_dtype!r}"
+            )
+        if chunk_lookback != -1:
+            raise ValueError(
+                f"chunk_lookback: expected -1, as chunks are not supported, got {chunk_lookback}"
+            )
+        refuse("attnc's attention backend", use_alibi_sqrt=use_alibi_sqrt, **unsupported)
+        for name in ("dcp_world_size", "pcp_world_size"):
+            if getattr(self, name, 1) > 1:
+                raise ValueError(f"{name}: expected 1, as context parallelism is not supported")
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.sinks = sinks
+        self.logits_soft_cap = logits_soft_cap or 0.0
+        self.window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: AttncMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """output, with the attention of the tokens that are not padding.
+
+        query, output: [T, H, D]; kv_cache: [num_blocks, Hkv, block, 2 D], in any order in memory, which has
+        key and value already. Without metadata vLLM looks how much memory it takes: output is 0.
+        """
+        if attn_metadata is None:
+            return output.fill_(0)
+        count = attn_metadata.num_actual_tokens
+        k, v = self._split(kv_cache)
+        unified_attention(
+            query[:count],
+            k,
+            v,
+            output[:count],
+            attn_metadata.query_start_loc,
+            attn_metadata.max_query_len,
+            attn_metadata.seq_lens,
+            attn_metadata.max_seq_len,
+            self.scale,
+            True,
+            self.window,
+            attn_metadata.block_table,
+            self.logits_soft_cap,
+            None,
+            None,
+            None,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+            output_scale=output_scale,
+            output_block_scale=output_block_scale,
+        )
+        return output
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Writes key and value, [T, Hkv, D], to the slots of the tokens, i64[T]; -1 is that of padding."""
+        store(key, value, *self._split(kv_cache), slot_mapping)
+
+    def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values as kernels take pages: [num_blocks, block, Hkv, D]."""
+        k, v = torch.split(kv_cache.transpose(1, 2), self.head_size, -1)
+        return k, v

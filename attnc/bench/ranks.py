@@ -1,0 +1,378 @@
+"""`attnc bench --ranks N`: one GPU against N that share the rows, forward and with gradients; decoding with
+the keys on N; what the links do; and the others, in processes of their own, so that one that hangs costs
+only itself.
+
+Every part is written to `ranks.json` as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from attnc.bench.decode_run import warm_up
+from attnc.bench.ranks_links import links
+from attnc.bench.ranks_peers import GROUPS, PEERS
+from attnc.bench.report import machine
+from attnc.distributed import ContextParallel, SpreadKeys
+from attnc.distributed.group import Alone
+from attnc.distributed.launch import on_processes
+
+SPEC = Path(__file__).parent / "specs" / "ranks" / "ranks.attn"
+HEADS, KV_HEADS, WIDTH = 32, 8, 128
+DEVICE = "cuda"
+#: Milliseconds that the launches of a sample take together, about.
+_SAMPLE_MS = 40.0
+
+Launch: TypeAlias = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksCell:
+    """One call. mask: an attention of `ranks.attn`; length: queries and keys; decode: one token of one
+    sequence, against so many keys.
+    """
+
+    name: str
+    mask: str
+    length: int
+    decode: bool = False
+
+
+CELLS = (
+    RanksCell(name="causal 64k", mask="causal", length=65536),
+    RanksCell(name="documents 64k", mask="documents", length=65536),
+    RanksCell(name="window 4096 64k", mask="window", length=65536),
+    RanksCell(name="causal 32k", mask="causal", length=32768),
+    RanksCell(name="prefix 64k", mask="prefix", length=65536),
+    RanksCell(name="decode 256k", mask="token", length=262144, decode=True),
+)
+
+
+def bench_ranks(
+    ranks: int, cells: tuple[RanksCell, ...], peers: tuple[str, ...], rounds: int, seconds: float, out: Path
+) -> Path:
+    """Measures what there is time for; returns the path of the JSON, which has it all.
+
+    seconds: of the clock, for everything: no part starts later, and processes that run longer are ended.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    path, begin = out / "ranks.json", time.monotonic()
+    path.write_text(json.dumps({"machine": machine("triton"), "ranks": ranks, "parts": {}}), encoding="utf-8")
+    warm_up([partial(_warm, mask, over) for mask in _masks(cells) for over in (True, False)])
+    _note(path, "compiling", {"seconds": round(time.monotonic() - begin, 1)})
+
+    def left() -> float:
+        return seconds - (time.monotonic() - begin)
+
+    works: list[tuple[Callable[..., None], tuple[str, ...]]] = [(_ours_on_rank, ("attnc",))]
+    works += [(_peers_on_rank, names) for some in GROUPS if (names := tuple(p for p in some if p in peers))]
+    for work, names in works:
+        if left() < 10:
+            _note(path, names[0], {"error": "no time was left"})
+            continue
+        limit = left() if work is _ours_on_rank else min(left(), 60.0)
+        try:
+            on_processes(ranks, work, names, cells, rounds, limit, str(path), seconds=limit, deadline=limit)
+        except Exception as failure:  # what one part breaks on is a gap in the table
+            _note(path, names[0], {"error": _first_line(failure)}, keep=True)
+    return path
+
+
+def _masks(cells: tuple[RanksCell, ...]) -> list[str]:
+    return list(dict.fromkeys(cell.mask for cell in cells))
+
+
+def _first_line(failure: BaseException) -> str:
+    lines = [line for line in str(failure).strip().splitlines() if line.strip()]
+    return f"{type(failure).__name__}: {lines[-1] if lines else ''}"[:300]
+
+
+def _note(path: Path, part: str, data: Mapping[str, Any], *, keep: bool = False) -> None:
+    """Adds a part to the file; keep: beside what it has of it."""
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    before = whole["parts"].get(part, {}) if keep else {}
+    whole["parts"][part] = {**before, **data}
+    path.write_text(json.dumps(whole, indent=1), encoding="utf-8")
+
+
+# --- tensors ------------------------------------------------------------------------------------------------
+
+
+def draw(cell: RanksCell, device: str | torch.device = DEVICE) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """q, k, v and the other inputs of the whole call; the same on every rank."""
+    generator = torch.Generator(device).manual_seed(cell.length)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+    rows = 1 if cell.decode else cell.length
+    qkv = [normal(1, rows, HEADS, WIDTH), *(normal(1, cell.length, KV_HEADS, WIDTH) for _ in range(2))]
+    extras: dict[str, Any] = {}
+    if cell.mask == "documents":
+        extras["doc"] = documents(cell.length)[None].to(device)
+    elif cell.mask == "prefix":
+        extras["length"] = torch.full((1,), cell.length // 4, dtype=torch.int32, device=device)
+    elif cell.decode:
+        extras["kv_len"] = torch.full((1,), cell.length, dtype=torch.int32, device=device)
+    return qkv, extras
+
+
+def documents(length: int, mean: int = 6144) -> torch.Tensor:
+    """Numbers of documents of 512 to 16384 tokens, `mean` on average before they are cut."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.empty(4 * length // mean + 8).exponential_(1 / mean, generator=generator).clamp(512, 16384)
+    numbers = torch.arange(len(sizes), dtype=torch.int32)
+    return torch.repeat_interleave(numbers, sizes.long())[:length]
+
+
+def _warm(mask: str, over_ranks: bool) -> None:
+    """Compiles the kernels of one attention: as one GPU runs them, or as ranks do."""
+    cell = RanksCell(name="warm", mask=mask, length=4096, decode=mask == "token")
+    (q, k, v), extras = draw(cell)
+    if cell.decode:
+        if over_ranks:
+            SpreadKeys(SPEC, Alone(), attention=mask)(q, k, v, **extras)
+        else:
+            _single(mask)(q, k, v, *extras.values())
+    else:
+        call: Callable[..., Any] = _single(mask)
+        if over_ranks:
+            cp = ContextParallel(SPEC, Alone(), attention=mask)
+            q, k, v = cp.shard(q, k, v, **extras)[:3]
+            call = cp
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        o = call(*leaves, *extras.values())[0]
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+    torch.cuda.synchronize()
+
+
+def _single(mask: str) -> Callable[..., Any]:
+    """The kernels of one GPU."""
+    from attnc.api.compile import compile_family
+
+    return compile_family(SPEC, attention=mask, warn=False)
+
+
+# --- timing -------------------------------------------------------------------------------------------------
+
+
+def alone(launch: Launch, rounds: int) -> float:
+    """Milliseconds of a launch on this GPU."""
+    return _median(launch, rounds, lambda x: x, lambda: None)
+
+
+def together(launch: Launch, rounds: int) -> float:
+    """The same of a collective one: of the slowest rank, in each round."""
+
+    def slowest(x: float) -> float:
+        found = torch.tensor(x, device=DEVICE)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return float(found)
+
+    return _median(launch, rounds, slowest, dist.barrier)
+
+
+def _median(launch: Launch, rounds: int, agreed: Callable[[float], float], meet: Callable[[], Any]) -> float:
+    for _ in range(3):
+        launch()
+    once = agreed(_sample(launch, 1))
+    repeats = max(1, min(200, round(_SAMPLE_MS / max(once, 1e-3))))
+    samples = []
+    for _ in range(rounds):
+        meet()
+        samples.append(agreed(_sample(launch, repeats)))
+    return statistics.median(samples)
+
+
+def _sample(launch: Launch, repeats: int) -> float:
+    event: Any = torch.cuda.Event  # torch ships it without annotations
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(repeats):
+        launch()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / repeats
+
+
+# --- parts --------------------------------------------------------------------------------------------------
+
+
+def _ours_on_rank(
+    rank: int, names: tuple[str, ...], cells: tuple[RanksCell, ...], rounds: int, seconds: float, path: str
+) -> None:
+    """Links, then every cell; rank 0 writes."""
+    begin = time.monotonic()
+    for part, work in _ours(cells, rounds):
+        late = torch.tensor(float(time.monotonic() - begin > seconds - 8), device=DEVICE)
+        dist.all_reduce(late, dist.ReduceOp.MAX)
+        data: Mapping[str, Any]
+        if float(late):
+            data = {"error": "no time was left"}
+        else:
+            try:
+                data = work()
+            except Exception as failure:  # the other parts are worth having
+                data = {"error": _first_line(failure)}
+        if rank == 0:
+            _note(Path(path), part if part == "links" else f"{names[0]}: {part}", data)
+        torch.cuda.empty_cache()
+        dist.barrier()
+
+
+def _ours(cells: tuple[RanksCell, ...], rounds: int) -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
+    yield "links", links
+    for cell in cells:
+        yield cell.name, partial(_decode if cell.decode else _rows, cell, rounds)
+
+
+def _rows(cell: RanksCell, rounds: int) -> dict[str, Any]:
+    """Rows shared out: T1 and TN, forward and with gradients, and whether results are those of one GPU."""
+    ranks = dist.get_world_size()
+    (q, k, v), extras = draw(cell)
+    cp = ContextParallel(SPEC, attention=cell.mask)
+    begin = time.perf_counter()
+    shards = cp.shard(q, k, v, **extras)[:3]
+    plan = cp.plan(q, k, **extras)
+    planned = 1e3 * (time.perf_counter() - begin)
+    local = [x.clone().requires_grad_() for x in shards]
+    do = cp.own(torch.randn_like(q), "o").contiguous()
+    one = _single(cell.mask)
+    found: dict[str, Any] = {
+        "strategy": plan.chosen.strategy,
+        "groups": plan.chosen.groups,
+        "owners": plan.chosen.owners,
+        "imbalance": plan.imbalance,
+        "bytes": plan.chosen.bytes,
+        "plan_ms": planned,
+        "estimate_ms": 1e3 * plan.chosen.total,
+        "flops": 4.0 * float(plan.load.sum()) * HEADS * WIDTH,
+    }
+    with torch.no_grad():
+        o = cp.unshard(cp(*shards, **extras)[0])
+        if dist.get_rank() == 0:
+            expected = one(q, k, v, *extras.values())[0]
+            found["same_bits"] = bool(torch.equal(o, expected))
+            found["largest_difference"] = float((o.float() - expected.float()).abs().max())
+            del expected
+        del o
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return cp(*shards, **extras)
+
+    def both() -> Any:
+        return torch.autograd.grad(cp(*local, **extras)[0], local, do)
+
+    found[f"T{ranks} forward"] = together(forward, rounds)
+    found[f"T{ranks} forward + backward"] = together(both, rounds)
+    begin = time.perf_counter()
+    forward()
+    found["host_ms"] = 1e3 * (time.perf_counter() - begin)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        whole = torch.randn_like(q)
+
+        def one_forward() -> Any:
+            with torch.no_grad():
+                return one(q, k, v, *extras.values())
+
+        def one_both() -> Any:
+            return torch.autograd.grad(one(*leaves, *extras.values())[0], leaves, whole)
+
+        found["T1 forward"] = alone(one_forward, rounds)
+        found["T1 forward + backward"] = alone(one_both, rounds)
+        for phase in ("forward", "forward + backward"):
+            found[f"efficiency {phase}"] = found[f"T1 {phase}"] / (ranks * found[f"T{ranks} {phase}"])
+    dist.barrier()
+    return found
+
+
+def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
+    """One token against keys on all ranks: replayed from a CUDA graph, as a serving engine does."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    (q, k, v), extras = draw(cell)
+    keys = SpreadKeys(SPEC, attention=cell.mask, block=64)
+    positions = torch.arange(cell.length, device=DEVICE)
+    mine = positions[keys.spread.rank(positions) == rank]
+    own = [x[:, mine].contiguous() for x in (k, v)]
+    counts = keys.spread.counts(extras["kv_len"], rank)
+    one = _single(cell.mask)
+
+    def step() -> Any:
+        return keys(q, *own, **extras, counts=counts)
+
+    found: dict[str, Any] = {"bytes of keys": 2 * k.numel() * 2}
+    found[f"T{ranks} eager"] = together(step, rounds)
+    found[f"T{ranks}"] = together(_graph(step), rounds)
+    if rank == 0:
+        expected = one(q, k, v, *extras.values())[0]
+        found["largest_difference"] = float((step_result(step).float() - expected.float()).abs().max())
+        found["T1"] = alone(_graph(lambda: one(q, k, v, *extras.values())), rounds)
+        found["speedup"] = found["T1"] / found[f"T{ranks}"]
+    else:
+        step_result(step)
+    dist.barrier()
+    return found
+
+
+def step_result(step: Launch) -> torch.Tensor:
+    """o of a call."""
+    o: torch.Tensor = step()[0]
+    return o
+
+
+def _graph(launch: Launch) -> Launch:
+    """The launch, captured."""
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch is not typed here
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            launch()
+    torch.cuda.synchronize()
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        launch()
+    replay: Launch = graph.replay
+    return replay
+
+
+def _peers_on_rank(
+    rank: int, names: tuple[str, ...], cells: tuple[RanksCell, ...], rounds: int, seconds: float, path: str
+) -> None:
+    """Some peers at every cell that they can run."""
+    begin = time.monotonic()
+    for name, cell in ((name, cell) for name in names for cell in cells if not cell.decode):
+        late = torch.tensor(float(time.monotonic() - begin > seconds - 5), device=DEVICE)
+        dist.all_reduce(late, dist.ReduceOp.MAX)
+        data: dict[str, Any] = {}
+        launches: Mapping[str, Launch] = {}
+        problem = "no time was left" if float(late) else ""
+        if not problem:
+            try:
+                launches = PEERS[name](cell.mask, cell.length, draw(cell))
+            except Exception as failure:  # what one peer breaks on is a gap in the table
+                problem = _first_line(failure)
+        broken = torch.tensor(float(bool(problem)), device=DEVICE)
+        dist.all_reduce(broken, dist.ReduceOp.MAX)
+        if float(broken):
+            data["error"] = problem or "another rank failed"
+        else:
+            for phase, launch in launches.items():
+                data[f"T{dist.get_world_size()} {phase}"] = together(launch, rounds)
+        if rank == 0:
+            _note(Path(path), f"{name}: {cell.name}", data)
+        del launches
+        torch.cuda.empty_cache()

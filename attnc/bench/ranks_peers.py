@@ -1,0 +1,229 @@
+"""Who shares attention out over GPUs besides attnc: torch's context parallelism (experimental), and what
+people write by hand around cuDNN. Each makes launches by phase for a mask, or says why it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Launch: TypeAlias = Callable[[], Any]
+Drawn: TypeAlias = tuple[list[torch.Tensor], dict[str, Any]]
+
+
+#: What stays patched while a peer is measured.
+_OPEN = ExitStack()
+
+
+class Unavailable(Exception):
+    """This peer cannot run this mask."""
+
+
+def _world() -> Any:
+    return dist.group.WORLD
+
+
+def _only_causal(mask: str) -> None:
+    if mask != "causal":
+        raise Unavailable("causal or full masks alone")
+
+
+def _shards(drawn: Drawn, rows: Callable[[int, int], torch.Tensor]) -> list[torch.Tensor]:
+    """This rank's rows of q, k and v as [B, H, M, D], leaves."""
+    (q, k, v), _ = drawn
+    at = rows(dist.get_rank(), q.shape[1])
+    return [x[:, at].transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)]
+
+
+def _zigzag(rank: int, length: int) -> torch.Tensor:
+    ranks = dist.get_world_size()
+    chunk = length // (2 * ranks)
+    first, last = rank * chunk, (2 * ranks - 1 - rank) * chunk
+    return torch.cat([torch.arange(start, start + chunk, device="cuda") for start in (first, last)])
+
+
+def _contiguous(rank: int, length: int) -> torch.Tensor:
+    count = length // dist.get_world_size()
+    return torch.arange(rank * count, (rank + 1) * count, device="cuda")
+
+
+def _phases(attend: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> Mapping[str, Launch]:
+    """A launch for each phase, tried once."""
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return attend(*leaves)
+
+    o = forward()
+    do = torch.randn_like(o)
+
+    def both() -> Any:
+        return torch.autograd.grad(attend(*leaves), leaves, do)
+
+    both()
+    torch.cuda.synchronize()
+    return {"forward": forward, "forward + backward": both}
+
+
+def ulysses(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
+    """All rows of some heads on each rank, by all-to-all (DeepSpeed-Ulysses), and cuDNN."""
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    _only_causal(mask)
+    ranks, group = dist.get_world_size(), _world()
+    leaves = _shards(drawn, _contiguous)
+
+    def to_heads(x: torch.Tensor) -> torch.Tensor:
+        b, h, m, d = x.shape
+        parts = x.reshape(b, ranks, h // ranks, m, d).transpose(0, 1).contiguous()
+        found = all_to_all_single_autograd(parts.flatten(), None, None, group).view_as(parts)
+        return found.permute(1, 2, 0, 3, 4).reshape(b, h // ranks, ranks * m, d)
+
+    def to_rows(x: torch.Tensor) -> torch.Tensor:
+        b, h, m, d = x.shape
+        parts = x.reshape(b, h, ranks, m // ranks, d).permute(2, 0, 1, 3, 4).contiguous()
+        found = all_to_all_single_autograd(parts.flatten(), None, None, group).view_as(parts)
+        return found.permute(1, 0, 2, 3, 4).reshape(b, h * ranks, m // ranks, d)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            o = F.scaled_dot_product_attention(
+                to_heads(q), to_heads(k), to_heads(v), is_causal=True, enable_gqa=True
+            )
+        return to_rows(o)
+
+    return _phases(attend, leaves)
+
+
+def gathered(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
+    """All keys to all ranks, rows in zigzag: each of a rank's two chunks meets the keys before its end, which
+    cuDNN's causal mask, aligned at the bottom right, is for.
+    """
+    from torch.distributed._functional_collectives import all_gather_tensor_autograd
+    from torch.nn.attention.bias import causal_lower_right
+
+    _only_causal(mask)
+    ranks, rank, group = dist.get_world_size(), dist.get_rank(), _world()
+    leaves = _shards(drawn, _zigzag)
+    chunk = length // (2 * ranks)
+    order = torch.cat([_zigzag(r, length) for r in range(ranks)]).argsort()
+    ends = ((rank + 1) * chunk, (2 * ranks - rank) * chunk)
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = all_gather_tensor_autograd(x, 2, group)
+        return found.index_select(2, order)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = whole(k), whole(v)
+        found = []
+        for part, end in zip(q.chunk(2, 2), ends, strict=True):
+            bias = causal_lower_right(chunk, end)
+            found.append(
+                F.scaled_dot_product_attention(
+                    part, k[:, :, :end], v[:, :, :end], attn_mask=bias, enable_gqa=True
+                )
+            )
+        return torch.cat(found, 2)
+
+    return _phases(attend, leaves)
+
+
+def torch_cp(rotate: str) -> Callable[[str, int, Drawn], Mapping[str, Launch]]:
+    """torch.distributed.tensor.experimental.context_parallel over SDPA with cuDNN."""
+
+    def make(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import experimental
+        from torch.distributed.tensor.experimental import _attention
+
+        _only_causal(mask)
+        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        leaves = _shards(drawn, _zigzag)
+        own: Any = _attention
+        own.set_rotate_method(rotate)
+        parallel: Any = experimental.context_parallel
+        group = leaves[0].shape[1] // leaves[1].shape[1]
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            k, v = (x.repeat_interleave(group, 1) for x in (k, v))  # its ring has no grouped heads
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        buffer = torch.zeros(1, 1, length, 1, device="cuda")  # there has to be one
+        _OPEN.close()
+        _OPEN.enter_context(parallel(mesh, buffers=[buffer], buffer_seq_dims=[2]))
+        _OPEN.enter_context(sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
+
+        def forward() -> Any:
+            with torch.no_grad():
+                return attend(*leaves)
+
+        do = torch.randn_like(leaves[0])
+
+        def both() -> Any:
+            return torch.autograd.grad(attend(*leaves), leaves, do)
+
+        both()
+        torch.cuda.synchronize()
+        return {"forward": forward, "forward + backward": both}
+
+    return make
+
+
+def flex_cp(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
+    """torch's FlexAttention over ranks: all keys gathered, a block mask of the rank's rows."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+    from torch.nn.attention.flex_attention import flex_attention
+
+    own: Any = _attention
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    extras = drawn[1]
+    block_mask = own._create_cp_block_mask(
+        _mask_mod(mask, extras), 1, 1, length, length, device_mesh=mesh, load_balancer=None
+    )
+    leaves = _shards(drawn, _contiguous)
+    compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    group = _world()
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        name = own.c10d._get_process_group_name(group)
+        k, v = own.flex_cp_allgather(k, v, 2, name)
+        found: torch.Tensor = compiled(q, k, v, block_mask=block_mask, enable_gqa=True)
+        return found
+
+    return _phases(attend, leaves)
+
+
+def _mask_mod(mask: str, extras: Mapping[str, Any]) -> Any:
+    match mask:
+        case "causal":
+            return lambda b, h, q, kv: q >= kv
+        case "window":
+            return lambda b, h, q, kv: (q >= kv) & (q - kv <= 4095)
+        case "documents":
+            doc = extras["doc"][0]
+            return lambda b, h, q, kv: (q >= kv) & (doc[q] == doc[kv])
+        case _:
+            length = extras["length"]
+            return lambda b, h, q, kv: (q >= kv) | (kv < length[b])
+
+
+PEERS: Mapping[str, Callable[[str, int, Drawn], Mapping[str, Launch]]] = {
+    "ulysses + cuDNN": ulysses,
+    "all-gather + SDPA": gathered,
+    "torch CP, all-gather": torch_cp("allgather"),
+    "torch CP, all-to-all": torch_cp("alltoall"),
+    "torch Flex CP": flex_cp,
+}
+#: Whose processes may be the same: what hangs costs those after it.
+GROUPS = (
+    ("ulysses + cuDNN", "all-gather + SDPA"),
+    ("torch CP, all-gather", "torch CP, all-to-all"),
+    ("torch Flex CP",),
+)

@@ -1,0 +1,201 @@
+"""Decoding with the keys of each sequence spread over ranks: all have the queries, each has some of the
+keys, and what they find is joined by lse.
+
+    keys = SpreadKeys(decode, mesh["cp"], block=16)
+    counts = keys.spread.counts(kv_len, rank)        # rows of this rank's cache, once a step for all layers
+    o = keys(q, k_cache, v_cache, kv_len, counts=counts)
+
+Position p of a sequence is row (p // (ranks * block)) * block + p % block of rank p // block % ranks, so that
+sequences that grow do so everywhere. Pages hold rows of a rank as they do those of one GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attnc.diagnostics import DiagnosticError, error
+from attnc.distributed.derive import View
+from attnc.distributed.group import Group, Ranks
+from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.expr.arithmetic import number
+from attnc.expr.nodes import Index, Load
+from attnc.model.attention import Attention
+from attnc.model.tensors import DType, Paged, Role
+from attnc.runtime.dtypes import TORCH
+
+#: Columns behind those of o that lse has in a message: 16 bytes keep rows aligned.
+_PADDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where the keys of a sequence lie: blocks of so many go round the ranks."""
+
+    ranks: int
+    block: int
+
+    def rank(self, position: torch.Tensor) -> torch.Tensor:
+        """Who has the key at each position."""
+        return position // self.block % self.ranks
+
+    def row(self, position: torch.Tensor) -> torch.Tensor:
+        """Which row of its rank's cache the key at each position is."""
+        return position // (self.block * self.ranks) * self.block + position % self.block
+
+    def counts(self, lengths: torch.Tensor, rank: int) -> torch.Tensor:
+        """How many keys of sequences of these lengths a rank has; of the type of lengths, without a wait."""
+        round_ = self.block * self.ranks
+        return lengths // round_ * self.block + (lengths % round_ - rank * self.block).clamp(0, self.block)
+
+    def positions(self, rows: int, rank: int, device: torch.device) -> torch.Tensor:
+        """The positions of a rank's first rows, ascending, i32."""
+        row = torch.arange(rows, dtype=torch.int32, device=device)
+        return row // self.block * (self.block * self.ranks) + rank * self.block + row % self.block
+
+
+class SpreadKeys:
+    """An attention of a few queries, the same on all ranks, over keys of which each rank has some.
+
+    source, group, attention, target, params: as of `ContextParallel`. The spec has `length N = lengths[b]`,
+    an input that holds the whole length of each sequence on every rank. A sink counts on rank 0 alone.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        group: Any = None,
+        *,
+        block: int = 16,
+        attention: str | None = None,
+        target: str | None = None,
+        **params: object,
+    ) -> None:
+        self.spec: Spec = spec_of(source, attention, target)
+        self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
+        self.spread, self.params = Spread(self.group.size, block), params
+        self._lengths = _check(self.spec.attention, block)
+        self._kernels: dict[tuple[torch.dtype, int], Kernels] = {}
+        self._tables: dict[tuple[int, torch.device], Mapping[str, torch.Tensor]] = {}
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *inputs: Any,
+        counts: torch.Tensor | None = None,
+        **named: Any,
+    ) -> Any:
+        """o of all queries, the same bits on every rank, or (o, lse) where the spec has both. A collective.
+
+        k, v: this rank's rows, or its pool of pages (then the block table is this rank's too); other inputs:
+        those of the whole. counts: `spread.counts` of the lengths and this rank, if they are there already.
+        No gradients.
+        """
+        kernels = self.kernels_for(q)
+        given = self._named(inputs, named)
+        attention = kernels.attention
+        if counts is None:
+            counts = self.spread.counts(given[self._lengths], self.group.rank)
+        tables = self._tables_for(self._rows(attention, k, given), q.device)
+        arguments: list[Any] = []
+        for item in kernels.derived.inputs:
+            if isinstance(item, View):
+                arguments.append(given[item.tensor])
+            else:
+                arguments.append(counts if item == "key_count" else tables[item])
+        message, o, lse = self._message(attention, q, v)
+        tensors = (q, k) if kernels.shares_columns else (q, k, v)
+        with torch.no_grad():
+            kernels.forward(*tensors, *arguments, out=(o, lse))
+            return self._joined(attention, self.group.gather(message))
+
+    def kernels_for(self, q: torch.Tensor) -> Kernels:
+        """The kernels for q's type and width."""
+        key = (q.dtype, q.shape[-1])
+        if key not in self._kernels:
+            variant = self.spec.variant(*key, self.params)
+            self._kernels[key] = Kernels(self.spec, variant, "keys")
+        return self._kernels[key]
+
+    def _message(
+        self, attention: Attention, q: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Memory for o and lse side by side, and both as the kernel writes them."""
+        width = int(number(attention.v.shape[-1]) or 0)
+        sizes = dict(zip(attention.q.roles, q.shape, strict=True))
+        rows = attention.o.roles[:-1]
+        message = torch.empty(
+            [*(sizes[role] for role in rows), width + _PADDING], dtype=torch.float32, device=q.device
+        )
+        of_lse = attention.lse.roles if attention.lse is not None else rows
+        lse = message[..., width].permute([rows.index(role) for role in of_lse])
+        return message, message[..., :width], lse
+
+    def _joined(self, attention: Attention, every: torch.Tensor) -> Any:
+        """What the ranks found, weighed by exp(lse), rank by rank. A row that no rank has keys for is 0."""
+        width = every.shape[-1] - _PADDING
+        lse = every[..., width]
+        weights = torch.softmax(lse, 0).nan_to_num(0.0)  # -inf everywhere
+        o = (every[..., :width] * weights[..., None]).sum(0).to(TORCH[DType(attention.o.dtype)])
+        if attention.lse is None:
+            return o
+        rows = attention.o.roles[:-1]
+        total = torch.logsumexp(lse, 0)
+        return o, total.permute([rows.index(role) for role in attention.lse.roles])
+
+    def _named(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        names = [tensor.name for tensor in self.spec.attention.extras]
+        found = dict(zip(names, inputs, strict=False)) | dict(named)
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise ValueError(f"{missing[0]}: expected an input, none was given")
+        return found
+
+    def _rows(self, attention: Attention, k: torch.Tensor, given: Mapping[str, Any]) -> int:
+        """Rows that this rank has room for."""
+        storage = attention.k.storage
+        if isinstance(storage, Paged):
+            return int(given[storage.block_table].shape[1]) * storage.page
+        return k.shape[attention.k.roles.index(Role.KEY)]
+
+    def _tables_for(self, rows: int, device: torch.device) -> Mapping[str, torch.Tensor]:
+        key = (rows, device)
+        if key not in self._tables:
+            if len(self._tables) > 64:
+                self._tables.clear()
+            most = math.inf if self.group.rank == 0 else -math.inf
+            self._tables[key] = {
+                "key_at": self.spread.positions(rows, self.group.rank, device),
+                "keys_all": torch.full((), rows * self.group.size, dtype=torch.int32, device=device),
+                "head_first": torch.zeros((), dtype=torch.int32, device=device),
+                "sink_most": torch.full((), most, dtype=torch.float32, device=device),
+            }
+        return self._tables[key]
+
+
+def _check(attention: Attention, block: int) -> str:
+    """The name of the input that holds the lengths. Raises DiagnosticError, and ValueError for the block."""
+    if block < 1:
+        raise ValueError(f"block: expected 1 or more, got {block}")
+    place = attention.span
+    assert place is not None
+    length = attention.lengths.get("N")
+    if attention.softmax.dropout is not None:
+        raise DiagnosticError([error("E0602", "dropout is not shared out over ranks", place)])
+    if attention.q.storage.is_packed:
+        span = attention.q.storage.span or place
+        message = "packed queries against keys on many ranks are not compiled"
+        raise DiagnosticError([error("E0602", message, span, "q is packed here")])
+    if not isinstance(length, Load) or length.indices != (Index("b"),):
+        message = "keys on many ranks need the length of each sequence as an input"
+        hints = ("declare 'input kv_len: i32[B]' and write 'length N = kv_len[b]'",)
+        raise DiagnosticError(
+            [error("E0602", message, length.span or place if length else place, hints=hints)]
+        )
+    return length.tensor

@@ -1,0 +1,372 @@
+"""`ContextParallel`: one attention over the ranks of a process group.
+
+    cp = ContextParallel(causal_gqa, mesh["cp"])
+    q, k, v = cp.shard(q, k, v)               # or shards that are there already, under `cp.plan(...)`
+    o = cp(q, k, v)
+    full = cp.unshard(o)
+
+Rows of q, k, v, o and lse are spread over the ranks as the plan says; every other input is whole on all of
+them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnc.distributed.estimate import Rates, Strategy
+from attnc.distributed.group import Group, Ranks
+from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.distributed.plan import Plan, Planner, widths_of
+from attnc.distributed.rows import places
+from attnc.distributed.spans import Sizes
+from attnc.distributed.stages import Stages
+from attnc.model.attention import Attention
+from attnc.model.tensors import Ragged, Role, Tensor
+
+
+class ContextParallel:
+    """An attention whose rows are spread over the ranks of a group.
+
+    source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a
+    DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, "triton" by
+    default. strategy, groups: in place of the estimate's choice, and parts that the heads of a rank are
+    computed in. rates: of the machine, for the estimate. sums: whether gradients of inputs that are whole on
+    every rank are added up over the ranks; False where whoever owns them does so (DDP, FSDP). params: of the
+    spec, where its types and sizes do not say (`cap = 30.0`).
+
+    Every rank makes it, and calls it, alike.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        group: Any = None,
+        *,
+        attention: str | None = None,
+        target: str | None = None,
+        strategy: Strategy | None = None,
+        groups: int | None = None,
+        rates: Rates | None = None,
+        sums: bool = True,
+        **params: object,
+    ) -> None:
+        self.spec: Spec = spec_of(source, attention, target)
+        self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
+        self.strategy, self.groups, self.rates = strategy, groups, rates
+        self.sums, self.params = sums, params
+        self._kernels: dict[tuple[torch.dtype, int], tuple[Kernels, Planner]] = {}
+        self._stages: dict[tuple[Plan, torch.device], Stages] = {}
+        self._plan: Plan | None = None
+        self._agreed: set[object] = set()
+
+    # --- where rows are -----------------------------------------------------------------------------------
+
+    def plan(self, q: torch.Tensor, k: torch.Tensor, **inputs: Any) -> Plan:
+        """The plan for whole tensors like these (only types, shapes and head counts are looked at; a meta
+        tensor will do), which later calls follow. inputs: those that the mask reads, and lengths, on any
+        device; what is on a GPU is copied to the host, which waits for it.
+        """
+        kernels, planner = self.kernels_for(q)
+        attention, named = kernels.attention, self._named((), inputs)
+        self._plan = planner.plan(self._sizes(attention, q, k, named), self.strategy, self.groups)
+        return self._plan
+
+    def shard(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *inputs: Any, **named: Any) -> Any:
+        """This rank's rows of q, k and v, and the other inputs as they are; and the plan for them.
+
+        Tensors are whole and the same on all ranks. Returns q, k, v and the inputs in the order given.
+        """
+        given = self._named(inputs, named)
+        self.plan(q, k, **given)
+        shards = (self.own(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
+        return (*(x.contiguous() for x in shards), *inputs, *named.values())
+
+    def rows(self, rank: int | None = None) -> torch.Tensor:
+        """The numbers of a rank's query rows, ascending: which tokens, labels and positions are its own."""
+        return torch.from_numpy(self._current().owned(self.group.rank if rank is None else rank).copy())
+
+    def own(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
+        """This rank's rows of a whole tensor that is shaped like o, or like "lse", "q", "k" or "v"."""
+        plan, tensor = self._current(), self._tensor(self._attention(), of)
+        by_key = of in ("k", "v")
+        rows = (plan.owned_keys if by_key else plan.owned)(self.group.rank)
+        return places(rows, x.device).of(x, tensor.roles.index(Role.KEY if by_key else Role.QUERY))
+
+    def unshard(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
+        """The whole of a tensor from every rank's rows: of o, or of "lse", "q", "k", "v" or one shaped alike.
+
+        A collective; gradients do not flow through it.
+        """
+        plan = self._current()
+        attention = self._attention()
+        tensor = self._tensor(attention, of)
+        role = Role.KEY if of in ("k", "v") else Role.QUERY
+        axis = tensor.roles.index(role)
+        owned = plan.owned_keys if of in ("k", "v") else plan.owned
+        counts = [len(owned(rank)) for rank in range(plan.ranks)]
+        padded = list(x.shape)
+        padded[axis] = max(counts)
+        mine = x.new_zeros(padded)
+        mine.narrow(axis, 0, x.shape[axis]).copy_(x.detach())
+        padded[axis] = sum(counts)
+        whole = x.new_empty(padded)
+        for rank, part in enumerate(self.group.gather(mine)):
+            places(owned(rank), x.device).put(whole, axis, part.narrow(axis, 0, counts[rank]))
+        return whole
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *inputs: Any,
+        plan: Plan | None = None,
+        **named: Any,
+    ) -> Any:
+        """o of this rank's rows, or (o, lse) where the spec has both. A collective. Under torch.compile it
+        breaks the graph: exchanges run beside kernels, on streams of their own.
+
+        plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
+        has other rows than the plan says.
+        """
+        if plan is not None:
+            self._plan = plan
+        stages, extras = self._prepared(q, k, v, inputs, named)
+        results = _Attention.apply(self, stages, tuple(extras), q, k, v, *extras.values())  # type: ignore[no-untyped-call]  # torch is not typed here
+        o, lse = results
+        return (o, lse) if self.spec.attention.lse is not None else o
+
+    def _prepared(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        inputs: tuple[Any, ...],
+        named: Mapping[str, Any],
+    ) -> tuple[Stages, dict[str, torch.Tensor]]:
+        """What the call follows. The first of its kind asks all ranks whether they are about to do this."""
+        plan = self._current()
+        key = (plan, q.dtype, q.device, q.requires_grad)
+        problem: Exception | None = None
+        stages, extras = None, {}
+        try:
+            kernels, _ = self.kernels_for(q)
+            extras = self._tensors(kernels.attention, self._named(inputs, named), q.device)
+            self._check_rows(kernels.attention, plan, q, k, v)
+            if not kernels.has_gradients and torch.is_grad_enabled():
+                self._refuse_gradients(q, k, v)
+            stages = self._stages.get((plan, q.device))
+            if stages is None:
+                stages = Stages(plan, kernels, self.group, q.device)
+        except (ValueError, TypeError, RuntimeError) as failure:
+            problem = failure
+        if key not in self._agreed or problem is not None:
+            self._agree(plan, q, problem)
+            self._agreed.add(key)
+        assert stages is not None
+        if len(self._stages) > 64:
+            self._stages.clear()
+        self._stages[plan, q.device] = stages
+        return stages, extras
+
+    def _agree(self, plan: Plan, q: torch.Tensor, problem: Exception | None) -> None:
+        """Raises on all ranks where one has a problem, or another spec or plan."""
+        state = hashlib.sha256(plan.hash + self._of_digest(q) + str(q.dtype).encode()).digest()
+        mine = torch.tensor([problem is not None, *state], dtype=torch.uint8, device=q.device)
+        every = [x.tolist() for x in self.group.gather(mine)] if self.group.size > 1 else [mine.tolist()]
+        if problem is not None:
+            raise problem
+        failed = [rank for rank, x in enumerate(every) if x[0]]
+        if failed:
+            raise RuntimeError(f"rank {failed[0]} cannot call {self.spec.attention.name}: see its error")
+        other = [rank for rank, x in enumerate(every) if x[1:] != every[0][1:]]
+        if other:
+            raise RuntimeError(
+                f"rank {other[0]} is about to call {self.spec.attention.name} with another spec, plan or "
+                "type than rank 0: make the plan from the same sizes and inputs on every rank"
+            )
+
+    def _of_digest(self, q: torch.Tensor) -> bytes:
+        try:
+            return self.kernels_for(q)[0].digest.encode()
+        except (ValueError, TypeError, RuntimeError):
+            return b""
+
+    # --- pieces -------------------------------------------------------------------------------------------
+
+    def kernels_for(self, q: torch.Tensor) -> tuple[Kernels, Planner]:
+        """The kernels and the planner for q's type and width."""
+        key = (q.dtype, q.shape[-1])
+        found = self._kernels.get(key)
+        if found is None:
+            variant = self.spec.variant(*key, self.params)
+            kernels = Kernels(self.spec, variant, "rows")
+            planner = Planner(kernels.visibility, widths_of(kernels.visibility), self.group.size, self.rates)
+            found = self._kernels[key] = kernels, planner
+        return found
+
+    def _attention(self) -> Attention:
+        return next(iter(self._kernels.values()))[0].attention
+
+    def _current(self) -> Plan:
+        if self._plan is None:
+            raise RuntimeError("there is no plan yet: call shard() or plan() first")
+        return self._plan
+
+    def _named(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs besides q, k and v by name. TypeError for one too many, or unknown."""
+        names = [tensor.name for tensor in self.spec.attention.extras]
+        if len(inputs) > len(names):
+            raise TypeError(f"inputs: expected {', '.join(names) or 'none'}, got {len(inputs)}")
+        found = dict(zip(names, inputs, strict=False)) | dict(named)
+        unknown = [name for name in found if name not in names]
+        if unknown:
+            raise TypeError(f"{unknown[0]}: not an input; the spec has {', '.join(names) or 'none'}")
+        return found
+
+    def _sizes(
+        self, attention: Attention, q: torch.Tensor, k: torch.Tensor, named: Mapping[str, Any]
+    ) -> Sizes:
+        """What the planner asks for. ValueError for an input that the mask reads and that is not there."""
+        reads = self.kernels_for(q)[0].visibility.reads
+        ends = []
+        for tensor in (attention.q, attention.k):
+            storage = tensor.storage
+            ends.append(self._host(storage.cu_seqlens, named) if isinstance(storage, Ragged) else None)
+        batch = len(ends[0]) - 1 if ends[0] is not None else q.shape[attention.q.roles.index(Role.BATCH)]
+        dims = {}
+        for tensor in attention.extras:
+            for axis, size in zip(tensor.shape, getattr(named.get(tensor.name), "shape", ()), strict=False):
+                name = getattr(axis, "name", None)
+                if name and name not in ("B", "M", "N", "H", "Hkv", "G"):
+                    dims[name] = int(size)
+        return Sizes(
+            batch=int(batch),
+            queries=q.shape[attention.q.roles.index(Role.QUERY)],
+            keys=k.shape[attention.k.roles.index(Role.KEY)],
+            heads=q.shape[attention.q.roles.index(Role.HEAD)],
+            kv_heads=k.shape[attention.k.roles.index(Role.HEAD)],
+            ends_q=ends[0],
+            ends_k=ends[1],
+            tensors={name: self._host(name, named) for name in reads},
+            dims=dims,
+        )
+
+    @staticmethod
+    def _host(name: str, named: Mapping[str, Any]) -> Any:
+        if name not in named:
+            raise ValueError(f"{name}: the plan depends on it, pass it")
+        x = named[name]
+        if isinstance(x, torch.Tensor):
+            x = x.detach().cpu()
+            x = (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+        x = np.asarray(x)
+        return x.astype(np.int64) if x.dtype.kind == "i" else x
+
+    @staticmethod
+    def _tensors(
+        attention: Attention, named: Mapping[str, Any], device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        """Inputs as tensors on the device. ValueError for one that is missing."""
+        from attnc.model.tensors import DType
+        from attnc.runtime.dtypes import TORCH
+
+        found = {}
+        for tensor in attention.extras:
+            if tensor.name not in named:
+                raise ValueError(f"{tensor.name}: expected an input, none was given")
+            x = named[tensor.name]
+            if not isinstance(x, torch.Tensor):
+                x = torch.full((), x, dtype=TORCH[DType(tensor.dtype)], device=device)
+            found[tensor.name] = x
+        return found
+
+    def _check_rows(
+        self, attention: Attention, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        """Raises ValueError where a shard is not what the plan gives this rank."""
+        rank, sizes = self.group.rank, plan.sizes
+        rows = {
+            Role.QUERY: len(plan.owned(rank)),
+            Role.KEY: len(plan.owned_keys(rank)),
+            Role.BATCH: sizes.batch,
+        }
+        for x, tensor in ((q, attention.q), (k, attention.k), (v, attention.v)):
+            heads = sizes.heads if tensor is attention.q else sizes.kv_heads
+            for axis, role in enumerate(tensor.roles):
+                want = heads if role is Role.HEAD else rows.get(role)
+                if x.dim() != len(tensor.roles) or (want is not None and x.shape[axis] != want):
+                    raise ValueError(
+                        f"{tensor.name}: expected {want} along axis {axis} on rank {rank}, as the plan says, "
+                        f"got shape {list(x.shape)}"
+                    )
+            if x.dtype is not q.dtype or x.device != q.device:
+                raise ValueError(f"{tensor.name}: expected {q.dtype} on {q.device}, like q")
+
+    def _refuse_gradients(self, *tensors: torch.Tensor) -> None:
+        if any(x.requires_grad for x in tensors):
+            raise RuntimeError(
+                f"{self.spec.attention.name} has no gradients over ranks: the spec asks for none, or has no "
+                "Triton schedule; call it under torch.no_grad(), or on detached tensors"
+            )
+
+    @staticmethod
+    def _tensor(attention: Attention, name: str) -> Tensor:
+        if name == "lse" and attention.lse is None:
+            raise ValueError("of: the spec has no output lse")
+        return attention.tensor(name)
+
+
+# What torch.compiler.disable does, without importing the compiler.
+ContextParallel.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # dynamo's own mark
+ContextParallel.__call__._torchdynamo_disable_msg = "exchanges run on streams of their own"  # type: ignore[attr-defined]  # too
+
+
+class _Attention(torch.autograd.Function):
+    """The forward keeps o and lse of whole rows; the backward starts from them and fetches keys again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cp: ContextParallel,
+        stages: Stages,
+        names: tuple[str, ...],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *extras: torch.Tensor,
+    ) -> Any:
+        results, rectangles = stages.forward(q, k, v, dict(zip(names, extras, strict=True)))
+        ctx.cp, ctx.stages, ctx.names, ctx.parts = cp, stages, names, len(rectangles)
+        ctx.save_for_backward(q, k, v, *extras, *results, *(x for pair in rectangles for x in pair))
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("context parallelism has no second derivative")
+        q, k, v, *rest = ctx.saved_tensors
+        count = len(ctx.names)
+        extras, (o, lse), pairs = rest[:count], rest[count : count + 2], rest[count + 2 :]
+        rectangles = [(pairs[2 * i], pairs[2 * i + 1]) for i in range(ctx.parts)]
+        do = torch.zeros_like(o) if do is None else do
+        given = dict(zip(ctx.names, extras, strict=True))
+        made = ctx.stages.backward((do, dlse), q, k, v, given, (o, lse), rectangles)
+        totals = {}
+        for name, partial in made.extras.items():
+            total = partial
+            if ctx.cp.sums and ctx.cp.group.size > 1:
+                total = torch.zeros_like(partial)
+                for part in ctx.cp.group.gather(partial):
+                    total += part
+            totals[name] = total.to(given[name].dtype)
+        others = (totals.get(name) for name in ctx.names)
+        return None, None, None, made.dq, made.dk.to(k.dtype), made.dv.to(v.dtype), *others

@@ -1,0 +1,82 @@
+"""What the engine asks of a group of ranks: two collectives, in the order of the stream they are called on.
+
+`Group` is torch.distributed, NCCL or gloo; tests have one of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+#: Into one tensor; torch renamed it.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """Processes that call the same collectives in the same order."""
+
+    rank: int
+    size: int
+
+    def exchange(
+        self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
+    ) -> None:
+        """Sends elements to every rank and receives some of each: runs of the two flat tensors, by rank."""
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks, stacked by rank; of one shape and type."""
+
+
+class Group:
+    """A process group of torch.distributed, or a 1-D DeviceMesh."""
+
+    def __init__(self, of: Any = None) -> None:
+        if hasattr(of, "get_group"):  # a DeviceMesh
+            if of.ndim != 1:
+                raise ValueError(f"mesh: expected one axis, such as mesh['cp'], got {of.ndim}")
+            of = of.get_group()
+        if not dist.is_initialized():
+            raise RuntimeError("group: call torch.distributed.init_process_group() first")
+        self.group = dist.group.WORLD if of is None else of
+        self.rank = dist.get_rank(self.group)
+        self.size = dist.get_world_size(self.group)
+
+    def exchange(
+        self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
+    ) -> None:
+        wide = sent.element_size()  # as bytes: gloo does not know every type
+        dist.all_to_all_single(
+            received.view(torch.uint8),
+            sent.view(torch.uint8),
+            [wide * count for count in counts_in],
+            [wide * count for count in counts_out],
+            group=self.group,
+        )
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.contiguous().view(-1)
+        found = torch.empty(self.size * flat.numel(), dtype=x.dtype, device=x.device)
+        all_gather(found, flat, group=self.group)
+        return found.view(self.size, *x.shape)
+
+
+class Alone:
+    """A group of one rank, without torch.distributed: what ranks run, on one GPU."""
+
+    rank, size = 0, 1
+
+    def exchange(
+        self,
+        received: torch.Tensor,
+        counts_in: Sequence[int],
+        sent: torch.Tensor,
+        counts_out: Sequence[int],
+    ) -> None:
+        raise AssertionError("one rank has nobody to exchange with")
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None]

@@ -1,0 +1,146 @@
+"""The kernels of a derived spec: compiled, found again, called with what a rank has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnc.api.compile import family_of
+from attnc.api.family import Family
+from attnc.build import digest, plan_program, tuned_source
+from attnc.distributed.derive import Derived, Form, derive
+from attnc.distributed.spans import Visibility
+from attnc.distributed.uncovered import check_covered
+from attnc.expr.arithmetic import number
+from attnc.model.attention import Attention, Program, Variant
+from attnc.model.resolve import resolve
+from attnc.model.tensors import DType
+from attnc.model.variants import ParamValue, variants
+from attnc.plan import ir
+from attnc.runtime.dtypes import TORCH
+from attnc.source import Source
+from attnc.syntax.parser import load, parse
+from attnc.syntax.prelude import prelude
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The attention that is meant, and what its kernels are for. tuned: what was measured for its file."""
+
+    program: Program
+    attention: Attention
+    target: str
+    tuned: Source | None = None
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        return variants(self.program, self.attention)
+
+    def variant(self, dtype: torch.dtype, width: int, params: Mapping[str, object]) -> Variant:
+        """The variant for elements of this type, so many columns of q, and params by name. ValueError."""
+        for variant in self.variants:
+            q = variant.attention.q
+            fits = TORCH[DType(q.dtype)] is dtype and number(q.shape[-1]) == width
+            if fits and all(variant.params.get(name) == value for name, value in params.items()):
+                return variant
+        given = "".join(f", {name} = {value}" for name, value in params.items())
+        known = ", ".join(variant.name for variant in self.variants)
+        raise ValueError(
+            f"{self.attention.name} has no variant for {dtype}, D = {width}{given}; it has {known}"
+        )
+
+
+def spec_of(source: Any, attention: str | None = None, target: str | None = None) -> Spec:
+    """From a function of `generated/`, what `attnc.compile` returned, a spec's text or its path."""
+    tuned = None
+    if isinstance(source, Family):
+        text = Source(f"{source.name}.attn", str(source.spec))
+        attention, target = source.name, target or source.target
+    elif callable(source):
+        path, target = _path_of(source), target or _target_of(source)
+        attention = attention or source.__name__
+        text, tuned = load(path), tuned_source(path)
+    elif isinstance(source, str) and ("\n" in source or "{" in source):
+        text = Source("spec.attn", source)
+    else:
+        path = Path(source)
+        text, tuned = load(path), tuned_source(path)
+    program = resolve(parse(text), prelude())
+    names = [found.name for found in program.attentions]
+    if attention is None and len(names) == 1:
+        attention = names[0]
+    if attention not in names:
+        raise ValueError(f"attention: expected one of {', '.join(names) or 'none'}, got {attention!r}")
+    return Spec(program, program.attention(attention), target or "triton", tuned)
+
+
+def _path_of(function: Callable[..., Any]) -> Path:
+    """The spec that a generated function was made from, which stands in the text of its module."""
+    module = sys.modules[function.__module__]
+    doc, file = module.__doc__ or "", Path(module.__file__ or "")
+    words = [word.rstrip(";.`'") for word in doc.split()]
+    names = [word for word in words if word.endswith(".attn")]
+    for name in dict.fromkeys(names):
+        for folder in file.resolve().parents:
+            if (folder / name).is_file():
+                return folder / name
+    raise ValueError(f"{function.__name__}: the spec that it was generated from was not found; pass its path")
+
+
+def _target_of(function: Callable[..., Any]) -> str:
+    folder = Path(sys.modules[function.__module__].__file__ or "").parent.name
+    return folder.replace("_", ".", 1) if folder.startswith("cuda") else "triton"
+
+
+class Kernels:
+    """The derived kernels of one variant. attention: the variant's; digest: of all that they depend on."""
+
+    def __init__(self, spec: Spec, variant: Variant, form: Form) -> None:
+        check_covered_for(form, variant.attention)
+        self.attention = variant.attention
+        self.visibility = Visibility(variant.attention)
+        point: dict[str, ParamValue] = dict(variant.params)
+        self.derived: Derived = derive(spec.program, spec.attention, point, spec.target, form)
+        text = Source(f"{variant.attention.name}.attn", self.derived.text)
+        self.family = family_of(text, spec.tuned, target=spec.target, attention=self.derived.name)
+        name = next(file for file in self.family.files if file.endswith(".py") and file != "__init__.py")
+        self._module = getattr(self.family.module, name.removesuffix(".py"))
+        self.forward: Callable[..., Any] = getattr(self._module, self.derived.name)
+        #: Whether v is columns of k, and no argument of its own.
+        self.shares_columns = variant.attention.v.storage.is_part
+        self.has_gradients = hasattr(self._module, "_gradients")
+        self.digest = digest(spec.program.source)
+
+    @cached_property
+    def module(self) -> ir.Module:
+        """The plan of the derived kernels."""
+        program = resolve(parse(Source("derived.attn", self.derived.text)), prelude())
+        return plan_program(program).modules[0]
+
+    def gradients(
+        self,
+        do: torch.Tensor,
+        dlse: torch.Tensor | None,
+        tensors: tuple[torch.Tensor, ...],
+        o: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """dq, dk and dv, and those of `derived.grads`, of q, k, v and the inputs that the forward took.
+
+        o and lse are those over all keys of the row, not over these alone: then dq, dk and dv are what these
+        keys add to the gradients.
+        """
+        found: tuple[torch.Tensor, ...] = self._module._gradients(do, dlse, *tensors, o, lse, None)
+        return found
+
+
+def check_covered_for(form: Form, attention: Attention) -> None:
+    """Raises DiagnosticError for what the form cannot do."""
+    if form == "rows":
+        check_covered(attention)

@@ -1,0 +1,305 @@
+"""One plan on one rank: tables and routes made once, and the calls that follow them, forward and backward.
+
+    ready rows   ----------- kernel -----------
+    part 0       exchange -> kernel (-> exchange of results)
+    part 1                   exchange -> kernel ...
+
+A part has some of the heads. What a rank computes of a row is complete, so no results meet but gradients of
+keys: these leave as f32 and are added in the order of the ranks, the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+import torch
+
+from attnc.distributed.derive import View
+from attnc.distributed.group import Ranks
+from attnc.distributed.kernels import Kernels
+from attnc.distributed.lanes import Lanes
+from attnc.distributed.moves import Moves, Pair, axis_of, heads_of
+from attnc.distributed.plan import Part, Plan
+from attnc.distributed.rows import Places, places
+from attnc.distributed.tables import tables_of
+from attnc.distributed.views import add_view, view_of
+from attnc.model.tensors import DType, Role, Tensor
+from attnc.runtime.dtypes import TORCH
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+Extras: TypeAlias = Mapping[str, torch.Tensor]
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A part of the plan: its rows, and the tables that the kernel takes."""
+
+    part: Part
+    queries: Places
+    tables: Mapping[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Gradients:
+    """dq in the type of q; dk, dv and those of other inputs, whole, in f32."""
+
+    dq: torch.Tensor
+    dk: torch.Tensor
+    dv: torch.Tensor
+    extras: dict[str, torch.Tensor]
+
+
+class Stages:
+    """What a rank does under a plan."""
+
+    def __init__(self, plan: Plan, kernels: Kernels, group: Ranks, device: torch.device) -> None:
+        self.plan, self.kernels, self.device = plan, kernels, device
+        self.rank = group.rank
+        self.attention = attention = kernels.attention
+        self.moves = Moves(plan, attention, group, device)
+        tasks = [self._task(part) for part in plan.parts(self.rank)]
+        self.ready = next((task for task in tasks if task.part.ready), None)
+        self.waiting = next((task for task in tasks if not task.part.ready), None)
+        own = plan.owned_keys(self.rank)
+        run = self.ready.part if self.ready is not None else None
+        #: Where the run of keys begins that ready rows see, among the rank's own.
+        self._run_at = int(own.searchsorted(run.lo)) if run is not None and len(own) else 0
+        self.lse = attention.lse or replace(
+            attention.o, name="lse", roles=attention.o.roles[:-1], shape=attention.o.shape[:-1]
+        )
+        self._packed = plan.sizes.ends_q is not None
+        #: Whether all rows are computed: those past the last packed sequence are not.
+        self._is_whole = not len(rows := plan.rows(self.rank)) or int(rows[-1]) < plan.last_row
+
+    def _task(self, part: Part) -> Task:
+        rows = self.plan.rows(self.rank)[part.rows]
+        tables = tables_of(self.plan, self.attention, rows, part.lo, self.device)
+        return Task(part, places(part.rows, self.device), tables)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
+    ) -> tuple[Pair, list[Pair]]:
+        """(o, lse) of the rank's rows; and where ranks share heads, of each part of its rectangle, which its
+        gradients start from.
+        """
+        plan, attention, shares = self.plan, self.attention, self.plan.chosen.ways > 1
+        results = self._results(len(plan.owned(self.rank)), plan.sizes.heads)
+        rectangles: list[Pair] = []
+        lanes = Lanes(self.device)
+        if self.ready is not None:
+            keys = self._run(k), self._run_of_v(v)
+            self._compute(self.ready, q, keys, extras, 0, results)
+        for number, (q_part, keys), event in self._ahead(lanes, lambda n: self._fetch(q, k, v, n)):
+            first, heads = self.moves.heads(self.rank, number)
+            if shares:
+                into = self._results(len(plan.rows(self.rank)), heads)
+                rectangles.append(into)
+            else:
+                into = self._heads(results, first, heads)
+            with lanes.kernel(number, q_part, *keys, *into):
+                lanes.after(event)
+                if self.waiting is not None:
+                    self._compute(self.waiting, q_part, keys, extras, first, into)
+                done = lanes.mark()
+            if shares:
+                with lanes.exchanging(*into):
+                    lanes.after(done)
+                    self.moves.return_queries(attention.o, into[0], results[0], number)
+                    self.moves.return_queries(self.lse, into[1], results[1], number)
+        lanes.join()
+        return results, rectangles
+
+    def backward(
+        self,
+        cotangents: tuple[torch.Tensor, torch.Tensor | None],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        extras: Extras,
+        results: Pair,
+        rectangles: list[Pair],
+    ) -> Gradients:
+        """The gradients, from those of o and lse (None: 0) and what the forward took and gave."""
+        shares = self.plan.chosen.ways > 1
+        (do, dlse), lanes = cotangents, Lanes(self.device)
+        made = Gradients(
+            torch.empty_like(q) if self._is_whole else torch.zeros_like(q),
+            torch.zeros(k.shape, dtype=torch.float32, device=self.device),
+            torch.zeros(v.shape, dtype=torch.float32, device=self.device),
+            {
+                view.tensor: torch.zeros(extras[view.tensor].shape, dtype=torch.float32, device=self.device)
+                for view in self.kernels.derived.grads
+            },
+        )
+        if self.ready is not None:
+            run = self._run(made.dk), self._run_of_v(made.dv)
+            keys = self._run(k), self._run_of_v(v)
+            sums = self._differentiate(self.ready, (do, dlse), q, keys, extras, 0, results, made, made.dq)
+            for total, part in zip(run, sums, strict=True):
+                total.add_(part)
+
+        def fetch(number: int) -> Tensors:
+            q_part, keys = self._fetch(q, k, v, number)
+            do_part = self.moves.fetch_queries(self.attention.o, do, number)
+            dlse_part = [] if dlse is None else [self.moves.fetch_queries(self.lse, dlse, number)]
+            return (q_part, *keys, do_part, *dlse_part)
+
+        for number, (q_part, k_part, v_part, do_part, *rest), event in self._ahead(lanes, fetch):
+            first, heads = self.moves.heads(self.rank, number)
+            into = rectangles[number] if shares else self._heads(results, first, heads)
+            dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
+            keys = k_part, v_part
+            with lanes.kernel(0 if made.extras else number, q_part, *keys, do_part, *rest):
+                lanes.after(event)
+                if self.waiting is not None:
+                    given = do_part, (rest[0] if rest else None)
+                    sums = self._differentiate(
+                        self.waiting, given, q_part, keys, extras, first, into, made, dq
+                    )
+                else:
+                    sums = nothing_for(k_part), nothing_for(v_part)
+                done = lanes.mark()
+            with lanes.exchanging(dq, *sums, made.dk, made.dv):
+                lanes.after(done)
+                self.moves.return_keys(sums, (made.dk, made.dv), number)
+                if shares:
+                    self.moves.return_queries(self.attention.q, dq, made.dq, number)
+        lanes.join()
+        return made
+
+    # --- one task -----------------------------------------------------------------------------------------
+
+    def _compute(
+        self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int, into: Pair
+    ) -> None:
+        """o and lse of the task's rows, written into those of all rows."""
+        own, tensors = task.queries, (self.attention.o, self.lse)
+        axes = [axis_of(tensor, Role.QUERY) for tensor in tensors]
+        arguments = self._arguments(task, q, keys, extras, first)
+        if own.index is None:
+            out = tuple(self._batched(own.of(x, axis)) for x, axis in zip(into, axes, strict=True))
+            self.kernels.forward(*arguments, out=out)
+            return
+        made = self.kernels.forward(*arguments)
+        for x, part, axis in zip(into, made, axes, strict=True):
+            own.put(x, axis, self._unbatched(part))
+
+    def _differentiate(
+        self,
+        task: Task,
+        cotangents: tuple[torch.Tensor, torch.Tensor | None],
+        q: torch.Tensor,
+        keys: Pair,
+        extras: Extras,
+        first: int,
+        results: Pair,
+        made: Gradients,
+        dq: torch.Tensor,
+    ) -> Pair:
+        """What the task's rows add to dk and dv of its window. Writes its rows of dq, and adds what belongs
+        to other inputs.
+        """
+        own = task.queries
+        o, lse = (
+            self._batched(own.of(x, axis_of(tensor, Role.QUERY)))
+            for tensor, x in zip((self.attention.o, self.lse), results, strict=True)
+        )
+        do = self._batched(own.of(cotangents[0], axis_of(self.attention.o, Role.QUERY)))
+        dlse = cotangents[1]
+        if dlse is not None:
+            dlse = self._batched(own.of(dlse, axis_of(self.lse, Role.QUERY)))
+        arguments = self._arguments(task, q, keys, extras, first)
+        own_dq, dk, dv, *others = self.kernels.gradients(do, dlse, arguments, o, lse)
+        own.put(dq, axis_of(self.attention.q, Role.QUERY), self._unbatched(own_dq))
+        for view, gradient in zip(self.kernels.derived.grads, others, strict=True):
+            add_view(view, task.part, task.tables, made.extras[view.tensor], gradient, first)
+        return self._unbatched(dk), self._unbatched(dv)
+
+    def _arguments(self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int) -> Tensors:
+        """What the derived function takes."""
+        axis = axis_of(self.attention.q, Role.QUERY)
+        heads = q.shape[axis_of(self.attention.q, Role.HEAD)]
+        inputs: list[torch.Tensor] = []
+        for item in self.kernels.derived.inputs:
+            if isinstance(item, View):
+                inputs.append(view_of(item, task.part, task.tables, extras[item.tensor], first, heads))
+            elif item == "head_first":
+                inputs.append(torch.full((), first, dtype=torch.int32, device=self.device))
+            else:
+                inputs.append(task.tables[item])
+        return (self._batched(task.queries.of(q, axis)), *map(self._batched, keys), *inputs)
+
+    # --- pieces -------------------------------------------------------------------------------------------
+
+    def _fetch(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int
+    ) -> tuple[torch.Tensor, Pair]:
+        return self.moves.fetch_queries(self.attention.q, q, number), self.moves.fetch_keys(k, v, number)
+
+    def _ahead(
+        self, lanes: Lanes, fetch: Callable[[int], _Result]
+    ) -> Iterator[tuple[int, _Result, torch.cuda.Event | None]]:
+        """What each part of the heads needs, asked for one part before it is used."""
+        count = self.plan.chosen.groups
+
+        def started(number: int) -> tuple[int, _Result, torch.cuda.Event | None]:
+            with lanes.exchanging():
+                return number, fetch(number), lanes.mark()
+
+        coming = started(0)
+        for number in range(1, count + 1):
+            now, coming_next = coming, (started(number) if number < count else None)
+            yield now
+            if coming_next is not None:
+                coming = coming_next
+
+    def _run(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of k, or of its gradient, that ready rows see."""
+        return self._run_of(self.attention.k, x)
+
+    def _run_of_v(self, x: torch.Tensor) -> torch.Tensor:
+        return self._run_of(self.attention.v, x)
+
+    def _run_of(self, tensor: Tensor, x: torch.Tensor) -> torch.Tensor:
+        assert self.ready is not None
+        part = self.ready.part
+        return x.narrow(axis_of(tensor, Role.KEY), self._run_at, part.hi - part.lo)
+
+    def _results(self, rows: int, heads: int) -> Pair:
+        """Memory for o and lse."""
+        sizes = {
+            Role.BATCH: self.plan.sizes.batch,
+            Role.QUERY: rows,
+            Role.HEAD: heads,
+            Role.FEATURE: self.plan.widths.dv,
+        }
+        o, lse = self.attention.o, self.lse
+        made = (
+            torch.empty([sizes[role] for role in o.roles], dtype=TORCH[DType(o.dtype)], device=self.device),
+            torch.empty([sizes[role] for role in lse.roles], dtype=torch.float32, device=self.device),
+        )
+        if not self._is_whole:
+            made[0].zero_()
+            made[1].fill_(float("-inf"))
+        return made
+
+    def _heads(self, results: Pair, first: int, heads: int) -> Pair:
+        return (
+            heads_of(self.attention.o, results[0], first, heads),
+            heads_of(self.lse, results[1], first, heads),
+        )
+
+    def _batched(self, x: torch.Tensor) -> torch.Tensor:
+        """As derived kernels take it: packed sequences are rows of one."""
+        return x.unsqueeze(0) if self._packed else x
+
+    def _unbatched(self, x: torch.Tensor) -> torch.Tensor:
+        return x.squeeze(0) if self._packed else x
+
+
+def nothing_for(x: torch.Tensor) -> torch.Tensor:
+    """A gradient of x to which no row added."""
+    return torch.zeros_like(x, dtype=torch.float32)

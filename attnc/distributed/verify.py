@@ -1,0 +1,204 @@
+"""Is attention over ranks right? Whole inputs are drawn as for one GPU, spread, computed, put together again
+and held to the float64 reference of the whole, by the bound of the plan that the ranks run.
+
+Rows are complete where they are computed, so the bound of o and lse is that of one kernel. Gradients of keys
+are sums of what the ranks found, in f32: some more additions, which the bound counts as more partial sums.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnc.distributed.engine import ContextParallel
+from attnc.distributed.estimate import STRATEGIES, Strategy
+from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.distributed.launch import on_processes
+from attnc.model.attention import Attention, Variant
+from attnc.model.tensors import DType, Ragged
+from attnc.plan.ir import ErrorBound
+from attnc.plan.ir_backward import GradientBound
+from attnc.verify.case import Case
+from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
+from attnc.verify.problem import build
+from attnc.verify.strategies import free_dims
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import Verdict, judge, to_float64
+
+#: (M, N) of cases: one row, parts of a block, some blocks and more, rows that no number of ranks divides.
+_SIZES = ((70, 70), (1, 1), (33, 80), (130, 130), (16, 16), (97, 97), (5, 64))
+#: (B, Hkv, G)
+_BATCHES = ((1, 2, 2), (2, 4, 1), (1, 1, 3), (3, 2, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksCase:
+    """A case, and the strategy that it is run under (None: the estimate's choice)."""
+
+    case: Case
+    strategy: Strategy | None = None
+
+
+def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCase]:
+    """Cases of the attention, the same in every run. scale: how many times as long they are."""
+    names = free_dims(attention)
+    strategies: tuple[Strategy | None, ...] = (None, *STRATEGIES)
+    for number in range(count):
+        m, n = _SIZES[number % len(_SIZES)]
+        b, kv_heads, group = _BATCHES[number % len(_BATCHES)]
+        dims = {"B": b, "M": m * scale, "N": n * scale, "Hkv": kv_heads, "H": kv_heads, "G": group}
+        tied = "N" not in names or "M" not in names
+        given = {name: dims.get(name, (m if tied else n) * scale) for name in names}
+        case = Case(dims=given, seed=number)
+        strategy = strategies[number % len(strategies)]
+        yield RanksCase(case=_in_order(attention, case), strategy=strategy)
+
+
+def _in_order(attention: Attention, case: Case) -> Case:
+    """The case, or the next of its kind that has no packed sequence with more queries than keys."""
+    if not isinstance(attention.q.storage, Ragged) or not isinstance(attention.k.storage, Ragged):
+        return case
+    ends = attention.q.storage.cu_seqlens, attention.k.storage.cu_seqlens
+    for seed in range(case.seed, case.seed + 500):
+        tried = replace(case, seed=seed)
+        inputs = build(attention, tried).inputs
+        queries, keys = (np.diff(to_float64(inputs[name])) for name in ends)
+        if (queries <= keys).all():
+            return tried
+    return replace(case, dims={**case.dims, "M": 1})
+
+
+def run_case(cp: ContextParallel, variant: Variant, made: RanksCase, device: str = "cpu") -> Verdict:
+    """The verdict on one case, the same on every rank. Raises what a call raises; a strategy that these sizes
+    do not allow gives way to the estimate's choice.
+    """
+    attention = variant.attention
+    problem = build(attention, made.case, device=device)
+    inputs: dict[str, Any] = dict(problem.inputs)
+    q, k, v = (inputs.pop(name) for name in ("q", "k", "v"))
+    kernels, _ = cp.kernels_for(q)
+    cp.strategy = made.strategy
+    try:
+        plan = cp.plan(q, k, **inputs)
+    except ValueError:
+        cp.strategy = None
+        plan = cp.plan(q, k, **inputs)
+    shards = cp.shard(q, k, v, **inputs)[:3]
+    wanted = kernels.attention.grads if kernels.has_gradients else ()
+    leaves = {
+        name: x.detach().requires_grad_() if name in wanted else x
+        for name, x in (*zip(("q", "k", "v"), shards, strict=True), *inputs.items())
+        if isinstance(x, torch.Tensor)
+    }
+    q, k, v = (leaves.pop(name) for name in ("q", "k", "v"))
+    given = {**inputs, **leaves}
+    with torch.set_grad_enabled(bool(wanted)):
+        results = cp(q, k, v, **given)
+    results = results if isinstance(results, tuple) else (results,)
+    names = [tensor.name for tensor in attention.outputs]
+    whole = {name: cp.unshard(x, name) for name, x in zip(names, results, strict=True)}
+    module = kernels.module
+    verdict = judge(attention, expect(attention, problem.inputs, module.kernels[0].bound), whole)
+    if not verdict.ok or not wanted or module.backward is None:
+        return verdict
+    arrays = {name: to_float64(x) for name, x in whole.items()}
+    cotangents: dict[str, torch.Tensor] = {}
+    mine = []
+    for name, value in cotangents_of(attention, arrays, made.case.seed):
+        full = torch.from_numpy(np.array(value)).to(whole[name].dtype).to(device)
+        cotangents[name] = full
+        mine.append(cp.own(full, name))
+    leaves = {"q": q, "k": k, "v": v, **leaves}
+    asked = {name: x for name, x in leaves.items() if name in wanted}
+    gradients = torch.autograd.grad(results[: len(mine)], list(asked.values()), mine)
+    found = {
+        name: cp.unshard(x, name) if name in ("q", "k", "v") else x
+        for name, x in zip(asked, gradients, strict=True)
+    }
+    plain = {name: x.detach() if isinstance(x, torch.Tensor) else x for name, x in problem.inputs.items()}
+    with np.errstate(invalid="ignore"):
+        bound = over_ranks(module.backward.bound, plan.ranks, max(plan.sizes.queries, 1))
+        expected = expect_gradients(attention, plain, cotangents, bound)
+    judged = judge_gradients(expected, found)
+    worse = judged if judged.worst > verdict.worst or not judged.ok else verdict
+    return replace(worse, ok=judged.ok)
+
+
+def over_ranks(bound: GradientBound, ranks: int, rows: int) -> GradientBound:
+    """The bound of sums over rows that are added up rank by rank: that of as many more partial sums."""
+    sums = -(-rows // bound.min_tile) + ranks
+    return replace(bound, min_tile=max(rows // sums, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What verification over ranks says of one attention. place: what ran the kernels."""
+
+    ranks: int
+    place: str
+    verdicts: tuple[tuple[RanksCase, Verdict], ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(verdict.ok for _, verdict in self.verdicts)
+
+    @property
+    def worst(self) -> float:
+        return max((verdict.worst for _, verdict in self.verdicts), default=0.0)
+
+
+def verify_on_ranks(
+    source: str, attention: str, target: str, ranks: int, count: int, variant: str | None = None
+) -> Found:
+    """Runs cases of a variant (the first, if none is named) on as many processes: with NCCL where there are
+    as many GPUs, else gloo and interpreted kernels. Raises what a rank raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="attnc-verdicts-") as folder:
+        path = Path(folder) / "verdicts.json"
+        on_processes(ranks, _verify_rank, source, attention, target, variant, count, str(path))
+        data = json.loads(path.read_text(encoding="utf-8"))
+    verdicts = tuple(
+        (
+            RanksCase(case=Case.from_json(json.dumps(row["case"])), strategy=row["strategy"]),
+            Verdict(ok=row["ok"], message=row["message"], worst=row["worst"], where=row["where"]),
+        )
+        for row in data["cases"]
+    )
+    return Found(ranks=ranks, place=data["place"], verdicts=verdicts)
+
+
+def _verify_rank(
+    rank: int, source: str, attention: str, target: str, wanted: str | None, count: int, path: str
+) -> None:
+    gpus = torch.cuda.is_available() and torch.cuda.device_count() > rank
+    device = f"cuda:{rank}" if gpus else "cpu"
+    variants = spec_of(source, attention, target).variants
+    variant = next(variant for variant in variants if wanted in (None, variant.name))
+    params: dict[str, Any] = {
+        name: x for name, x in variant.params.items() if name != "D" and not isinstance(x, DType)
+    }
+    cp = ContextParallel(source, attention=attention, target=target, **params)
+    rows = []
+    for made in cases(variant.attention, count, 16 if gpus else 1):
+        verdict = run_case(cp, variant, made, device)
+        row = {"case": json.loads(made.case.to_json()), "strategy": made.strategy, "ok": verdict.ok}
+        rows.append({**row, "message": verdict.message, "worst": verdict.worst, "where": verdict.where})
+    if rank == 0:
+        place = torch.cuda.get_device_name(0) if gpus else "Triton's interpreter, gloo"
+        Path(path).write_text(json.dumps({"place": place, "cases": rows}), encoding="utf-8")
+
+
+def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
+    """The bound of o and lse that so many ranks with some of the keys each found (`SpreadKeys`): one more
+    partial result for each, and o in its own type at the end.
+    """
+    variant = spec.variants[0]
+    bound = Kernels(spec, variant, "keys").module.kernels[0].bound
+    return replace(bound, splits=bound.splits + ranks, o_dtype=DType(variant.attention.o.dtype))

@@ -1,0 +1,216 @@
+"""Which configs of a backward the CUDA kernels can run, and whether their warps share keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from attnc.diagnostics import Diagnostic
+from attnc.model.attention import Variant
+from attnc.model.configs import configs
+from attnc.model.schedule import Config, Knob, Schedule, knobs_of
+from attnc.plan.columns import feature
+from attnc.plan.device import devices_from
+from attnc.plan.estimate import Buffer, Estimate
+from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of, remedy
+from attnc.plan.layout import KernelName
+from attnc.plan.sm80.backward_layout import SHARED_KEYS, CudaBackward, over_rows
+from attnc.plan.sm80.forward import REMEDIES
+from attnc.plan.sm80.layout import MMA, CudaLayout
+from attnc.plan.unsupported import unsupported
+
+#: A warp draws which elements dropout keeps for at most so many columns at a time.
+_DRAWN = 128
+#: Columns of dk and dv up to which a warp keeps those of 32 keys for itself.
+_NARROW = 128
+#: Accumulators, scores and their gradients take most registers of a thread; the rest is addresses and
+#: fragments in flight, of f32 in two parts.
+_FREE_REGISTERS, _FREE_REGISTERS_F32 = 40, 52
+_LIMIT = 255
+
+
+def check_cuda_backward(knob: Knob) -> Iterator[Diagnostic]:
+    """What these kernels cannot honour of a key of the backward's phases."""
+    span = knob.span
+    if span is None:
+        return
+    match knob.key, knob.choices:
+        case "warp_split" | "order", (_, _, *_):
+            yield unsupported(
+                f"'{knob.key}' shapes the text of a CUDA kernel",
+                span,
+                "has one value in a schedule",
+                "write a second attention to compare",
+            )
+        case "tile.d", _:
+            yield unsupported(
+                "'tile.d' is not lowered to CUDA",
+                span,
+                "the layout of a CUDA kernel decides this",
+                "remove it",
+            )
+        case "dp", (order, *rest) if rest or order != "early":
+            yield unsupported(
+                "dP comes before P is needed in a CUDA kernel",
+                span,
+                "p and ds are made in one pass over the scores, in their registers",
+                "write 'dp = early', or remove it",
+            )
+
+
+def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
+    """How the kernels of a schedule lie. Warps share their keys where the schedule says `warp_split = q`, and
+    where it says nothing and the rows of dk and dv are wide, or of f32 and dq is not summed in memory, or
+    nothing else fits.
+    """
+    attention = variant.attention
+    default = configs(schedule, "dkdv", variant)[0]
+    adds_dq = "q" in attention.grads and default["accumulate.dq"] != "two_pass"
+    sums = bool(set(attention.grads) - {"q", "k", "v"})
+    wide = not adds_dq if layout.is_f32 else layout.qk.width + layout.v.width > _NARROW
+    said = knobs_of(schedule, "dkdv").get("warp_split")
+    orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
+    plans = [CudaBackward(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders]
+    for plan in plans:
+        candidates = _candidates(plan, variant, schedule, "dkdv")
+        if any(_misfit(config, plan, variant, "dkdv") is None for config in candidates):
+            return plan
+    return plans[0]
+
+
+def cuda_choices(
+    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
+) -> tuple[Config, ...]:
+    """The configs of one kernel that can run somewhere, in their order. Raises DiagnosticError (E0601) when
+    there is none.
+    """
+    candidates = _candidates(plan, variant, schedule, kernel)
+    reasons = [_misfit(config, plan, variant, kernel) for config in candidates]
+    kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
+    if not kept:
+        hints = remedy(candidates[0], REMEDIES, lambda config: _misfit(config, plan, variant, kernel))
+        raise nothing_fits(schedule, kernel, reasons[0] or "", where=schedule.target, hints=hints)
+    return kept
+
+
+def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: KernelName) -> Estimate:
+    """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
+    tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+    d, dv = plan.layout.qk.width, plan.layout.v.width
+    shapes = {
+        "q": f"{tile_q}x{d}",
+        "do": f"{tile_q}x{dv}",
+        "k": f"{tile_kv}x{d}",
+        "v": f"{tile_kv}x{dv}",
+        "p": f"{tile_kv}x{tile_q}",
+        "ds": f"{tile_kv}x{tile_q}",
+        "rows": f"{stages} x 2x{tile_q}",
+        "sums": "other gradients",
+    }
+    streamed = ("k", "v") if over_rows(kernel) else ("q", "do")
+    buffers = tuple(
+        Buffer(
+            name=name, shape=f"{stages} x {shapes[name]}" if name in streamed else shapes[name], bytes=size
+        )
+        for name, size in plan.shared_memory(config, kernel).items()
+    )
+    return Estimate(buffers=buffers, registers=_registers(plan, config, kernel))
+
+
+def _registers(plan: CudaBackward, config: Config, kernel: KernelName) -> dict[str, int]:
+    """Registers of a thread by value, and an allowance for the rest."""
+    other = _FREE_REGISTERS_F32 if plan.layout.is_f32 else _FREE_REGISTERS
+    return {**plan.registers(config, kernel), "other": other}
+
+
+def _candidates(
+    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
+) -> tuple[Config, ...]:
+    """The configs of the schedule; where it names no tiles, those that suit the head dimension."""
+    found = configs(schedule, phase_of(kernel), variant)
+    if set(SIZES) & knobs_of(schedule, phase_of(kernel)).keys():
+        return found
+    group = [dict(zip(SIZES, sizes, strict=True)) for sizes in _sizes(plan, variant, kernel)]
+    return first_fitting(found, [group], lambda config: _misfit(config, plan, variant, kernel))
+
+
+def _sizes(plan: CudaBackward, variant: Variant, kernel: KernelName) -> tuple[Sizes, ...]:
+    """Tiles for the head dimension, the fastest first."""
+    widest = max(feature(variant.attention.q), feature(variant.attention.v))
+    kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
+    table = (_F32_TILES if plan.layout.is_f32 else _TILES)[kind]
+    sizes = next(sizes for widths, sizes in table if widest <= widths)
+    # Other gradients than those of q, k and v need the registers of the largest tiles.
+    return sizes[1:] if kind == "dq" and plan.sums else sizes
+
+
+Sizes: TypeAlias = tuple[int, int, int, int]
+#: Columns of q or v up to which, and tile.q, tile.kv, warps, stages: the fastest on an H200 first, the last
+#: for less shared memory. A warp with 32 rows or keys reads every operand half as often as one with 16, and
+#: the bandwidth of shared memory is what bounds these kernels.
+_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
+    "dq": (
+        (64, ((128, 64, 4, 2), (128, 32, 4, 2), (64, 64, 4, 1))),
+        (128, ((128, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1))),
+        (math.inf, ((128, 48, 8, 2), (64, 64, 4, 2), (64, 64, 4, 1))),
+    ),
+    "dkdv": (
+        (64, ((32, 128, 4, 2), (32, 128, 4, 3), (32, 128, 4, 1))),
+        (128, ((64, 64, 4, 2), (64, 128, 8, 2), (64, 64, 4, 1))),
+        (math.inf, ((64, 64, 8, 2), (64, 64, 8, 1))),
+    ),
+    "all": (
+        (64, ((32, 128, 4, 2), (32, 128, 4, 1))),
+        (128, ((64, 128, 8, 2), (64, 64, 4, 2), (64, 128, 8, 1))),
+        (math.inf, ((64, 64, 8, 2), (64, 64, 8, 1))),
+    ),
+}
+#: The same of f32, whose rows take twice the room and whose operands twice the registers.
+_F32_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
+    "dq": ((math.inf, ((128, 64, 8, 1), (64, 32, 4, 1))),),
+    "dkdv": (
+        (64, ((64, 128, 8, 2), (32, 64, 4, 2))),
+        (128, ((64, 64, 8, 2), (64, 64, 8, 1), (32, 128, 8, 1), (32, 32, 2, 1))),
+        (math.inf, ((64, 32, 4, 1),)),
+    ),
+    "all": (
+        (64, ((32, 64, 4, 1),)),
+        (128, ((32, 128, 8, 2), (32, 128, 8, 1), (16, 64, 4, 1))),
+        (math.inf, ((64, 32, 4, 1),)),
+    ),
+}
+
+
+def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: KernelName) -> str | None:
+    """Why no GPU of the target can run the config; None if one can."""
+    tile_q, tile_kv, warps = (config.number(key) for key in ("tile.q", "tile.kv", "warps"))
+    parts = 1 if over_rows(kernel) else plan.parts(config)
+    if tile_q & (tile_q - 1) or tile_q < MMA:
+        return f"tile.q = {tile_q} is not a power of two from {MMA} on"
+    if tile_kv % MMA:
+        return f"tile.kv = {tile_kv} is not a multiple of {MMA}"
+    if over_rows(kernel):
+        if tile_q % (MMA * warps):
+            return f"tile.q = {tile_q} is not a multiple of {MMA * warps}, 16 rows for each of {warps} warps"
+    elif plan.exchange:
+        if parts < 2 or warps % parts or tile_kv * parts != SHARED_KEYS * warps:
+            return f"tile.kv = {tile_kv} is not shared by {warps} warps, {SHARED_KEYS} keys each"
+        if tile_q % (MMA * parts):
+            return f"tile.q = {tile_q} is not a multiple of {MMA * parts}, 16 for each of {parts} warps"
+    elif tile_kv % (MMA * warps):
+        return f"tile.kv = {tile_kv} is not a multiple of {MMA * warps}, 16 keys for each of {warps} warps"
+    columns = tile_kv if over_rows(kernel) else tile_q // parts
+    if variant.attention.softmax.dropout is not None and columns > _DRAWN:
+        return f"dropout draws for at most {_DRAWN} columns at a time"
+    if max(plan.layout.qk.chunks, plan.layout.v.chunks) > 32 * warps:
+        return f"{32 * warps} threads are fewer than the {plan.layout.chunk}-element pieces of a row"
+    registers = sum(_registers(plan, config, kernel).values())
+    if registers > _LIMIT:
+        return f"needs about {registers} registers a thread; the limit is {_LIMIT}"
+    buffers = plan.shared_memory(config, kernel)
+    most = max(device.shared_per_block for device in devices_from(plan.layout.arch))
+    if sum(buffers.values()) > most:
+        named = " + ".join(f"{name} {size}" for name, size in buffers.items())
+        return f"needs {sum(buffers.values())} B of shared memory ({named}); the limit is {most} B"
+    return None

@@ -1,0 +1,215 @@
+"""What the CUDA targets decide beyond the kernel's structure: the layout, and which configs can run.
+
+A target `cuda.sm_80` means: this architecture and everything newer. The kernels use nothing but mma.sync,
+ldmatrix and cp.async; `cuda.sm_90a` asks for wgmma and TMA, a family of kernels of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
+
+from attnc.diagnostics import Diagnostic
+from attnc.model.attention import Variant
+from attnc.model.configs import configs
+from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
+from attnc.model.tensors import DType
+from attnc.plan.columns import feature
+from attnc.plan.device import devices_from
+from attnc.plan.estimate import Buffer, Estimate
+from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy
+from attnc.plan.ir_decode import is_decode
+from attnc.plan.sm80.layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
+from attnc.plan.unsupported import unsupported
+
+PREFIX = "cuda."
+#: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
+_EXCHANGE = 32
+#: acc and s take most registers of a thread; the rest is addresses, statistics and fragments in flight, of
+#: f32 in two parts.
+_FREE_REGISTERS, _FREE_REGISTERS_F32 = 48, 60
+#: What a schedule of f32, twice as wide, gets for the keys that it does not mention: the first that fits.
+_F32_TILES: tuple[Tiles, ...] = (
+    {"tile.q": 128, "tile.kv": 64, "stages": 1},
+    {"tile.q": 128, "tile.kv": 32, "stages": 1},
+    {"tile.kv": 64, "stages": 1},
+    {"tile.kv": 32, "stages": 1},
+    {"tile.q": 32, "tile.kv": 64, "stages": 1},
+)
+#: Decoding waits for memory: copies run ahead, and there are few rows.
+_F32_DECODE_TILES: tuple[Tiles, ...] = (
+    {},
+    {"tile.kv": 32},
+    {"tile.kv": 32, "stages": 1},
+    {"stages": 1},
+)
+#: Columns of o that a warp can keep to itself for 16 rows, in 128 registers of a thread.
+_WIDEST = 256
+
+
+#: What makes a config fit where nothing of a schedule does: other shares for the warps, then other tiles.
+REMEDIES: Mapping[str, Sequence[Value]] = {
+    "warps": (2, 1, 8),
+    "stages": (1,),
+    "tile.kv": (32, 64, 16, 128),
+    "tile.q": (64, 32, 16, 128),
+}
+_SPLIT: Mapping[str, Sequence[Value]] = {"warp_split": ("kv",)}
+
+
+def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Every reason why these CUDA targets cannot compile this variant under this schedule."""
+    attention = variant.attention
+    if attention.o.dtype != attention.q.dtype:
+        yield unsupported(
+            f"o of {attention.o.dtype} from q of {attention.q.dtype} is not lowered to CUDA",
+            attention.o.span,
+            "it leaves through the memory of a tile of q, by the same copies",
+            f"declare an output of {attention.q.dtype}, or use the target 'triton'",
+        )
+    for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
+        if size % GRANULE:
+            yield unsupported(
+                f"the head dimension {size} is not a multiple of {GRANULE}",
+                tensor.span,
+                "rows are copied in pieces of 16 bytes",
+                "pad the last axis",
+            )
+    knobs = knobs_of(schedule, "forward")
+    for key in ("loops", "warp_split", "softmax", "persistent", "order", "pack"):
+        if key in knobs and len(knobs[key].choices) > 1:
+            yield unsupported(
+                f"'{key}' shapes the text of a CUDA kernel",
+                knobs[key].span,
+                "has one value in a schedule",
+                "write a second attention to compare",
+            )
+    for knob in knobs.values():
+        yield from _knob(knob)
+    yield from _wide(variant, knobs)
+    softmax, split = knobs.get("softmax"), knobs.get("warp_split")
+    if softmax and split and "kv" in split.choices and Choice(name="two_pass", args={}) in softmax.choices:
+        yield unsupported(
+            "two passes are not lowered to CUDA where warps share the keys",
+            softmax.span,
+            "with warp_split = kv",
+            "write 'warp_split = q', or 'softmax = online'",
+        )
+
+
+def _wide(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Heads whose values no warp can sum alone."""
+    widest = max(feature(tensor) for tensor in (variant.attention.q, variant.attention.v))
+    softmax, split = knobs.get("softmax"), knobs.get("warp_split")
+    unified = softmax and isinstance(softmax.choices[0], Choice) and softmax.choices[0].name == "unified_max"
+    if softmax and unified and split and "kv" in split.choices and widest > _WIDEST:
+        yield unsupported(
+            f"a unified maximum needs a head dimension of at most {_WIDEST} where warps share the keys",
+            softmax.span,
+            f"it is {widest} here",
+            "write 'softmax = online'",
+        )
+
+
+def _knob(knob: Knob) -> Iterator[Diagnostic]:
+    for value in knob.choices:
+        match knob.key, value:
+            case "tile.d", _:
+                yield unsupported(
+                    "the head dimension stays whole in a CUDA kernel",
+                    knob.span,
+                    "cannot be tiled",
+                    "remove it",
+                )
+            case _:
+                continue
+        return
+
+
+def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLayout:
+    """The layout that all configs of a schedule share."""
+    decodes = is_decode(schedule)
+    d, dv = feature(variant.attention.q), feature(variant.attention.v)
+    element = DType(variant.attention.q.dtype)
+    v = Swizzle(width=_padded(dv), chunk=chunk_of(element))
+    split = "kv" if config["warp_split"] == "kv" else "q"
+    return CudaLayout(
+        arch=schedule.target.removeprefix(PREFIX),
+        element=element,
+        d=d,
+        dv=dv,
+        qk=Swizzle(width=_padded(d), chunk=chunk_of(element)),
+        v=v,
+        warp_split=split,  # type: ignore[arg-type]  # one of the two
+        streamed="q" if config["loops"] == ("kv", "q") else "kv",
+        exchange=gcd(_EXCHANGE, v.width) if split == "kv" else 0,
+        v_in_k=variant.attention.v.storage.is_part,
+        merge="end" if decodes and max(_padded(d), v.width) <= _WIDEST else "step",
+    )
+
+
+def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+    """The configs that can run somewhere, in their order. Raises DiagnosticError (E0601) when there is
+    none.
+    """
+    candidates = configs(schedule, "forward", variant)
+    if variant.attention.q.dtype is DType.F32:
+        knobs = knobs_of(schedule, "forward")
+        groups = (
+            ({key: value for key, value in tiles.items() if key not in knobs},)
+            for tiles in (_F32_DECODE_TILES if is_decode(schedule) else _F32_TILES)
+        )
+        candidates = first_fitting(candidates, groups, lambda config: cuda_misfit(config, variant, schedule))
+    reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
+    kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
+    if not kept:
+        changes = REMEDIES if "warp_split" in knobs_of(schedule, "forward") else {**_SPLIT, **REMEDIES}
+        hints = remedy(candidates[0], changes, lambda config: cuda_misfit(config, variant, schedule))
+        raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
+    return kept
+
+
+def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:
+    """Why no GPU of the target can run the config; None if one can."""
+    layout = cuda_layout(variant, config, schedule)
+    warps = layout.threads(config) // 32
+    key, name = ("tile.q", "query rows") if layout.warp_split == "q" else ("tile.kv", "keys")
+    for tile in ("tile.q", "tile.kv"):
+        size = config[tile]
+        unit = MMA * warps if tile == key else MMA
+        if not isinstance(size, int) or size % unit:
+            share = f", 16 {name} for each of {warps} warps" if tile == key else ""
+            return f"{tile} = {size} is not a multiple of {unit}{share}"
+    if max(layout.qk.chunks, layout.v.chunks) > layout.threads(config):
+        return f"{layout.threads(config)} threads are fewer than the {layout.chunk}-element pieces of a row"
+    registers, limit = sum(_registers(layout, config).values()), 255
+    if registers > limit:
+        return f"needs about {registers} registers a thread; the limit is {limit}"
+    shared = sum(layout.shared_memory(config).values())
+    most = max(device.shared_per_block for device in devices_from(layout.arch))
+    if shared > most:
+        parts = " + ".join(f"{name} {size}" for name, size in layout.shared_memory(config).items())
+        return f"needs {shared} B of shared memory ({parts}); the limit is {most} B"
+    return None
+
+
+def cuda_estimate(layout: CudaLayout, config: Config) -> Estimate:
+    """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
+    shapes = {"q": layout.qk.width, "k": layout.qk.width, "v": layout.v.width}
+    rows = {"q": "tile.q", "k": "tile.kv", "v": "tile.kv"}
+    streamed = {"k", "v"} if layout.streamed == "kv" else {"q"}
+    buffers = []
+    for name, size in layout.shared_memory(config).items():
+        stages = f"{config['stages']} x " if name in streamed else ""
+        shape = f"{stages}{config[rows[name]]}x{shapes[name]}" if name in rows else "split-K"
+        buffers.append(Buffer(name=name, shape=shape, bytes=size))
+    return Estimate(buffers=tuple(buffers), registers=_registers(layout, config))
+
+
+def _registers(layout: CudaLayout, config: Config) -> dict[str, int]:
+    """Registers of a thread by value, and an allowance for the rest."""
+    other = _FREE_REGISTERS_F32 if layout.is_f32 else _FREE_REGISTERS
+    return {**layout.registers(config), "other": other}
+
+
+def _padded(size: int) -> int:
+    return -(-size // MMA) * MMA

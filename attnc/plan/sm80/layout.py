@@ -1,0 +1,142 @@
+"""How a CUDA kernel of the `mma.sync` family lies on the machine: fragments, shared memory, work of a warp.
+
+The unit is mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane = 4 g + t holds rows g and g +
+8 and columns 2t, 2t + 1 of every 16 x 8 piece of an accumulator. Two neighbouring pieces of S, rounded to
+16 bits, are one 16 x 16 piece of the left operand P, so that P never leaves registers.
+
+Of f32 it is mma.m16n8k8 on tf32, three times for one product (3xTF32: Ootomo, Yokota, "Recovering single
+precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", IJHPCA 2022).
+What counts in bytes stays: an operand is two chunks of 16 bytes deep, and ldmatrix, which moves rows of 16
+bytes, moves four f32. The order of the depth is free, if both operands have the same: where one piece of S is
+a left operand, depth t is key 2t and depth t + 4 is key 2t + 1, and P does not leave registers either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+from attnc.model.schedule import Config
+from attnc.model.tensors import DType
+
+#: Bytes that one asynchronous copy moves and one row of an ldmatrix piece has: a chunk.
+CHUNK_BYTES = 16
+#: Head dimensions are multiples of it: the width of an mma.
+GRANULE = 8
+#: Floats between the rows of a partial product, so that those of a fragment lie in different banks.
+PADDING = 8
+#: Rows of an mma; with 16-bit operands also its depth.
+MMA = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swizzle:
+    """A tile in shared memory: rows of `width` elements, whose 16-byte chunks of `chunk` elements are
+    permuted within the row.
+
+    Chunk c of row r lies at `c ^ (r // span % period)`: any 8 consecutive rows have the chunk in 8
+    different groups of banks, which makes ldmatrix and the copies conflict-free."""
+
+    width: int
+    chunk: int
+
+    @property
+    def chunks(self) -> int:
+        return self.width // self.chunk
+
+    @property
+    def period(self) -> int:
+        return gcd(self.chunks, 8)
+
+    @property
+    def span(self) -> int:
+        return 8 // self.period
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaLayout:
+    """arch: the oldest architecture it compiles for, "sm_80". element: of q, k, v. d, dv: head dimensions;
+    qk, v: the tiles of Q and K, and of V, whose widths are d and dv rounded up to a multiple of 16.
+
+    warp_split: "q", a warp has rows of the query tile and walks over all keys (FlashAttention-2); "kv", a
+    warp has keys of every tile and all query rows, and the partial products are summed through shared
+    memory (FlashAttention-1). exchange: columns of o that one such exchange sums. streamed: what the inner
+    loop copies, through `stages` buffers: "kv" tiles, or "q" tiles past one that stays. v_in_k: the values
+    are the first columns of the keys, and have no tile of their own. merge: when split-K sums: at
+    every step, or once, each warp having its own maximum, sums and copies until then (decoding)."""
+
+    arch: str
+    element: DType
+    d: int
+    dv: int
+    qk: Swizzle
+    v: Swizzle
+    warp_split: Literal["q", "kv"]
+    streamed: Literal["q", "kv"]
+    exchange: int = 0
+    v_in_k: bool = False
+    merge: Literal["step", "end"] = "step"
+
+    @property
+    def is_f32(self) -> bool:
+        """Whether a product is three of tf32."""
+        return self.element is DType.F32
+
+    @property
+    def chunk(self) -> int:
+        """Elements of 16 bytes; an mma is two chunks deep."""
+        return chunk_of(self.element)
+
+    def chosen(self, config: Config) -> tuple[int, ...]:
+        """Nothing that a launch has to know."""
+        return ()
+
+    def threads(self, config: Config) -> int:
+        return 32 * config.number("warps")
+
+    def shared_memory(self, config: Config) -> dict[str, int]:
+        """Bytes of shared memory by buffer, in the kernel's order."""
+        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+        warps = config.number("warps")
+        size = self.element.bytes
+        if self.streamed == "kv":
+            buffers = {
+                "q": tile_q * max(self.qk.width, self.v.width) * size,
+                "k": stages * tile_kv * self.qk.width * size,
+                "v": stages * tile_kv * self.v.width * size,
+            }
+        else:
+            buffers = {
+                "q": stages * tile_q * self.qk.width * size,
+                "k": tile_kv * self.qk.width * size,
+                "v": tile_kv * self.v.width * size,
+            }
+        if self.v_in_k:
+            del buffers["v"]
+        if self.warp_split == "kv":
+            partial = warps * tile_q * (self.exchange + PADDING) * 4
+            statistics = (2 * warps + 1) * tile_q * 4
+            if self.merge == "end":  # in the place of the tiles
+                tiles = buffers["k"] + buffers.get("v", 0)
+                statistics = max(0, partial + statistics - tiles)
+            else:
+                buffers["partial"] = partial
+            if statistics:
+                buffers["statistics"] = statistics
+        return buffers
+
+    def registers(self, config: Config) -> dict[str, int]:
+        """32-bit registers of a thread by value, those that live through a step."""
+        tile_q, tile_kv, warps = (config.number(key) for key in ("tile.q", "tile.kv", "warps"))
+        threads = 32 * warps
+        columns = self.v.width
+        if self.warp_split == "kv":
+            columns = columns * warps if self.merge == "end" else columns + self.exchange * warps
+        scores = tile_q * tile_kv // threads
+        small = {"small": scores} if self.is_f32 else {}  # what the small parts of operands add, or are
+        return {"acc": tile_q * columns // threads, "s": scores, **small}
+
+
+def chunk_of(element: DType) -> int:
+    """Elements of 16 bytes."""
+    return CHUNK_BYTES // element.bytes

@@ -1,0 +1,129 @@
+"""The targets `cuda.sm_80` and newer: kernels of `mma.sync`, `ldmatrix` and `cp.async`, laid out by the plan.
+
+Each means its own architecture and everything newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnc.diagnostics import Diagnostic
+from attnc.model.attention import Variant
+from attnc.model.schedule import Config, Knob, Schedule
+from attnc.plan import names
+from attnc.plan.default_schedule import Shape, choices
+from attnc.plan.device import DEVICES, Device, devices_from
+from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir_backward import Backward
+from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.picture import Picture
+from attnc.plan.sm80.backward import (
+    check_cuda_backward,
+    cuda_backward_estimate,
+    cuda_choices,
+    plan_cuda_backward,
+)
+from attnc.plan.sm80.backward_layout import CudaBackward
+from attnc.plan.sm80.forward import check_cuda, cuda_configs, cuda_estimate, cuda_layout
+from attnc.plan.sm80.layout import CudaLayout
+from attnc.plan.sm80.traffic import device_memory, traffic
+from attnc.plan.target import Target
+
+#: Structures whose traffic is counted.
+_COUNTED = ("forward_q_kv", "forward_kv_q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm80(Target):
+    """Kernels in CUDA C++ for one architecture and everything newer."""
+
+    family: ClassVar = "sm80"
+    reserved: ClassVar = names.CUDA
+    cuts_edges: ClassVar = False
+    always_fills: ClassVar = False
+    has_backward: ClassVar = True
+    has_rows_kernel: ClassVar = True
+    splits_wide: ClassVar = False
+
+    def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+        return check_cuda(variant, schedule)
+
+    def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
+        return check_cuda_backward(knob)
+
+    def default_schedule(self, shape: Shape) -> Iterator[str]:
+        first = {"tile.q": 128 if shape.width <= 128 else 64, "tile.kv": 64, "warps": 4, "stages": 1}
+        yield "loops = [q, kv], warp_split = q, order = longest_first"
+        yield from choices(first, shape.wanted)
+
+    def configs(
+        self,
+        variant: Variant,
+        schedule: Schedule,
+        kernel: Which = "forward",
+        layout: BackwardLayout | None = None,
+    ) -> tuple[Config, ...]:
+        if kernel == "forward":
+            return cuda_configs(variant, schedule)
+        return cuda_choices(_backward(layout), variant, schedule, kernel)
+
+    def layout(self, variant: Variant, schedule: Schedule, config: Config) -> CudaLayout:
+        return cuda_layout(variant, config, schedule)
+
+    def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
+        return plan_cuda_backward(variant, schedule, _forward(forward))
+
+    def shared(
+        self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
+    ) -> int:
+        if kernel == "forward":
+            return sum(_forward(layout).shared_memory(config).values())
+        return sum(_backward(layout).shared_memory(config, kernel).values())
+
+    def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
+        most = max(config.number("warps") for config in configs)
+        return most if _forward(layout).warp_split == "kv" else 0
+
+    def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
+        if kernel == "forward":
+            return cuda_estimate(layout_of(module.kernels[0]), config)
+        if module.backward is None:
+            raise ValueError(f"'{module.variant.name}' has no backward")
+        return cuda_backward_estimate(backward_layout_of(module.backward), config, kernel)
+
+    def traffic(
+        self, kernel: Kernel, config: Config, tiles: Picture, heads: int, device: Device
+    ) -> tuple[Traffic, DeviceMemory] | None:
+        if kernel.structure not in _COUNTED:
+            return None
+        layout = layout_of(kernel)
+        one = traffic(kernel, layout, config, tiles)
+        return one.times(heads), device_memory(kernel, layout, config, tiles, heads, device)
+
+
+SM80 = tuple(Sm80(name=f"cuda.{arch}", devices=devices_from(arch)) for arch in DEVICES)
+
+
+def layout_of(kernel: Kernel) -> CudaLayout:
+    """How a kernel of these targets lies on the machine."""
+    return _forward(kernel.layout)
+
+
+def backward_layout_of(backward: Backward) -> CudaBackward:
+    """The same of the kernels of a backward."""
+    return _backward(backward.layout)
+
+
+def _forward(layout: object) -> CudaLayout:
+    if not isinstance(layout, CudaLayout):
+        raise TypeError(f"not a layout of mma.sync: {layout!r}")
+    return layout
+
+
+def _backward(layout: object) -> CudaBackward:
+    if not isinstance(layout, CudaBackward):
+        raise TypeError(f"not a layout of a backward of mma.sync: {layout!r}")
+    return layout

@@ -1,0 +1,250 @@
+"""What the Hopper target decides beyond a kernel's structure: which specs it takes, which configs run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attnc.diagnostics import Diagnostic
+from attnc.expr.nodes import Expr, Load, walk
+from attnc.model.attention import Variant
+from attnc.model.configs import configs
+from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
+from attnc.model.tensors import DType
+from attnc.plan.columns import feature
+from attnc.plan.device import DEVICES
+from attnc.plan.estimate import Buffer, Estimate
+from attnc.plan.fitting import nothing_fits, remedy
+from attnc.plan.ir_decode import decode_knobs
+from attnc.plan.loads import axes_of
+from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
+from attnc.plan.sm90.layout import (
+    FEWEST_REGISTERS,
+    FREE_REGISTERS,
+    PIECE,
+    WGMMA_ROWS,
+    WIDEST,
+    Sm90Layout,
+    entry_registers,
+    registers_left,
+)
+from attnc.plan.unsupported import unsupported
+
+TARGET = "cuda.sm_90a"
+#: Bytes of shared memory of a block.
+ROOM = DEVICES["sm_90"].shared_per_block
+#: What a schedule gets for the keys that it does not mention: the first that fits, by the wider of D and Dv.
+_TILES: Sequence[tuple[int, Mapping[str, int]]] = (
+    (64, {"consumers": 2, "tile.kv": 128, "stages": 4}),
+    (128, {"consumers": 2, "tile.kv": 128, "stages": 2}),
+    (192, {"consumers": 2, "tile.kv": 96, "stages": 2}),
+    (256, {"consumers": 2, "tile.kv": 80, "stages": 2}),
+)
+#: Registers of a thread that multiplies, by the number of warpgroups that do; two with wide heads take all.
+_REGISTERS = {2: 232, 3: 160, 4: 112}
+_REGISTERS_FOR_WIDE = 240
+_REMEDIES: Mapping[str, Sequence[Value]] = {
+    "stages": (2,),
+    "tile.kv": (128, 80, 64, 48, 32),
+    "consumers": (2,),
+}
+
+
+def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Every reason why the Hopper target cannot compile this variant under this schedule."""
+    attention, knobs = variant.attention, knobs_of(schedule, "forward")
+    portable = "a schedule for 'cuda.sm_80' runs on this architecture too"
+    if attention.q.dtype is DType.F32:
+        label = "wgmma multiplies f16 and bf16"
+        yield unsupported(
+            f"{attention.q.dtype} is not lowered to {TARGET}", attention.q.span, label, portable
+        )
+    if attention.o.dtype != attention.q.dtype:
+        yield unsupported(
+            f"o of {attention.o.dtype} from q of {attention.q.dtype} is not lowered to CUDA",
+            attention.o.span,
+            "it leaves as a tile of the same type",
+            f"declare an output of {attention.q.dtype}, or use the target 'triton'",
+        )
+    for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
+        if size % MMA or size > WIDEST:
+            yield unsupported(
+                f"the head dimension {size} is not a multiple of {MMA} up to {WIDEST}",
+                tensor.span,
+                "as wide as a wgmma can be" if size > WIDEST else "the depth of a wgmma",
+                portable if size > WIDEST else "pad the last axis",
+            )
+    for tensor in (attention.q, attention.k, attention.v):
+        if tensor.storage.is_paged or tensor.storage.is_part:
+            paged = "tiles are copied from rows that follow each other"
+            label = paged if tensor.storage.is_paged else "values have tiles of their own"
+            what = f"{tensor.name} is {tensor.storage.name}, which is not lowered to {TARGET}"
+            yield unsupported(what, tensor.storage.span, label, portable)
+    for knob in decode_knobs(schedule):
+        label = "a tile has the rows of one head, and all of their keys"
+        yield unsupported(f"'{knob.key}' is not lowered to {TARGET}", knob.span, label, portable)
+    for knob in knobs.values():
+        yield from _knob(knob, portable)
+
+
+def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
+    structure = ("loops", "softmax", "order", "persistent", "warp_split")
+    if knob.key in structure and len(knob.choices) > 1:
+        yield unsupported(
+            f"'{knob.key}' shapes the text of a CUDA kernel",
+            knob.span,
+            "has one value in a schedule",
+            "write a second attention to compare",
+        )
+        return
+    match knob.key, knob.choices[0]:
+        case "loops", ("kv", "q"):
+            label = "queries stay, and keys come by"
+            yield unsupported(f"loops = [kv, q] is not lowered to {TARGET}", knob.span, label, portable)
+        case "warp_split", "kv":
+            label = "a warpgroup has rows of the query tile, and all keys"
+            yield unsupported(f"'warp_split = kv' is not lowered to {TARGET}", knob.span, label, portable)
+        case "persistent", False:
+            label = "blocks stay, and take tiles from a counter"
+            yield unsupported(f"kernels of {TARGET} are persistent", knob.span, label, "remove it")
+        case "tile.d", _:
+            label = "cannot be tiled"
+            yield unsupported(
+                "the head dimension stays whole in a CUDA kernel", knob.span, label, "remove it"
+            )
+        case "softmax", Choice(name="two_pass" | "unified_max") | Choice(args={"rescale": "every_step"}):
+            label = "keys come by once"
+            hint = "write 'softmax = online', or 'online(maximum = lazy(20))'"
+            yield unsupported(f"this softmax is not lowered to {TARGET}", knob.span, label, hint)
+
+
+def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
+    """The layout that all configs of a schedule share."""
+    attention = variant.attention
+    d, dv = feature(attention.q), feature(attention.v)
+    element = DType(attention.q.dtype)
+    read = (attention.score, attention.mask)
+    return Sm90Layout(
+        arch=schedule.target.removeprefix("cuda."),
+        element=element,
+        d=d,
+        dv=dv,
+        qk=Swizzle(width=_pieces(d), chunk=chunk_of(element)),
+        v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
+        warp_split="q",
+        streamed="kv",
+        by_tma=attention.q.storage.is_plain,
+        room=ROOM,
+        vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
+    )
+
+
+def _is_of_key(node: Expr) -> bool:
+    return isinstance(node, Load) and {axis for index in node.indices for axis in axes_of(index)} == {"kv"}
+
+
+def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+    """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
+    knobs = knobs_of(schedule, "forward")
+    found = [_completed(config, knobs, variant) for config in configs(schedule, "forward", variant)]
+    candidates = tuple(dict.fromkeys(found))
+    reasons = [sm90_misfit(config, variant, schedule) for config in candidates]
+    kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
+    if not kept:
+
+        def misfit(config: Config) -> str | None:
+            rows = {"tile.q": WGMMA_ROWS * config.number("consumers")}
+            return sm90_misfit(_with_warps(config.changed(rows)), variant, schedule)
+
+        hints = remedy(candidates[0], _REMEDIES, misfit)
+        raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
+    return kept
+
+
+def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> Config:
+    """The config with tiles for the keys that the schedule leaves open: rows and warpgroups follow from each
+    other.
+    """
+    widest = max(feature(variant.attention.q), feature(variant.attention.v))
+    tiles = tiles_for(widest)
+    config = config.changed({key: tiles[key] for key in ("tile.kv", "stages") if key not in knobs})
+    if not config["consumers"]:
+        rows = config.number("tile.q") if "tile.q" in knobs else WGMMA_ROWS * tiles["consumers"]
+        config = config.changed({"consumers": min(max(2, rows // WGMMA_ROWS), 4)})
+    consumers = config.number("consumers")
+    if "tile.q" not in knobs:
+        config = config.changed({"tile.q": WGMMA_ROWS * consumers})
+    if not config["registers"]:
+        is_wide = widest > 128 and consumers == 2
+        registers = _REGISTERS_FOR_WIDE if is_wide else _REGISTERS.get(consumers, _REGISTERS[4])
+        config = config.changed({"registers": registers})
+    config = config.changed({"persistent": True})
+    return config if "warps" in knobs else _with_warps(config)
+
+
+def tiles_for(width: int) -> Mapping[str, int]:
+    """What a schedule gets for the keys that it does not mention; width: the larger of D and Dv."""
+    return next((tiles for widest, tiles in _TILES if width <= widest), _TILES[-1][1])
+
+
+def _with_warps(config: Config) -> Config:
+    return config.changed({"warps": 4 * (config.number("consumers") + 1)})
+
+
+def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:
+    """Why the config cannot run; None if it can."""
+    layout = sm90_layout(variant, schedule)
+    tile_q, tile_kv, consumers = (config.number(key) for key in ("tile.q", "tile.kv", "consumers"))
+    if tile_q != WGMMA_ROWS * consumers:
+        return f"tile.q = {tile_q} is not {WGMMA_ROWS} rows for each of consumers = {consumers}"
+    if config.number("warps") != 4 * (consumers + 1):
+        warps = config.number("warps")
+        return f"warps = {warps} is not 4 for each of consumers = {consumers}, and 4 that copy"
+    if tile_kv % MMA or tile_kv > WIDEST:
+        return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
+    if config.number("stages") < 2:
+        return "stages = 1 leaves nothing to copy ahead: two at least"
+    registers = config.number("registers")
+    left, entry = registers_left(consumers, registers), entry_registers(consumers)
+    if left < FEWEST_REGISTERS:
+        most = (entry * (consumers + 1) - FEWEST_REGISTERS) // consumers // 8 * 8
+        return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
+    if registers < entry:
+        return f"registers = {registers}: a thread starts with {entry}, and takes more"
+    needed = sum(sm90_registers(layout, config).values())
+    if needed > registers:
+        return f"needs about {needed} registers a thread; one that multiplies has {registers}"
+    shared = layout.shared_memory(config)
+    if sum(shared.values()) > layout.room:
+        parts = " + ".join(f"{name} {size}" for name, size in shared.items())
+        return f"needs {sum(shared.values())} B of shared memory ({parts}); the limit is {layout.room} B"
+    return None
+
+
+def sm90_registers(layout: Sm90Layout, config: Config) -> dict[str, int]:
+    """Registers of a thread that multiplies by value, and an allowance for the rest."""
+    return {**layout.registers(config), "other": FREE_REGISTERS}
+
+
+def sm90_estimate(layout: Sm90Layout, config: Config) -> Estimate:
+    """What a block takes: shared memory exactly, registers as far as the plan knows."""
+    shape = layout.shape(config)
+    tile_q, tile_kv, stages = (config[key] for key in ("tile.q", "tile.kv", "stages"))
+    shapes = {
+        "q": f"{shape.q_tiles} x {tile_q}x{layout.qk.width}",
+        "k": f"{stages} x {tile_kv}x{layout.qk.width}",
+        "v": f"{stages} x {tile_kv}x{layout.v.width}",
+        "o": f"{tile_q}x{layout.v.width}",
+        "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
+        "barriers": f"{sum(layout.barriers(config).values())}, and what is known of tiles",
+    }
+    return Estimate(
+        buffers=tuple(
+            Buffer(name=name, shape=shapes[name], bytes=size)
+            for name, size in layout.shared_memory(config).items()
+        ),
+        registers=sm90_registers(layout, config),
+    )
+
+
+def _pieces(size: int) -> int:
+    return -(-size // PIECE) * PIECE

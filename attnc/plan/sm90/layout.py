@@ -1,0 +1,134 @@
+"""How a Hopper kernel lies on the machine: warpgroups, tiles in shared memory, barriers, registers by role.
+
+The unit is wgmma.m64nNk16 (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"): a warpgroup of four
+warps multiplies 64 rows, whose results lie in its registers as pieces of mma.m16n8k16 do (`sm80.layout`).
+Right operands, and q, are read from shared memory, where TMA writes them: a tile is pieces of 64 columns, 128
+bytes a row, whose 16-byte chunks are permuted within a row (the 128-byte swizzle).
+
+One warpgroup copies, the others multiply. The first gives registers away (setmaxnreg), and the others take
+them: for registers that the launch does not hold they would wait for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnc.model.schedule import Config
+from attnc.plan.sm80.layout import CudaLayout
+
+#: Rows of a wgmma, and columns of a piece of a tile.
+WGMMA_ROWS, PIECE = 64, 64
+#: Registers of a multiprocessor, and steps of a thread's; what a thread that copies does with.
+_REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
+#: Columns of q and k, and of v, that one accumulator can have.
+WIDEST = 256
+#: What a block's shared memory begins with may have to be skipped, so that tiles lie at multiples of it.
+_ALIGNMENT = 1024
+#: Bytes of a barrier; of what is said of a tile of queries, at most.
+_BARRIER, _RECORDS = 8, 256
+#: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
+FREE_REGISTERS = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a config comes to. q_tiles: buffers of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the
+    next tile runs during the softmax of this one; copy_registers, multiply_registers: of a thread of either
+    role.
+    """
+
+    consumers: int
+    q_tiles: int
+    o_tiles: int
+    overlap: int
+    copy_registers: int
+    multiply_registers: int
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+    @property
+    def entry_registers(self) -> int:
+        """Of every thread when the kernel starts."""
+        return entry_registers(self.consumers)
+
+
+def entry_registers(consumers: int) -> int:
+    """What a launch gives each thread of so many warpgroups that multiply, and one that copies."""
+    return min(_REGISTERS // (128 * (consumers + 1)) // _STEP * _STEP, 255)
+
+
+def registers_left(consumers: int, registers: int) -> int:
+    """What those that multiply, with so many registers a thread, leave for a thread that copies."""
+    held = entry_registers(consumers)
+    return min(held * (consumers + 1) - registers * consumers, held) // _STEP * _STEP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm90Layout(CudaLayout):
+    """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
+    writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key,
+    which come through shared memory.
+    """
+
+    by_tma: bool
+    room: int
+    vectors: int = 0
+
+    def chosen(self, config: Config) -> tuple[int, ...]:
+        """Buffers of Q and of o, whether tiles overlap, and the registers of a thread of either role."""
+        shape = self.shape(config)
+        registers = (shape.copy_registers, shape.multiply_registers)
+        return (shape.q_tiles, shape.o_tiles, shape.overlap, *registers)
+
+    def shape(self, config: Config) -> Shape:
+        """The most buffers that fit: first another tile of Q, then one of o."""
+        consumers = config.number("tile.q") // WGMMA_ROWS
+        registers = config.number("registers")
+        buffers = [(2, 1), (2, 0), (1, 1), (1, 0)] if self.by_tma else [(2, 0), (1, 0)]
+        q_tiles, o_tiles = next(
+            (pair for pair in buffers if sum(self._buffers(config, *pair).values()) <= self.room), buffers[-1]
+        )
+        return Shape(
+            consumers=consumers,
+            q_tiles=q_tiles,
+            o_tiles=o_tiles,
+            overlap=int(config["overlap"] is True),
+            copy_registers=registers_left(consumers, registers),
+            multiply_registers=registers,
+        )
+
+    def threads(self, config: Config) -> int:
+        return self.shape(config).threads
+
+    def shared_memory(self, config: Config) -> dict[str, int]:
+        """Bytes of shared memory by buffer, in the kernel's order."""
+        shape = self.shape(config)
+        return self._buffers(config, shape.q_tiles, shape.o_tiles)
+
+    def barriers(self, config: Config) -> dict[str, int]:
+        """Barriers by what they guard: a full and an empty one of each buffer."""
+        stages = config.number("stages")
+        of_keys = {"k": 2 * stages, "v": 2 * stages}
+        loaded = {"vectors": 2 * stages} if self.vectors else {}
+        return {"query tiles": 4, "q": 2 * self.shape(config).q_tiles, **of_keys, **loaded}
+
+    def registers(self, config: Config) -> dict[str, int]:
+        """32-bit registers of a thread that multiplies, those that live through a step."""
+        tile_kv = config.number("tile.kv")
+        p = {"p": tile_kv // 4} if config["overlap"] is True else {}
+        return {"acc": self.dv // 2, "s": tile_kv // 2, **p}
+
+    def _buffers(self, config: Config, q_tiles: int, o_tiles: int) -> dict[str, int]:
+        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+        size = self.element.bytes
+        buffers = {
+            "q": q_tiles * tile_q * self.qk.width * size,
+            "k": stages * tile_kv * self.qk.width * size,
+            "v": stages * tile_kv * self.v.width * size,
+            "o": o_tiles * tile_q * self.v.width * size,
+            "vectors": self.vectors * stages * tile_kv * 4,
+            "barriers": _ALIGNMENT + _BARRIER * (4 + 2 * q_tiles + 6 * stages) + _RECORDS,
+        }
+        return {name: bytes for name, bytes in buffers.items() if bytes}

@@ -1,0 +1,124 @@
+"""The target `cuda.sm_90a`: kernels of wgmma and TMA for Hopper, laid out by the plan.
+
+It means this architecture alone: wgmma and setmaxnreg are in no other. Gradients that no kernel of
+wgmma makes (`sm90_backward`) are made by those of mma.sync, which run on it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from attnc.diagnostics import Diagnostic
+from attnc.model.attention import Variant
+from attnc.model.schedule import Config, Knob, Schedule
+from attnc.plan import names
+from attnc.plan.default_schedule import Shape
+from attnc.plan.device import DEVICES, Device
+from attnc.plan.estimate import Estimate
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.sm80 import Sm80
+from attnc.plan.sm80.backward import plan_cuda_backward
+from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
+from attnc.plan.sm80.forward import cuda_layout
+from attnc.plan.sm90.backward import (
+    Sm90Backward,
+    plan_sm90_backward,
+    sm90_backward_configs,
+    sm90_backward_estimate,
+)
+from attnc.plan.sm90.configs import TARGET, check_sm90, sm90_configs, sm90_estimate, sm90_layout, tiles_for
+from attnc.plan.sm90.layout import Sm90Layout
+from attnc.plan.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm90a(Target):
+    """Kernels in CUDA C++ for Hopper."""
+
+    family: ClassVar = "sm90"
+    reserved: ClassVar = names.CUDA
+    cuts_edges: ClassVar = False
+    always_fills: ClassVar = False
+    has_backward: ClassVar = True
+    has_lazy_maximum: ClassVar = True
+    has_rows_kernel: ClassVar = True
+    splits_wide: ClassVar = False
+
+    def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+        return check_sm90(variant, schedule)
+
+    def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
+        return _OF_GRADIENTS.check_backward(knob)
+
+    def default_schedule(self, shape: Shape) -> Iterator[str]:
+        yield "softmax = online(maximum = lazy(20)), order = longest_first"
+        tiles = {**tiles_for(shape.width), **shape.wanted}
+        yield ", ".join(f"{key} = {value}" for key, value in tiles.items() if key != "warps")
+
+    def configs(
+        self,
+        variant: Variant,
+        schedule: Schedule,
+        kernel: Which = "forward",
+        layout: BackwardLayout | None = None,
+    ) -> tuple[Config, ...]:
+        if kernel == "forward":
+            return sm90_configs(variant, schedule)
+        if isinstance(layout, Sm90Backward) and not over_rows(kernel):
+            return sm90_backward_configs(layout, variant, schedule, kernel)
+        return _OF_GRADIENTS.configs(variant, schedule, kernel, layout)
+
+    def layout(self, variant: Variant, schedule: Schedule, config: Config) -> Sm90Layout:
+        return sm90_layout(variant, schedule)
+
+    def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
+        default = self.configs(variant, schedule)[0]
+        layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
+        return plan_sm90_backward(variant, schedule, layout) or plan_cuda_backward(variant, schedule, layout)
+
+    def shared(
+        self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
+    ) -> int:
+        if kernel == "forward":
+            return sum(_layout(layout).shared_memory(config).values())
+        return _OF_GRADIENTS.shared(variant, config, kernel, layout)
+
+    def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
+        if kernel == "forward":
+            return sm90_estimate(layout_of(module.kernels[0]), config)
+        plan = None if module.backward is None else module.backward.layout
+        if isinstance(plan, Sm90Backward) and not over_rows(kernel):
+            return sm90_backward_estimate(plan, config, kernel)
+        return _OF_GRADIENTS.estimate(module, config, kernel, device)
+
+    def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
+        layout = layout_of(kernel)
+        shape, barriers = layout.shape(config), layout.barriers(config)
+        loading = ", loads what is asked of keys" if layout.vectors else ""
+        yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
+        yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds and copies tiles{loading}"
+        rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
+        plural = "s" if shape.consumers > 1 else " "
+        registers = f"{shape.multiply_registers:3} registers a thread"
+        yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"
+        listed = ", ".join(f"{name} {count}" for name, count in barriers.items())
+        yield f"  {sum(barriers.values())} mbarriers: {listed}"
+
+
+#: What makes the kernels of a backward that wgmma does not.
+_OF_GRADIENTS = Sm80(name=TARGET, devices=(DEVICES["sm_90"],))
+SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
+
+
+def layout_of(kernel: Kernel) -> Sm90Layout:
+    """How a kernel of this target lies on the machine."""
+    return _layout(kernel.layout)
+
+
+def _layout(layout: object) -> Sm90Layout:
+    if not isinstance(layout, Sm90Layout):
+        raise TypeError(f"not a layout of wgmma: {layout!r}")
+    return layout

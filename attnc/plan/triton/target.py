@@ -1,0 +1,150 @@
+"""The target `triton`: its compiler lays out registers and shared memory, so the plan only estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnc.diagnostics import Diagnostic
+from attnc.model.attention import Variant
+from attnc.model.schedule import Config, Knob, Schedule, knobs_of
+from attnc.plan import names
+from attnc.plan.default_schedule import Shape, choices
+from attnc.plan.device import DEVICES, Device
+from attnc.plan.estimate import Estimate
+from attnc.plan.ir import Module
+from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.target import Target
+from attnc.plan.triton import resources
+from attnc.plan.triton.configs import triton_configs
+from attnc.plan.unsupported import unsupported
+
+#: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
+_STRUCTURE = ("loops", "softmax", "persistent", "order", "pack")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Triton(Target):
+    """Kernels in Triton, for every device."""
+
+    family: ClassVar = "triton"
+    reserved: ClassVar = names.TRITON
+    cuts_edges: ClassVar = True
+    always_fills: ClassVar = True
+    has_backward: ClassVar = True
+    has_f32_gradients: ClassVar = True
+    has_rows_kernel: ClassVar = False
+    splits_wide: ClassVar = True
+
+    def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+        for knob in knobs_of(schedule, "forward").values():
+            yield from _knob(knob)
+
+    def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
+        yield from _knob(knob)
+
+    def default_schedule(self, shape: Shape) -> Iterator[str]:
+        yield from _default_schedule(shape)
+
+    def configs(
+        self,
+        variant: Variant,
+        schedule: Schedule,
+        kernel: Which = "forward",
+        layout: BackwardLayout | None = None,
+    ) -> tuple[Config, ...]:
+        return triton_configs(variant, schedule, kernel)
+
+    def shared(
+        self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
+    ) -> int:
+        return resources.room(config, variant, kernel)
+
+    def staged(self, variant: Variant, config: Config) -> int:
+        return resources.staged(config, variant)
+
+    def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
+        return resources.estimate(config, module.variant, device, kernel)
+
+
+TRITON = Triton(name="triton", devices=tuple(DEVICES.values()))
+
+
+def _knob(knob: Knob) -> Iterator[Diagnostic]:
+    if knob.key in _STRUCTURE and len(knob.choices) > 1:
+        yield unsupported(
+            f"'{knob.key}' has one value in a Triton schedule",
+            knob.span,
+            "each value is a kernel of its own",
+            f"write '{knob.key} = ...'",
+        )
+    for value in knob.choices:
+        match knob.key, value:
+            case "tile.q" | "tile.kv" | "warps", int(size) if size & (size - 1):
+                yield unsupported(
+                    f"Triton needs a power of two, not {size}", knob.span, f"'{knob.key}' cannot be {size}"
+                )
+            case "tile.kv", int(size) if size < 16:
+                yield unsupported(
+                    f"Triton multiplies tiles of 16 keys and more, not {size}", knob.span, "too few keys"
+                )
+            case "warp_split", "kv":
+                yield unsupported(
+                    "Triton lays out its own warps",
+                    knob.span,
+                    "split-K between warps cannot be asked for",
+                    "use 'warp_split = q' here, or a CUDA target",
+                )
+            case "tile.d", _:
+                yield unsupported(
+                    "Triton keeps the head dimension whole", knob.span, "cannot be tiled", "remove it"
+                )
+            case _:
+                continue
+        return
+
+
+def _default_schedule(shape: Shape) -> list[str]:
+    wide = shape.dtype == "f32"  # twice the memory, and three products for one
+    width = shape.width * (2 if wide else 1)
+    if width <= 64:
+        first = {"tile.q": 64, "tile.kv": 128, "warps": 4, "stages": 2}
+    elif width <= 128:
+        first = {"tile.q": 64 if shape.masked else 128, "tile.kv": 64, "warps": 4, "stages": 2 + shape.masked}
+    elif width <= 256:
+        first = {
+            "tile.q": 64 if wide else 128,
+            "tile.kv": 32 if wide else 64,
+            "warps": 4 if wide else 8,
+            "stages": 2,
+        }
+    else:
+        first = {"tile.q": 32, "tile.kv": 32, "warps": 4, "stages": 2}
+    lines = ["loops = [q, kv], order = longest_first", *choices(first, shape.wanted)]
+    if shape.gradients:
+        lines += ["backward {", *(f"  {line}" for line in _default_backward(width, wide)), "}"]
+    return lines
+
+
+def _default_backward(width: int, wide: bool) -> list[str]:
+    if width <= 64:
+        dq = {"tile.q": 64, "tile.kv": 64, "warps": 4, "stages": 3}
+        dkdv = {"tile.q": 64, "tile.kv": 64, "warps": 4, "stages": 2}
+    elif width <= 128:
+        dq = {"tile.q": 128, "tile.kv": 64, "warps": 8, "stages": 3}
+        dkdv = {"tile.q": 64, "tile.kv": 64, "warps": 4, "stages": 2}
+    elif width <= 256 and not wide:
+        dq = {"tile.q": 128, "tile.kv": 32, "warps": 8, "stages": 3}
+        dkdv = {"tile.q": 32, "tile.kv": 128, "warps": 8, "stages": 3}
+    else:
+        dq = dkdv = {"tile.q": 32, "tile.kv": 32, "warps": 4, "stages": 2}
+    return [
+        "dq {",
+        "  order = longest_first",
+        *(f"  {line}" for line in choices(dq)),
+        "}",
+        "dkdv {",
+        *(f"  {line}" for line in choices(dkdv)),
+        "}",
+    ]

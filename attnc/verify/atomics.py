@@ -1,0 +1,67 @@
+"""Proves of the text of a module that it adds atomically to nothing but what its plan says: such a sum is not
+the same in every run, and `two_pass`, the default, promises that it is.
+
+Sampling sees it only when programs come in another order and the sum is of numbers whose order matters. A
+tensor is known by the pointer that is added to, or that such a pointer was made from.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+#: Counted in ones, not summed: integers are the same in any order.
+_COUNTERS = frozenset({"fallbacks_ptr"})
+_POINTER = re.compile(r"\b(?:args\.)?(\w+_ptr)\b")
+_ADDITION = re.compile(r"\b(?<!void )(?:atomic_add|atomicAdd)\((?![^,;]*, 1\b)([^;]*);")
+_LOCAL = re.compile(r"\b(?:float|int)\s*\*\s*(?:const\s+)?(\w+)\s*=\s*([^;]*);")
+
+
+def undeclared_atomics(files: Mapping[str, str], atomic: Iterable[str]) -> tuple[str, ...]:
+    """Pointers that a module's files add to atomically though the plan does not say so, each once.
+
+    atomic: inputs whose gradients it says are summed so, as in `Subject.atomic`.
+    """
+    declared = {f"d{name}{kind}" for name in atomic for kind in ("_ptr", "_sum_ptr", "_head")} | _COUNTERS
+    found = dict.fromkeys(
+        pointer for name, text in sorted(files.items()) for pointer in _added_to(name, text)
+    )
+    return tuple(pointer for pointer in found if pointer not in declared)
+
+
+def _added_to(name: str, text: str) -> Iterator[str]:
+    return _in_triton(text) if name.endswith(".py") else _in_cuda(text)
+
+
+def _in_triton(text: str) -> Iterator[str]:
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        made = {
+            node.targets[0].id: node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("tl.atomic_"):
+                yield _base(node.args[0], made)
+
+
+def _base(pointer: ast.expr, made: Mapping[str, ast.expr]) -> str:
+    """The parameter that a pointer was made from, by whatever names: the first of each sum."""
+    while isinstance(pointer, ast.BinOp):
+        pointer = pointer.left
+    if isinstance(pointer, ast.Name) and not pointer.id.endswith("_ptr") and pointer.id in made:
+        return _base(made[pointer.id], {name: made[name] for name in made if name != pointer.id})
+    return ast.unparse(pointer)
+
+
+def _in_cuda(text: str) -> Iterator[str]:
+    made = dict(_LOCAL.findall(text))
+    for arguments in _ADDITION.findall(text):
+        place, left = arguments.split(",")[0], dict(made)
+        while (local := re.match(r"\s*&?\s*(\w+)", place)) is not None and local[1] in left:
+            place = left.pop(local[1])
+        pointer = _POINTER.search(place)
+        yield place.strip() if pointer is None else pointer[1]

@@ -1,0 +1,142 @@
+"""Trains the small GPT of train_gpt.py on several GPUs: its rows over `cp` of them (context parallelism), its
+batches over `dp`, weights and gradients over all (FSDP2). The losses are those of one GPU, within its noise.
+
+    python examples/train_gpt_ranks.py                       # cp = 2, dp = 2: 4 GPUs
+    python examples/train_gpt_ranks.py --cp 2 --dp 1 --steps 8 --tiny    # two processes, interpreted
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+from attnc.distributed import ContextParallel
+from attnc.distributed.launch import on_processes, uses_gpus
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from examples.train_gpt import GPT, SPEC, Settings, batches, corpus, generated, half_precision
+
+#: What interpreted kernels can be waited for.
+TINY = Settings(
+    layers=1, heads=2, kv_heads=1, head_dim=16, context=64, batch=2, steps=8, dtype="f32", device="cpu"
+)
+
+
+class RowsOfGPT(GPT):
+    """The same model on some rows of each text: `rows` are their places."""
+
+    def forward(self, text: Tensor, rows: Tensor | None = None) -> Tensor:
+        if rows is None:
+            return super().forward(text)
+        x: Tensor = self.bytes(text) + self.places[rows]
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
+
+
+def settings_of(steps: int, *, tiny: bool) -> Settings:
+    return replace(TINY if tiny else Settings(), steps=steps)
+
+
+def train_on_rank(rank: int, cp: int, dp: int, settings: Settings, path: str) -> None:
+    """One rank of cp x dp; rank 0 writes the losses."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(settings.device, (dp, cp), mesh_dim_names=("dp", "cp"))
+    attention = ContextParallel(SPEC, mesh["cp"], attention="gpt")
+    shape = (settings.batch // dp, settings.context)
+    q = torch.empty(*shape, settings.heads, settings.head_dim, dtype=_dtype(settings), device="meta")
+    k = torch.empty(*shape, settings.kv_heads, settings.head_dim, dtype=_dtype(settings), device="meta")
+    attention.plan(q, k)
+    rows = attention.rows().to(settings.device)
+    torch.manual_seed(0)
+    model = RowsOfGPT(settings, lambda q, k, v: attention(q, k, v)[0]).to(settings.device)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["dp", "cp"]._flatten("all"))  # weights belong to all ranks
+    fully_shard(model, mesh=mesh["dp", "cp"]._flatten("all"))
+    losses = []
+    for loss in _steps(model, settings, share=(mesh["dp"].get_local_rank(), dp), rows=rows, ranks=cp * dp):
+        dist.all_reduce(loss)
+        losses.append(float(loss) / (cp * dp))
+    if rank == 0:
+        Path(path).write_text(json.dumps(losses), encoding="utf-8")
+
+
+def train_alone(settings: Settings) -> list[float]:
+    """The same training in this process."""
+    torch.manual_seed(0)
+    model = RowsOfGPT(settings, generated(settings)).to(settings.device)
+    return [float(loss) for loss in _steps(model, settings)]
+
+
+def _steps(
+    model: nn.Module,
+    settings: Settings,
+    share: tuple[int, int] = (0, 1),
+    rows: Tensor | None = None,
+    ranks: int = 1,
+) -> Any:
+    """Losses of this rank's rows, scaled so that the mean over ranks is the loss of the batch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95))
+    text = corpus()
+    total = settings.batch * settings.context
+    for batch in batches(text, settings, 0, settings.steps):
+        own = batch.chunk(share[1])[share[0]]
+        inputs, labels = own[:, :-1], own[:, 1:]
+        if rows is not None:
+            inputs, labels = inputs[:, rows], labels[:, rows]
+        with half_precision(settings):
+            logits = model(inputs, rows) if rows is not None else model(inputs)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
+        loss = loss * (ranks / total)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch annotates it so
+        optimizer.step()
+        yield loss.detach()
+
+
+def _dtype(settings: Settings) -> torch.dtype:
+    return torch.float32 if settings.dtype == "f32" else torch.bfloat16
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--cp", type=int, default=2, help="ranks that share the rows of a text")
+    parser.add_argument("--dp", type=int, default=2, help="ranks that share the texts of a batch")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--tiny", action="store_true", help="a model for interpreted kernels")
+    options = parser.parse_args(arguments)
+    ranks = options.cp * options.dp
+    tiny = options.tiny or not uses_gpus(ranks)
+    settings = settings_of(options.steps, tiny=tiny)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "losses.json"
+        on_processes(ranks, train_on_rank, options.cp, options.dp, settings, str(path))
+        shared = json.loads(path.read_text(encoding="utf-8"))
+        on_processes(1, _alone, settings, str(path))
+        alone = json.loads(path.read_text(encoding="utf-8"))
+    apart = max(abs(a - b) for a, b in zip(shared, alone, strict=True))
+    print(f"{'step':>5} {'one':>9} {f'cp {options.cp} dp {options.dp}':>12}")
+    for step in sorted({0, len(alone) // 2, len(alone) - 1}):
+        print(f"{step + 1:5d} {alone[step]:9.4f} {shared[step]:12.4f}")
+    print(f"largest distance of any step: {apart:.2e} nats per byte")
+    return {"alone": alone, "shared": shared}
+
+
+def _alone(rank: int, settings: Settings, path: str) -> None:
+    Path(path).write_text(json.dumps(train_alone(settings)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

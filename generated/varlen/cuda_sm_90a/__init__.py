@@ -1,0 +1,61 @@
+"""varlen for cuda.sm_90a: calls the module made for D.
+
+Made from specs/varlen.attn; `attnc compile specs/varlen.attn` makes it again.
+"""
+
+import torch
+
+from . import d128
+
+#: What the modules' CONFIGS hold.
+Config = d128.Config
+PARAMS = ("D",)
+VARIANTS = {
+    (128,): d128.varlen,
+}
+
+
+def varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    config: Config | None = None,
+    backward_config: dict[str, Config] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score, masked: o = softmax(score) v.
+
+    Shapes and dtypes, for D in {128}:
+        q: bf16[T, Hkv * G, D]
+        k: bf16[S, Hkv, D]
+        v: bf16[S, Hkv, D]
+        cu_q: i32[B + 1]
+        cu_k: i32[B + 1]
+        o: bf16[T, Hkv * G, D]
+        lse: f32[T, Hkv * G]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    Sequence b has the rows cu_q[b] .. cu_q[b + 1] of q and of the results; cu_q[0] is 0.
+    Key j of sequence b is row cu_k[b] + j; cu_k[0] is 0.
+    out: (o, lse) to write to.
+    config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
+    backward_config: by kernel, one of the module's BACKWARD_CONFIGS; for the gradients of q, k, v.
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    if isinstance(q, torch.Tensor) and q.dim() == 3:
+        key = (q.shape[2],)
+    else:  # any variant says which argument is no such tensor, and what it expected
+        key = next(iter(VARIANTS))
+    if key not in VARIANTS:
+        raise _unknown(key)
+    return VARIANTS[key](q, k, v, cu_q, cu_k, out=out, config=config, backward_config=backward_config)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"varlen was not compiled for {asked}; there is: {'; '.join(there_is)}")

@@ -1,0 +1,147 @@
+"""Mistakes that attention over ranks has been found with, planted one at a time in attnc's own text: a place,
+a piece of it that occurs there once, and what stands there instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Shown: TypeAlias = Literal["rows", "parts", "holes", "sink gradient", "decode", "decode sink"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """One mistake. place: `module.function` or `module.Class.method` in `attnc.distributed`; shown_by: which
+    small case shows it, one of training over rows or of decoding; in_systems: where it was met, if it was.
+    """
+
+    name: str
+    place: str
+    old: str
+    new: str
+    shown_by: Shown = "rows"
+    in_systems: str = ""
+
+
+BUGS = (
+    Bug(
+        name="a transfer is dropped",
+        place="moves.Moves.fetch_keys",
+        old="for x, axis, rows in zip(window, axes, own, strict=True):",
+        new="for x, axis, rows in zip(window, axes, own, strict=True) if r != 1 else ():",
+    ),
+    Bug(
+        name="an origin is off by one",
+        place="stages.tables_of",
+        old='"row_at": places - first_key',
+        new='"row_at": places - first_key + 1',
+        in_systems="windows in zigzag order",
+    ),
+    Bug(
+        name="a window ends a key early",
+        place="plan.Plan.parts",
+        old="int(keys[-1]) + 1",
+        new="int(keys[-1])",
+    ),
+    Bug(
+        name="a partial gradient is added twice",
+        place="moves.Moves.return_keys",
+        old="axis, some)",
+        new="axis, some * (1 + (r != self.rank)))",
+    ),
+    Bug(
+        name="gradients of keys are added in bf16",
+        place="moves.Moves.return_keys",
+        old="axis, some)",
+        new="axis, some.bfloat16().float())",
+        in_systems="torch's Flex CP",
+    ),
+    Bug(
+        name="keys of the backward are stale",
+        place="stages.Stages.backward",
+        old="q_part, keys = self._fetch(q, k, v, number)",
+        new="q_part, keys = self._fetch(q, k, v, 0)",
+        shown_by="parts",
+        in_systems="diffusers #14265",
+    ),
+    Bug(
+        name="parts of the heads take each other's queries",
+        place="moves.Moves.heads",
+        old="return first * group, count * group",
+        new="return 0, count * group",
+        shown_by="parts",
+    ),
+    Bug(
+        name="holes of a window are not filled",
+        place="moves.Moves.fetch_keys",
+        old="x.zero_()",
+        new='x.fill_(float("nan"))',
+        shown_by="holes",
+    ),
+    Bug(
+        name="the gradient of a sink is that of one rank",
+        place="engine._Attention.backward",
+        old="total += part",
+        new="total = part",
+        shown_by="sink gradient",
+    ),
+    Bug(
+        name="the lse of partial results counts as base 2",
+        place="decode.SpreadKeys._joined",
+        old="torch.softmax(lse, 0)",
+        new="torch.softmax(lse * 0.6931471805599453, 0)",
+        shown_by="decode",
+        in_systems="sglang #33926",
+    ),
+    Bug(
+        name="a partial result is joined twice",
+        place="decode.SpreadKeys._joined",
+        old="torch.softmax(lse, 0)",
+        new="torch.softmax(lse + 0.6931471805599453 * (torch.arange(len(lse)) == 1)[:, None, None, None], 0)",
+        shown_by="decode",
+    ),
+    Bug(
+        name="a sink counts on every rank",
+        place="decode.SpreadKeys._tables_for",
+        old="math.inf if self.group.rank == 0 else -math.inf",
+        new="math.inf",
+        shown_by="decode sink",
+        in_systems="TransformerEngine #2541 dropped it, which is the same mistake the other way round",
+    ),
+    Bug(
+        name="blocks of keys go round the wrong way",
+        place="decode.Spread.positions",
+        old="+ rank * self.block +",
+        new="+ (self.ranks - 1 - rank) * self.block +",
+        shown_by="decode",
+    ),
+)
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The mistake is there within the block. LookupError if its text is not there exactly once."""
+    module_name, *path = bug.place.split(".")
+    module = importlib.import_module(f"attnc.distributed.{module_name}")
+    owner: Any = module
+    for name in path[:-1]:
+        owner = getattr(owner, name)
+    right = inspect.getattr_static(owner, path[-1])
+    function = inspect.unwrap(getattr(owner, path[-1]))
+    text = textwrap.dedent(inspect.getsource(function))
+    if text.count(bug.old) != 1:
+        raise LookupError(f"{bug.name}: its text is there {text.count(bug.old)} times")
+    made: dict[str, Any] = {}
+    code = compile("from __future__ import annotations\n" + text.replace(bug.old, bug.new), bug.name, "exec")
+    exec(code, function.__globals__, made)
+    setattr(owner, path[-1], made[path[-1]])
+    try:
+        yield
+    finally:
+        setattr(owner, path[-1], right)

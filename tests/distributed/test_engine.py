@@ -1,0 +1,217 @@
+"""Attention over ranks that are threads: every kind of mask and input, forward and gradients, held to the
+float64 reference of the whole by the bound that the plan of the ranks promises.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.diagnostics import DiagnosticError
+from attnc.distributed import ContextParallel
+from attnc.distributed.estimate import Strategy
+from attnc.distributed.verify import RanksCase, cases, run_case
+from attnc.verify.case import Case
+from attnc.verify.interpreter import ensure_interpreter
+from attnc.verify.verdict import Verdict
+from tests.distributed.specs import SPECS, text
+from tests.distributed.threads import Thread, on_ranks
+
+ensure_interpreter()
+
+
+def verdict_of(
+    spec: str,
+    dims: Mapping[str, int],
+    ranks: int,
+    strategy: Strategy | None = None,
+    seed: int = 1,
+    groups: int | None = None,
+) -> Verdict:
+    """What all ranks say of one case; they say the same. groups: parts of the heads, one after the other."""
+    made = RanksCase(case=Case(dims=dims, seed=seed), strategy=strategy)
+
+    def work(group: Thread) -> Verdict:
+        cp = ContextParallel(spec, group, groups=groups)
+        return run_case(cp, cp.spec.variants[0], made)
+
+    found = on_ranks(ranks, work)
+    assert len({verdict.worst for verdict in found}) == 1
+    return found[0]
+
+
+def dims_of(name: str) -> dict[str, int]:
+    sizes = {"B": 1, "M": 45, "N": 45, "Hkv": 2, "G": 1, "H": 2, "R": 63}
+    named = {
+        "alibi": "B M N H", "bias": "B M N H", "distances": "B M N H R",
+    }.get(name, "B M N Hkv G")  # fmt: skip
+    return {key: sizes[key] for key in named.split()}
+
+
+#: Seeds for which no packed sequence has more queries than keys.
+SEEDS = {"packed": 26}
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_results_and_gradients_are_those_of_one_gpu(name: str) -> None:
+    seed = SEEDS.get(name, 1)
+    verdict = verdict_of(SPECS[name], dims_of(name), 3 if name in ("causal", "packed") else 2, seed=seed)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "ranks"),
+    [
+        ("causal", "gather", 3),
+        ("causal", "heads", 2),
+        ("by head", "heads", 2),
+        ("sink", "heads", 2),
+        ("documents", "need", 4),
+        ("alibi", "mixed", 4),
+    ],
+)
+def test_every_strategy(name: str, strategy: Strategy, ranks: int) -> None:
+    verdict = verdict_of(SPECS[name], dims_of(name), ranks, strategy)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {"B": 1, "M": 5, "N": 64, "Hkv": 1, "G": 3},
+        {"B": 1, "M": 1, "N": 1, "Hkv": 1, "G": 1},
+        {"B": 2, "M": 40, "N": 17, "Hkv": 1, "G": 2},
+    ],
+)
+def test_sizes_that_nothing_divides(dims: Mapping[str, int]) -> None:
+    verdict = verdict_of(SPECS["causal"], dims, 3)
+    assert verdict.ok, verdict.message
+
+
+def whole(seed: int = 0, rows: int = 45) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(1, rows, 4, 16), (1, rows, 2, 16), (1, rows, 2, 16)]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def gradients(group: Thread, spec: str = SPECS["causal"], **options: Any) -> tuple[torch.Tensor, ...]:
+    q, k, v = whole()
+    cp = ContextParallel(spec, group, **options)
+    leaves = [x.requires_grad_() for x in cp.shard(q, k, v)]
+    o, lse = cp(*leaves)
+    do = cp.own(whole(1)[0], "o")
+    found = torch.autograd.grad((o, lse), leaves, (do, torch.ones_like(lse)))
+    return (cp.unshard(o), cp.unshard(lse, "lse"), *map(cp.unshard, found, "qkv"))
+
+
+def test_bits_are_those_of_one_rank_and_of_every_run() -> None:
+    """Rows are complete where they are computed: o, lse and dq do not depend on how many ranks there are.
+    Sums over ranks are taken in one order.
+    """
+    alone = on_ranks(1, gradients)[0]
+    first, again = (on_ranks(2, gradients) for _ in range(2))
+    for name, one, many, repeated in zip(
+        ("o", "lse", "dq", "dk", "dv"), alone, first[0], again[0], strict=True
+    ):
+        assert torch.equal(many, repeated), f"{name} differs from run to run"
+        if name in ("o", "lse", "dq"):
+            assert torch.equal(one, many), f"{name} depends on the number of ranks"
+        else:
+            torch.testing.assert_close(one, many, atol=2e-6, rtol=2e-5)
+
+
+def test_only_what_is_needed_is_sent() -> None:
+    def work(group: Thread) -> tuple[int, int]:
+        cp = ContextParallel(SPECS["window"], group)
+        q, k, v = whole(rows=96)
+        shards = cp.shard(q, k, v)
+        with torch.no_grad():
+            cp(*shards)
+        plan = cp.plan(q, k)
+        assert plan.chosen.moved is not None
+        return group.bytes_sent, int(plan.chosen.moved[group.rank].sum())
+
+    found = on_ranks(2, work)
+    assert all(sent == planned for sent, planned in found)
+    assert sum(sent for sent, _ in found) == 32 * 2 * 2 * 16 * 4  # 20 keys are two blocks
+
+
+def test_a_rank_with_other_rows_is_an_error_on_all() -> None:
+    def work(group: Thread) -> str:
+        cp = ContextParallel(SPECS["causal"], group)
+        q, k, v = cp.shard(*whole())
+        if group.rank == 1:
+            q = q[:, :-1]
+        try:
+            cp(q, k, v)
+        except (ValueError, RuntimeError) as failure:
+            return f"{type(failure).__name__}: {failure}"
+        return "no error"
+
+    found = on_ranks(3, work)
+    assert "q: expected" in found[1]
+    assert "on rank 1, as the plan says" in found[1]
+    assert found[0] == found[2] == "RuntimeError: rank 1 cannot call small: see its error"
+
+
+def test_a_rank_with_another_plan_is_an_error_on_all() -> None:
+    def work(group: Thread) -> str:
+        cp = ContextParallel(SPECS["causal"], group, strategy="gather" if group.rank else "need")
+        q, k, v = cp.shard(*whole())
+        try:
+            cp(q, k, v)
+        except RuntimeError as failure:
+            return str(failure)
+        return "no error"
+
+    for message in on_ranks(2, work):
+        assert message.startswith("rank 1 is about to call small with another spec, plan or type than rank 0")
+
+
+def test_what_is_not_covered_is_said_before_anything_moves() -> None:
+    spec = text(inputs=("p: f32[]", "seed: i64[]"), normalize="softmax(dropout = p, seed = seed)")
+
+    def work(group: Thread) -> str:
+        cp = ContextParallel(spec, group)
+        with pytest.raises(DiagnosticError) as refused:
+            cp.shard(*whole(), 0.1, 1)
+        assert not group.bytes_sent
+        return refused.value.diagnostics[0].message
+
+    assert on_ranks(2, work) == ["dropout is not shared out over ranks yet"] * 2
+
+
+def test_mistakes_are_named() -> None:
+    def work(group: Thread) -> None:
+        cp = ContextParallel(SPECS["documents"], group)
+        q, k, v = whole()
+        with pytest.raises(RuntimeError, match="there is no plan yet"):
+            cp(q, k, v)
+        with pytest.raises(ValueError, match="doc: the plan depends on it"):
+            cp.shard(q, k, v)
+        with pytest.raises(TypeError, match="dock: not an input; the spec has doc"):
+            cp.shard(q, k, v, dock=1)
+        with pytest.raises(ValueError, match=r"no variant for torch\.float16"):
+            cp.plan(q.half(), k.half())
+
+    on_ranks(1, work)
+
+
+def test_every_row_and_label_can_be_found() -> None:
+    def work(group: Thread) -> tuple[torch.Tensor, torch.Tensor]:
+        cp = ContextParallel(SPECS["causal"], group)
+        q, k, v = whole()
+        shard = cp.shard(q, k, v)[0]
+        assert torch.equal(q[:, cp.rows()], shard)
+        assert torch.equal(cp.unshard(shard, "q"), q)
+        return cp.rows(), shard
+
+    rows = torch.cat([rows for rows, _ in on_ranks(3, work)])
+    assert torch.equal(rows.sort().values, torch.arange(45))
+
+
+def test_cases_are_of_every_strategy() -> None:
+    cp = on_ranks(1, lambda group: ContextParallel(SPECS["causal"], group))[0]
+    found = list(cases(cp.spec.variants[0].attention, 10))
+    assert {made.strategy for made in found} == {None, "need", "gather", "heads", "mixed"}

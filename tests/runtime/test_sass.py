@@ -1,0 +1,144 @@
+"""What is read from machine code: where waits, sums and addresses ended up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnc.runtime.cubin import tool
+from attnc.runtime.nvrtc import compile_cubin
+from attnc.runtime.sass import Loop, disassemble, findings, loops
+
+needs_nvdisasm = pytest.mark.skipif(tool("nvdisasm") is None, reason="Triton's wheel has nvdisasm")
+
+#: Two products a turn; a wait for a barrier whose loop lies elsewhere, and a loop that does not multiply.
+TEXT = """
+	.section	.text.attention,"ax",@progbits
+.text.attention:
+        /*0000*/                   R2UR UR4, R2 ;
+.L_x_9:
+        /*0010*/                   IADD3 R1, R1, -0x1, RZ ;
+        /*0020*/               @P1 BRA `(.L_x_9) ;
+.L_x_1:
+        /*0030*/                   R2UR UR8, R2 ;
+        /*0040*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT, gsb0 ;
+        /*0050*/                   HGMMA.64x128x16.F32.BF16 R88, R4, gdesc[UR8].tnspB, R88, gsb0 ;
+        /*0060*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0070*/                   MUFU.EX2 R24, R24 ;
+        /*0080*/                   MUFU.EX2 R25, R25 ;
+        /*0090*/                   FADD R1, R24, R25 ;
+        /*00a0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R3], R5 ;
+        /*00b0*/              @!P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*00c0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*00d0*/                   MUFU.EX2 R26, R26 ;
+        /*00e0*/                   LDL R7, [R1] ;
+        /*00f0*/               @P0 BRA `(.L_x_4) ;
+        /*0100*/                   FADD R1, R1, R26 ;
+        /*0110*/                   FADD R1, R1, R27 ;
+.L_x_4:
+        /*0120*/               @P1 BRA `(.L_x_1) ;
+        /*0130*/                   HGMMA.64x128x16.F32.BF16 R88, R4, gdesc[UR8].tnspB, R88, gsb0 ;
+        /*0140*/                   EXIT ;
+.L_x_2:
+        /*0150*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R3], R5 ;
+        /*0160*/              @!P0 BRA `(.L_x_2) ;
+        /*0170*/                   BRA `(.L_x_3) ;
+.L_x_5:
+        /*0180*/                   BRA `(.L_x_5);
+"""
+
+FOUND = Loop(kernel="attention", products=2, exponentials=3, hidden=2, moves=1, sums=3, apart=2, local=1)
+
+
+def test_the_loop_that_multiplies_is_found_and_counted() -> None:
+    assert loops(TEXT) == (FOUND,)
+
+
+def test_every_kernel_is_read_by_itself() -> None:
+    both = loops(TEXT + TEXT.replace("attention", "second"))
+    assert both == (FOUND, replace(FOUND, kernel="second"))
+
+
+def test_outer_loops_are_not_counted() -> None:
+    outer = TEXT.replace(
+        "        /*0140*/", "        /*0138*/               @P3 BRA `(.L_x_9) ;\n        /*0140*/"
+    )
+    assert loops(outer) == (FOUND,)
+
+
+GOOD = Loop(kernel="f", products=16, exponentials=64, hidden=64, moves=4, sums=70, apart=4)
+
+
+@pytest.mark.parametrize(
+    ("loop", "said"),
+    [
+        (replace(GOOD, hidden=17), "47 of 64 exponentials wait for the product that should hide them"),
+        (replace(GOOD, moves=48), "48 R2UR for 16 HGMMA: addresses are not uniform"),
+        (replace(GOOD, apart=66), "66 of 70 FADD come after the exponentials and not among them"),
+        (replace(GOOD, local=3), "3 loads and stores of spilled registers"),
+    ],
+)
+def test_what_is_slow_is_said(loop: Loop, said: str) -> None:
+    assert findings(loop, overlaps=True) == (said,)
+
+
+def test_a_good_loop_is_passed_over_and_so_is_one_that_does_not_overlap() -> None:
+    assert findings(GOOD, overlaps=True) == ()
+    assert findings(replace(GOOD, hidden=0), overlaps=False) == ()
+
+
+SOURCE = """
+typedef unsigned long long u64;
+extern "C" __global__ void __launch_bounds__(128, 1)
+f(float* x, const u64* matrices, u64 matrix, const volatile int* ready, int n)
+{
+    float d[4], e[16];
+    u64 a = PER_THREAD ? matrices[threadIdx.x] : matrix;
+    for (int i = 0; i < 16; ++i) e[i] = x[16 * threadIdx.x + i];
+    for (int i = 0; i < 4; ++i) d[i] = 0.0f;
+#pragma unroll 1
+    for (int k = 0; k < n; ++k, a += 8) {
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+                     "{%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0;"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a));
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        if (EARLY) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        for (int i = 0; i < 16; ++i) asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(e[i]) :: "memory");
+        if (!EARLY) {  // behind a branch, over which ptxas moves no wait
+            while (*ready < k);
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        }
+    }
+    float sum = d[0] + d[1] + d[2] + d[3];
+    for (int i = 0; i < 16; ++i) sum += e[i];
+    x[threadIdx.x] = sum;
+}
+"""
+
+
+def compiled(*, early: bool = False, per_thread: bool = False) -> Loop:
+    options = ["-arch=sm_90a", f"-DEARLY={int(early)}", f"-DPER_THREAD={int(per_thread)}"]
+    text = disassemble(compile_cubin(SOURCE, options).image)
+    assert text is not None
+    (loop,) = loops(text)
+    return loop
+
+
+@needs_nvdisasm
+def test_exponentials_behind_the_wait_are_told_from_those_in_front() -> None:
+    good, bad = compiled(), compiled(early=True)
+    assert (good.products, good.exponentials) == (1, 16)
+    assert 12 < good.hidden <= 16
+    assert (bad.products, bad.exponentials) == (1, 16)
+    assert bad.hidden < 8
+    assert findings(bad, overlaps=True)
+    assert not findings(good, overlaps=True)
+
+
+@needs_nvdisasm
+def test_addresses_that_differ_between_threads_are_told_from_uniform_ones() -> None:
+    assert compiled().moves == 0
+    assert compiled(per_thread=True).moves > 0

@@ -1,0 +1,56 @@
+"""Keys and values go to their slots, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.verify.interpreter import ensure_interpreter
+
+ensure_interpreter()
+
+from attnc.runtime.slots import store  # noqa: E402  # Triton's interpreter has to be chosen first
+
+H, D, Dv, PAGE = 3, 8, 5, 4
+
+
+def made(tokens: int = 6) -> tuple[torch.Tensor, ...]:
+    """k and v with strides of their own, and caches: keys by heads, values by rows."""
+    k = torch.randn(tokens, 2 * H, D)[:, ::2]
+    v = torch.randn(H, tokens, Dv).transpose(0, 1)
+    k_cache = torch.zeros(7, H, PAGE, D).transpose(1, 2)
+    return k, v, k_cache, torch.zeros(7, PAGE, H, Dv)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_tokens_go_to_their_slots(dtype: torch.dtype) -> None:
+    k, v, k_cache, v_cache = made()
+    slots = [9, -1, 0, 27, 13]  # the last of six tokens has none
+    store(k, v, k_cache, v_cache, torch.tensor(slots, dtype=dtype))
+    rows, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+    for slot in range(len(rows)):
+        token = slots.index(slot) if slot in slots else None
+        assert torch.equal(rows[slot], torch.zeros(H, D) if token is None else k[token])
+        assert torch.equal(values[slot], torch.zeros(H, Dv) if token is None else v[token])
+
+
+def test_no_tokens_are_no_launch() -> None:
+    k, v, k_cache, v_cache = made(0)
+    store(k, v, k_cache, v_cache, torch.zeros(0, dtype=torch.int64))
+
+
+def test_wrong_arguments_are_named() -> None:
+    k, v, k_cache, v_cache = made()
+    slots = torch.arange(6)
+    with pytest.raises(ValueError, match=r"k: expected rows of shape \[3, 8\] .*, got \[2, 8\]"):
+        store(k[:, :2], v, k_cache, v_cache, slots)
+    with pytest.raises(ValueError, match=r"v: expected rows of shape \[3, 5\]"):
+        store(k, v, k_cache, v_cache[:5], slots)
+    with pytest.raises(ValueError, match="v: expected a contiguous last axis"):
+        store(k, v.mT.contiguous().mT, k_cache, v_cache, slots)
+    with pytest.raises(
+        TypeError, match=r"k: expected dtype torch.float32, that of the cache, got torch.float16"
+    ):
+        store(k.half(), v, k_cache, v_cache, slots)
+    with pytest.raises(ValueError, match="slots: expected at most 6, got 7"):
+        store(k, v, k_cache, v_cache, torch.arange(7))

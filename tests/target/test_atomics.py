@@ -1,0 +1,72 @@
+"""Nothing is summed in the order of chance unless the plan says so: the proof, and that it can fail."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from attnc.plan import ir
+from attnc.target.files import render_files
+from attnc.verify.atomics import undeclared_atomics
+from attnc.verify.subjects import atomic_inputs
+from tests.plans import plans_of
+from tests.planted.hunting import files_with
+from tests.planted.registry import BUGS, module_of
+from tests.verify.judging import modules_of
+
+ROOT = Path(__file__).parents[2]
+SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.attn"))
+SUMMED = """attention summed {{
+  input q: bf16[B, M, H, 64]
+  input k, v: bf16[B, N, H, 64]
+  input slope: f32[H]
+  input table: f32[H, 65]
+  score = dot(q, k) / 8 + slope[h] * (kv_idx - q_pos) + table[h, clamp(q_pos - kv_idx, 0, 64)]
+  normalize = softmax
+  output o: bf16[B, M, H, 64]
+  grad q, k, v, slope, table
+}}
+schedule summed for {target} {{
+  tile.q = 32, tile.kv = 32, warps = 2
+  backward {{ accumulate.dslope = {way}, accumulate.dtable = atomic, accumulate.dq = {way} }}
+}}
+"""
+
+
+@cache
+def modules(spec: str) -> tuple[ir.Module, ...]:
+    return plans_of(ROOT / "specs" / f"{spec}.attn").modules
+
+
+def texts(module: ir.Module) -> dict[str, str]:
+    return render_files(module, path="a.attn", sha256="0" * 64)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_two_passes_add_nothing_atomically(spec: str) -> None:
+    """The first module of each attention and target."""
+    first = {(module.variant.attention.name, module.target): module for module in reversed(modules(spec))}
+    for module in first.values():
+        assert undeclared_atomics(texts(module), atomic_inputs(module)) == ()
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+def test_what_is_added_atomically_is_found(target: str) -> None:
+    (module,) = modules_of(SUMMED.format(target=target, way="atomic"))
+    assert atomic_inputs(module) == {"q", "slope", "table"}
+    assert undeclared_atomics(texts(module), {"q", "slope", "table"}) == ()
+    for left_out in ("q", "slope", "table"):
+        (pointer,) = undeclared_atomics(texts(module), {"q", "slope", "table"} - {left_out})
+        assert pointer.startswith(f"d{left_out}_")
+    (module,) = modules_of(SUMMED.format(target=target, way="two_pass"))
+    assert undeclared_atomics(texts(module), {"table"}) == ()
+    assert undeclared_atomics(texts(module), ()) == ("dtable_ptr",)
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda"])
+def test_two_passes_in_one_are_found(target: str) -> None:
+    bug = BUGS[f"{target} precision: two passes in one"]
+    module = module_of(bug.attention, bug.target)
+    assert undeclared_atomics(files_with(bug), atomic_inputs(module)) == ("dslope_ptr",)

@@ -1,0 +1,128 @@
+"""Kernels for Hopper on the CPU, thread by thread: masks, scores, and the lazy maximum with its fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import pytest
+
+from attnc.target.files import render_files
+from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.subject import Subject
+from attnc.verify.subjects import subject_of
+from attnc.verify.verdict import Verdict
+from tests.targets import needs_gxx
+from tests.verify.judging import modules_of, spec
+
+pytestmark = needs_gxx
+
+LAZY = "softmax = online(maximum = lazy(20)), consumers = 2, tile.kv = 32"
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "bias": ("input bias: f32[B, N]",),
+    "doc": ("input doc: i32[B, N] is sorted",),
+    "sink": ("input sink: f32[H]",),
+    "lens": ("input lens: i32[B]", "length N = lens[b]"),
+    "dropout": ("input p: f32[]", "input seed: i64[]"),
+}
+SCORE = "dot(q, k) / sqrt(32)"
+
+
+def text_of(
+    mask: str = "",
+    *,
+    score: str = SCORE,
+    more: str = "",
+    normalize: str = "softmax",
+    schedule: str = LAZY,
+    dtype: str = "bf16",
+) -> str:
+    lines = [
+        f"input q: {dtype}[B, M, H, 32]",
+        f"input k, v: {dtype}[B, N, H, 32]",
+        *INPUTS.get(more, ()),
+        f"score = {score}",
+        *([f"mask = {mask}"] if mask else []),
+        f"normalize = {normalize}",
+        f"output o: {dtype}[B, M, H, 32]",
+        "output lse: f32[B, H, M]",
+    ]
+    return spec(lines, schedule, target="cuda.sm_90a")
+
+
+@cache
+def subject(text: str, wrong: str = "", instead: str = "") -> Subject:
+    """The module of a spec, with a line of its kernel changed."""
+    (module,) = modules_of(text)
+    if not wrong:
+        return subject_of(module)
+    source = render_files(module, path="a.attn", sha256="")["default.cu"]
+    assert source.count(wrong) == 1, wrong
+    return subject_of(module, {"default.cu": source.replace(wrong, instead)})
+
+
+def verdict(made: Subject, logits: str = "random", m: int = 130, n: int = 200, seed: int = 0) -> Verdict:
+    case = Case(dims={"B": 1, "H": 2, "M": m, "N": n}, logits=logits, seed=seed)
+    return check(made, case, fills=("nan",))
+
+
+#: Styles of scores that a maximum has to follow.
+JUMPS = ("rising", "falling", "spike", "huge", "very_negative", "low")
+KINDS = {
+    "eager": text_of("causal", schedule="softmax = online(rescale = lazy(8)), consumers = 2, tile.kv = 32"),
+    "not_overlapped": text_of("causal", schedule=f"{LAZY}, overlap = false"),
+    "window": text_of("window(40, 3)"),
+    "documents": text_of("causal and doc[b, q_pos] == doc[b, kv_idx]", more="doc"),
+    "key_bias": text_of("causal", score=f"{SCORE} + bias[b, kv_idx]", more="bias"),
+    "sink": text_of("causal", normalize="softmax(sink = sink[h])", more="sink"),
+    "lengths": text_of("causal", more="lens"),
+    "dropout": text_of("causal", normalize="softmax(dropout = p, seed = seed)", more="dropout"),
+    "negative": text_of("causal", score=f"-3 * {SCORE}"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_and_scores_are_right(kind: str) -> None:
+    made = subject(KINDS[kind])
+    found = verdict(made)
+    assert found.ok, found.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("logits", JUMPS)
+def test_a_lazy_maximum_follows_scores_that_jump(dtype: str, logits: str) -> None:
+    found = verdict(subject(text_of(dtype=dtype)), logits)
+    assert found.ok, found.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "instead"),
+    [
+        ("if (moves) {", "if (false) {"),
+        ("m[r] += up;", ""),
+        ("sum[r] *= factor[r];", ""),
+    ],
+    ids=["never_moves", "m_stays", "sums_stay"],
+)
+def test_a_maximum_that_does_not_move_shows(wrong: str, instead: str) -> None:
+    made = subject(text_of(), wrong, instead)
+    assert not all(verdict(made, logits).ok for logits in JUMPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "instead"),
+    [
+        ("failed |= !(most < 1e30f);", ""),
+        ("const bool writes = !failed &&", "const bool writes = again == 0 &&"),
+    ],
+    ids=["never_gives_up", "writes_anyway"],
+)
+def test_a_tile_that_is_not_computed_again_shows(wrong: str, instead: str) -> None:
+    """What jumps by more than 2^100 has no exponentials to move by."""
+    made = subject(text_of(), wrong, instead)
+    assert not all(verdict(made, logits).ok for logits in JUMPS)
