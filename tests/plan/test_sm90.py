@@ -139,11 +139,3 @@ def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float
 def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
     lines = "\n  ".join(SM90A.default_schedule(Shape("bf16", 128, gradients=False, masked=True)))
     assert planned(lines, d=128).kernels[0].grid.longest_first
-
-
-def test_gradients_come_from_the_kernels_of_mma_sync() -> None:
-    module = planned(grads="q, k, v")
-    assert module.backward is not None
-    files = render_files(module, path="a.attn", sha256="")
-    assert "mma.sync" in files["default_backward_dkdv.cu"]
-    assert "wgmma" in files["default.cu"]

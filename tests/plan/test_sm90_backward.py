@@ -22,7 +22,7 @@ def planned(mask: str = CAUSAL, *, dkdv: str = "", accumulate: str = "atomic", *
     inner = f"\n    dkdv {{ {dkdv} }}\n  " if dkdv else ""
     schedule = f"  backward {{ accumulate.dq = {accumulate} {inner}}}"
     given = {"grads": "q, k, v", **options}
-    return planning.planned(mask, schedule=schedule, target="cuda.sm_90a", **given)  # type: ignore[arg-type]
+    return planning.planned(mask, schedule=schedule, target="cuda.sm_90a", **given)  # type: ignore[arg-type]  # of many types
 
 
 def is_by_wgmma(module: Module) -> bool:
@@ -57,6 +57,16 @@ def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> N
         ("true", {}),
         ("kv_idx <= q_pos and kv_idx > q_pos - 100", {}),
         ("kv_idx < n[b]", {"inputs": ("n: i32[B]",)}),
+        ("true", {"accumulate": "two_pass"}),
+        (
+            CAUSAL,
+            {
+                "accumulate": "two_pass",
+                "grads": "q, k, v, x",
+                "score": "dot(q, k) + x[h]",
+                "inputs": ("x: f32[H]",),
+            },
+        ),
         (CAUSAL, {"score": "50 * tanh(dot(q, k) / 50)"}),
         (CAUSAL, {"score": "dot(q, k) + slope[h] * (kv_idx - q_pos)", "inputs": ("slope: f32[H]",)}),
     ],
@@ -69,17 +79,18 @@ def test_masks_and_scores_have_it(mask: str, options: dict[str, Any]) -> None:
     "options",
     [
         {"d": 192},
-        {"accumulate": "two_pass"},
         {"accumulate": "sequential"},
+        {"grads": "q, k, v, x", "score": "dot(q, k) + x[h]", "inputs": ("x: f32[H]",)},
         {
+            "accumulate": "two_pass",
             "grads": "q, k, v, x",
-            "score": "dot(q, k) + x[h]",
-            "inputs": ("x: f32[H]",),
+            "score": "dot(q, k) + x[kv_idx]",
+            "inputs": ("x: f32[N]",),
         },
     ],
 )
 def test_what_it_does_not_do_has_the_kernels_of_mma_sync(options: dict[str, object]) -> None:
-    assert not is_by_wgmma(planned(**options))  # type: ignore[arg-type]
+    assert not is_by_wgmma(planned(**options))  # type: ignore[arg-type]  # of many types
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """The backward of the Hopper target by wgmma: who has it, and how its kernel lies on the machine.
 
-One kernel makes dq, dk and dv. A block keeps 128 keys, 64 for each of two warpgroups that multiply; a third
-copies K and V once, and tiles of Q and dO. S^T = K Q^T and dP^T = V dO^T are accumulators in registers, which
-rounded to 16 bits are left operands of dV += P^T dO and dK += dS^T Q. dQ = dS K sums over the keys of both
-warpgroups: dS goes through shared memory, and dQ is added to f32 sums in memory.
+One kernel makes dk and dv, and with `accumulate.dq = atomic` dq. A block keeps 128 keys, 64 for each of two
+warpgroups that multiply; a third copies K and V once, and tiles of Q and dO. S^T = K Q^T and dP^T = V dO^T
+are accumulators in registers, which rounded to 16 bits are left operands of dV += P^T dO and dK += dS^T Q.
+dQ = dS K sums over the keys of both warpgroups: dS goes through shared memory, and dQ is added to f32 sums.
 
 Accumulators of dK, dV, S^T, dP^T and dQ decide the queries of a tile: 128 up to a head dimension of 64, 64 up
-to one of 128. Wider heads, and what the kernel does not do yet, have the kernels of `cuda.sm_80`.
+to one of 128. What the kernel does not make (dq in two passes, other gradients, wider heads, packed
+sequences) the kernels of `cuda.sm_80` make.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import SIZES, nothing_fits
+from attnc.plan.gradients import wanted_loads
 from attnc.plan.layout import KernelName
 from attnc.plan.signature import kv_heads, normalise
-from attnc.plan.sm80.backward_layout import CudaBackward
+from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
+from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, entry_registers
 
 #: Warpgroups that multiply; keys of a tile; tiles of K, and of dS, in shared memory.
@@ -62,46 +65,55 @@ class Sm90Backward(CudaBackward):
         return 128 if self.qk_pieces == 1 else 64
 
     def shared_memory(self, config: Config, kernel: KernelName) -> dict[str, int]:
+        if over_rows(kernel):
+            return CudaBackward.shared_memory(self, config, kernel)
         stages, row = config.number("stages"), 2 * PIECE
         return {
             "k": K_TILES * KEYS * self.qk_pieces * row,
             "v": KEYS * self.v_pieces * row,
             "q": stages * self.queries * self.qk_pieces * row,
             "do": stages * self.queries * self.v_pieces * row,
-            "ds": DS_TILES * self.queries * KEYS * 2,
+            **({"ds": DS_TILES * self.queries * KEYS * 2} if self.adds_dq else {}),
             "staged": 4 * CONSUMERS * STAGED,
             "rows": stages * 2 * self.queries * 4,
             "barriers": _ALIGNMENT + _BARRIERS,
         }
 
     def registers(self, config: Config, kernel: KernelName) -> dict[str, int]:
+        if over_rows(kernel):
+            return CudaBackward.registers(self, config, kernel)
         scores = self.queries // 2
         return {
             "dk": self.layout.d // 2,
             "dv": self.layout.dv // 2,
             "s": scores,
             "dp": scores,
-            "dq": DQ_COLUMNS // 2,
+            **({"dq": DQ_COLUMNS // 2} if self.adds_dq else {}),
         }
 
 
-def by_wgmma(variant: Variant, schedule: Schedule) -> bool:
-    """Whether the kernel of wgmma makes all that is asked for."""
+def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> Sm90Backward | None:
+    """How the kernels of a schedule lie; None where wgmma does not make dk and dv as they are asked for."""
     attention = normalise(variant.attention)
-    default = configs(schedule, "backward", variant)[0]
-    d, dv = feature(attention.q), feature(attention.v)
-    sums_dq = "q" in attention.grads and default["accumulate.dq"] == "atomic"
-    fits = dv <= PIECE if d <= PIECE else max(d, dv) <= _WIDEST
-    plain = all(isinstance(t.storage, Dense) for t in (attention.q, attention.k, attention.v))
-    by_head = kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask)
-    return (
-        sums_dq
-        and fits
-        and plain
-        and not by_head
-        and set(attention.grads) <= {"q", "k", "v"}
-        and not attention.lengths
+    accumulate = (
+        configs(schedule, "backward", variant)[0]["accumulate.dq"] if "q" in attention.grads else None
     )
+    adds_dq = accumulate == "atomic"
+    others = set(attention.grads) - {"q", "k", "v"}
+    # a kernel over queries makes other gradients, but for those of what is loaded of each key
+    apart = accumulate == "two_pass" and all(x.along != ("kv",) for x in wanted_loads(attention))
+    d, dv = feature(attention.q), feature(attention.v)
+    if dv > PIECE if d <= PIECE else max(d, dv) > _WIDEST:
+        return None
+    if not all(isinstance(t.storage, Dense) for t in (attention.q, attention.k, attention.v)):
+        return None
+    if attention.lengths or (kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask)):
+        return None
+    if not {"k", "v"} & set(attention.grads) and not adds_dq:
+        return None
+    if (others and not apart) or accumulate == "sequential":
+        return None
+    return Sm90Backward(layout=layout, exchange=False, adds_dq=adds_dq, sums=bool(others))
 
 
 def sm90_backward_configs(

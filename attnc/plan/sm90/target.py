@@ -1,7 +1,7 @@
 """The target `cuda.sm_90a`: kernels of wgmma and TMA for Hopper, laid out by the plan.
 
-It means this architecture alone: wgmma and setmaxnreg are in no other. Gradients are made by the kernels of
-mma.sync, which run on it too.
+It means this architecture alone: wgmma and setmaxnreg are in no other. Gradients that no kernel of
+wgmma makes (`sm90_backward`) are made by those of mma.sync, which run on it too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from attnc.plan.ir import Kernel, Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.backward import plan_cuda_backward
-from attnc.plan.sm80.backward_layout import CudaBackward
+from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm90.backward import (
     Sm90Backward,
-    by_wgmma,
+    plan_sm90_backward,
     sm90_backward_configs,
     sm90_backward_estimate,
 )
@@ -67,7 +67,7 @@ class Sm90a(Target):
     ) -> tuple[Config, ...]:
         if kernel == "forward":
             return sm90_configs(variant, schedule)
-        if isinstance(layout, Sm90Backward):
+        if isinstance(layout, Sm90Backward) and not over_rows(kernel):
             return sm90_backward_configs(layout, variant, schedule, kernel)
         return _OF_GRADIENTS.configs(variant, schedule, kernel, layout)
 
@@ -77,9 +77,7 @@ class Sm90a(Target):
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
         default = self.configs(variant, schedule)[0]
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
-        if by_wgmma(variant, schedule):
-            return Sm90Backward(layout=layout, exchange=False, adds_dq=True, sums=False)
-        return plan_cuda_backward(variant, schedule, layout)
+        return plan_sm90_backward(variant, schedule, layout) or plan_cuda_backward(variant, schedule, layout)
 
     def shared(
         self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
@@ -91,8 +89,9 @@ class Sm90a(Target):
     def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
             return sm90_estimate(layout_of(module.kernels[0]), config)
-        if module.backward is not None and isinstance(module.backward.layout, Sm90Backward):
-            return sm90_backward_estimate(module.backward.layout, config, kernel)
+        plan = None if module.backward is None else module.backward.layout
+        if isinstance(plan, Sm90Backward) and not over_rows(kernel):
+            return sm90_backward_estimate(plan, config, kernel)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 
     def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:

@@ -74,6 +74,10 @@ class Sm90BackwardHost(CudaBackwardHost):
     @property
     def sections(self) -> Iterator[str]:
         """KV heads whose q, do and sums of dq lie in the L2 cache together; nothing is walked by q heads."""
+        section, kv_section = super().sections
+        if not self.adds_dq:
+            yield from (section, kv_section)
+            return
         layout = self._plan.layout
         row = (layout.d + layout.dv) * layout.element.bytes + 64 * self._plan.qk_pieces * 4
         group = " * G" if self._kv_heads == "Hkv" else ""
@@ -88,6 +92,8 @@ class Sm90BackwardHost(CudaBackwardHost):
 
     @property
     def finish_changes(self) -> str:
+        if not self.adds_dq:
+            return ""
         row = (self._plan.layout.d + FINISH_PITCH) * self._plan.layout.element.bytes
         return f"WARPS={FINISH_WARPS}, STAGES=1, shared={row} * config.BLOCK_M"
 
@@ -98,4 +104,6 @@ class Sm90BackwardHost(CudaBackwardHost):
             yield name, source, f"tuple(map(_finish_config, {configs}))" if is_last else configs
 
     def _blocks(self, planned: BackwardKernel) -> str:
+        if planned.over_q:
+            return super()._blocks(planned)
         return f"min({super()._blocks(planned)}, gpu.multiprocessors)"

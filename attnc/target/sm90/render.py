@@ -15,6 +15,8 @@ from attnc.target.layout import tidy
 from attnc.target.numbers import numbers_in
 from attnc.target.operator import OperatorText
 from attnc.target.quote import without_comments
+from attnc.target.sm80.backward import CudaBackwardText
+from attnc.target.sm80.backward_file import CudaFileText
 from attnc.target.sm80.backward_host import CudaBackwardHost
 from attnc.target.sm80.backward_rows import RowsText
 from attnc.target.sm80.render import backward_source, cuda_environment, render_backward, tidy_cuda
@@ -72,15 +74,19 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardH
     backward = module.backward
     if backward is None or backward.preprocess is None or not isinstance(backward.layout, Sm90Backward):
         return render_backward(module, page)
-    (planned,) = backward.kernels
     arguments = Sm90Arguments(module)
-    rows = RowsText(module, arguments, backward.preprocess)
-    text, finish = Sm90BackwardText(module, arguments, planned), Sm90FinishText(module, arguments)
-    sources = {
-        rows: ("cuda/backward_preprocess", "cuda/backward_module"),
-        text: ("sm90/backward_dkdv", "sm90/backward_module"),
-        finish: ("sm90/backward_finish", "cuda/backward_module"),
+    frame = "cuda/backward_module"
+    sources: dict[CudaFileText, tuple[str, str]] = {
+        RowsText(module, arguments, backward.preprocess): ("cuda/backward_preprocess", frame)
     }
+    for planned in backward.kernels:
+        if planned.over_q:
+            sources[CudaBackwardText(module, arguments, planned)] = ("cuda/backward_dq", frame)
+        else:
+            text = Sm90BackwardText(module, arguments, planned)
+            sources[text] = ("sm90/backward_dkdv", "sm90/backward_module")
+    if arguments.adds_dq:
+        sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
     names = {
         made.name: f"{module.variant.name}_{template.split('/')[1]}.cu"
         for made, (template, _) in sources.items()
