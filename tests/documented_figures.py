@@ -210,4 +210,4 @@ def schedules() -> str:
 def ranks() -> str:
     """One GPU and four, once that has been measured."""
     path = ROOT / "docs" / "figures" / "ranks_h200.json"
-    return ranks_report.markdown(path) if path.exists() else "Not measured yet."
+    return ranks_report.markdown(path) if path.exists() else "Not measured yet.\n"
