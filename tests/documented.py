@@ -50,7 +50,7 @@ PROBES: Mapping[str, Mapping[str, str]] = {
         "[kv, q]": "loops = [kv, q], softmax = online(rescale = every_step)",
         "[kv]": "loops = [kv]",
     },
-    "tile.q": {"tiles": "tile.q = 64"},
+    "tile.q": {"tiles": "tile.q = 128"},
     "tile.kv": {"tiles": "tile.kv = 64"},
     "tile.d": {"tiles": "tile.d = 32"},
     "warps": {"4, 8": "warps in {4, 8}", "12": "warps = 12"},
@@ -142,7 +142,7 @@ def is_compiled(text: str) -> bool:
     return bool(planned.modules) and not {d.code for d in planned.warnings} & {"W0802", "W0803"}
 
 
-def _compiles(target: str, changes: Mapping[str, str], setting: str = "tile.q = 64") -> bool:
+def _compiles(target: str, changes: Mapping[str, str], setting: str = "tile.kv = 64") -> bool:
     statements = "\n".join(
         [*({**_PLAIN, **changes}.values()), "score = dot(q, k) / sqrt(64)", "mask = causal"]
     )

@@ -29,7 +29,7 @@ def test_a_target_has_a_toolchain_a_runner_and_text(name: str) -> None:
     assert TARGETS[name].devices
     assert toolchain_of(name).package in ("triton", "cupy")
     assert runner_of(name).device(name) in ("cpu", "cuda")
-    module = planned(schedule="tile.q = 64, tile.kv = 64", target=name)
+    module = planned(schedule="tile.q = 128, tile.kv = 64", target=name)
     first, *others = render_files(module, path="a.attn", sha256="0")
     assert first == f"{module.variant.name}.py"
     assert all(other.startswith(module.variant.name) for other in others)
