@@ -13,7 +13,8 @@ from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir_backward import kernels_of
-from attnc.plan.sm90.layout import Sm90Layout
+from attnc.plan.sm90.backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.loader import load_file
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, nvrtc_version
@@ -85,7 +86,11 @@ def test_the_backward_compiles_too(path: Path) -> None:
             kernel, layout = names[name].kernel, module.backward.layout
             assert layout is not None
             needed = sum(layout.registers(kernel.configs[0], names[name].name).values())
-            assert needed <= cubin.registers <= 255
+            if isinstance(layout, Sm90Backward) and names[name].name == "dkdv":
+                assert needed <= MULTIPLY_REGISTERS
+                assert cubin.registers == entry_registers(CONSUMERS)
+            else:
+                assert needed <= cubin.registers <= 255
             assert config.shared == kernel.shared[0]
 
 
