@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 #: For reading and planning a file, which is what `attnc check` does, and as many again for what a command
 #: then makes of the plans: about a second of a core each.
-MAX_STEPS = 600_000
+MAX_STEPS = 500_000
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

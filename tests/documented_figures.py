@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from math import ceil, floor
 
+from attnc.bench import ranks_report
 from attnc.bench.papers_report import markdown, read_papers
 from attnc.plan.dispatch import admits, load_tables
 from attnc.source import Source
@@ -204,3 +205,9 @@ def schedules() -> str:
     longest = [("for all sizes", "times the fastest, at most", "at"), ("---",) * 3]
     longest += [(name, f"{ceil(100 * times) / 100:.2f}x", place) for name, (times, place) in worst.items()]
     return f"{table(grid)}\n{table(longest)}"
+
+
+def ranks() -> str:
+    """One GPU and four, once that has been measured."""
+    path = ROOT / "docs" / "figures" / "ranks_h200.json"
+    return ranks_report.markdown(path) if path.exists() else "Not measured yet.\n"

@@ -14,6 +14,7 @@ from attnc.distributed.estimate import Strategy
 from attnc.distributed.verify import RanksCase, cases, run_case
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
+from attnc.verify.simt import available
 from attnc.verify.verdict import Verdict
 from tests.distributed.specs import SPECS, text
 from tests.distributed.threads import Thread, on_ranks
@@ -209,6 +210,24 @@ def test_every_row_and_label_can_be_found() -> None:
 
     rows = torch.cat([rows for rows, _ in on_ranks(3, work)])
     assert torch.equal(rows.sort().values, torch.arange(45))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="needs a C++ compiler")
+def test_another_target() -> None:
+    """CUDA kernels, thread by thread: results alone, since their gradients of keys are not f32."""
+    spec = text(dtype="bf16").replace("for triton", "for cuda.sm_80").replace("= 16", "= 64")
+    made = RanksCase(case=Case(dims={"B": 1, "M": 20, "N": 20, "Hkv": 1, "G": 1}, seed=1))
+
+    def work(group: Thread) -> Verdict:
+        cp = ContextParallel(spec, group, target="cuda.sm_80")
+        q, k, v = (x[:, :20, :1].bfloat16().requires_grad_() for x in whole())
+        with pytest.raises(RuntimeError, match="has no gradients over ranks"):
+            cp(*cp.shard(q, k, v))
+        return run_case(cp, cp.spec.variants[0], made)
+
+    verdict = on_ranks(2, work)[0]
+    assert verdict.ok, verdict.message
 
 
 def test_cases_are_of_every_strategy() -> None:

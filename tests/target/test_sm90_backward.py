@@ -24,8 +24,8 @@ SPILLED_BY_COPIES = 96
 KERNEL = "under_test_backward_dkdv"
 
 
-def compiled(mask: str, **options: object) -> Any:
-    host: Any = load_module(planned(mask, **options))  # type: ignore[arg-type]  # of many types
+def compiled(mask: str, **options: Any) -> Any:
+    host: Any = load_module(planned(mask, **options))
     source, (config, *_) = host._KERNELS[KERNEL]
     assert source.endswith("_backward_dkdv.cu")
     return compile_cubin(host._source(KERNEL), host._options(config, True, "sm_90"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -15,7 +16,7 @@ from attnc.plan import ir
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
-from attnc.verify.search import fuzz
+from attnc.verify.search import fuzz, verify
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
@@ -58,6 +59,26 @@ def test_a_search_ends_with_its_time(shrink: bool, monkeypatch: pytest.MonkeyPat
     assert report.ok
     assert 0 < report.examples < 20
     assert report.seconds < 50
+
+
+def test_a_record_has_its_cases_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cases_run(least: int) -> int:
+        clock = count()  # a second for each look at it
+        with monkeypatch.context() as patched:
+            now = SimpleNamespace(monotonic=lambda: float(next(clock)))
+            patched.setattr("attnc.verify.search.time", now)
+            made = replace(subject("prefix_lm"), gradients=None)
+            return verify(made, count=9, seconds=1, least=least, fills=("nan",)).examples
+
+    assert cases_run(0) < 4 == cases_run(4)
+
+
+def test_gradients_of_a_case_that_costs_too_much_are_left_out() -> None:
+    limits = Limits(tiles={0: (64, 64)})
+    few, many = {"B": 1, "M": 2, "N": 4097}, {"B": 1, "M": 2, "N": 49152}
+    assert limits.includes_gradients(few, 0)
+    assert limits.cost(many, 0) <= limits.most
+    assert not limits.includes_gradients(many, 0)
 
 
 def test_surroundings_have_no_influence() -> None:

@@ -70,6 +70,7 @@ def test_the_array_meets_what_it_can(name: str) -> None:
     space, limits = subject.space, subject.limits()
     cases = list(covering_cases(space, limits, 24))
     assert cases[:5] == list(covering_cases(space, limits, 5))[:5]
+    assert len(list(covering_cases(space, limits, 1))) == 1
     coverage = Coverage(space)
     fit = fit_of(space.attention, len(space.configs))
     for case in cases:

@@ -175,7 +175,7 @@ def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
 def test_many_sequences() -> None:
     """More than one round of the search looks at."""
     made = subject()
-    right(made, case(made, 3, B=150, M=3, N=5, G=1))
+    right(made, case(made, 4, B=130, M=3, N=5, G=1))
 
 
 def test_sums_in_memory_are_refused() -> None:

@@ -23,6 +23,7 @@ from attnc.verify.projection_check import (
 from tests.plans import plans_of
 from tests.planted.bug import plant
 from tests.planted.registry import BUGS
+from tests.verify.judging import examples
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -57,7 +58,7 @@ def test_the_fixed_cases(name: str, variant: str) -> None:
 
 @pytest.mark.slow
 def test_drawn_cases() -> None:
-    report = fuzz_projection(subject("linear_bias", "bf16"), examples=80)
+    report = fuzz_projection(subject("linear_bias", "bf16"), examples=examples(16))
     assert not report.failures
 
 

@@ -32,6 +32,7 @@ typedef unsigned int u32;
 struct bf16 { unsigned short bits; };  // storage only: arithmetic is in float
 typedef bf16 element;
 struct alignas(16) Chunk { u32 words[4]; };
+struct alignas(64) TensorMap { unsigned long long words[16]; };  // made by the driver, read by TMA
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int DV = 64;
@@ -39,6 +40,7 @@ constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
+    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;
@@ -52,6 +54,7 @@ struct Args {
     float* lse2_ptr;
     float* delta_ptr;
     float* dslope_ptr;
+    int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_vb, stride_vn, stride_vh;

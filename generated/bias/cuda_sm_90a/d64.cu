@@ -614,6 +614,11 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             release_v();
         };
         const unsigned char* const first_byte = (const unsigned char*)records - RECORDS_AT;  // of the tiles
+        // What was loaded of keys has been read: by all lanes, which have met since.
+        auto release_x = [&] {
+            mbarrier_arrive_if(barrier_of(base, X_EMPTY, x.at), lane == 0);
+            x.step();
+        };
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
             const float* const key_bias_kv_tile = (const float*)(first_byte + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4);
@@ -647,14 +652,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                             }
                         }
                 }
-            mbarrier_arrive_if(barrier_of(base, X_EMPTY, x.at), lane == 0);
-            x.step();
         };
         // p of the first tile.
         auto first_p = [&](int kv_lo) {
             score(Yes{}, kv_lo);
             float shift[ROWS];
             row_maxima(m, scores[0]);
+            release_x();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 m[r] = m[r] * SCALE + ABOVE;
@@ -673,6 +677,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
                 exponentials(scores[0], m, sum);
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
+                release_x();
 
                 finish();
                 if (moves) {  // rarely
@@ -699,6 +704,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             }
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
+            release_x();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 top[r] = top[r] * SCALE + ABOVE;

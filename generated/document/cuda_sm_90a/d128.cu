@@ -675,6 +675,11 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             release_v();
         };
         const unsigned char* const first_byte = (const unsigned char*)records - RECORDS_AT;  // of the tiles
+        // What was loaded of keys has been read: by all lanes, which have met since.
+        auto release_x = [&] {
+            mbarrier_arrive_if(barrier_of(base, X_EMPTY, x.at), lane == 0);
+            x.step();
+        };
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
             const int* const doc_kv_tile = (const int*)(first_byte + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4);
@@ -695,14 +700,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                             }
                         }
                 }
-            mbarrier_arrive_if(barrier_of(base, X_EMPTY, x.at), lane == 0);
-            x.step();
         };
         // p of the first tile.
         auto first_p = [&](int kv_lo) {
             score(Yes{}, kv_lo);
             float shift[ROWS];
             row_maxima(m, scores[0]);
+            release_x();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 m[r] = m[r] * SCALE + ABOVE;
@@ -721,6 +725,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
                 exponentials(scores[0], m, sum);
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
+                release_x();
 
                 finish();
                 if (moves) {  // rarely
@@ -747,6 +752,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             }
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
+            release_x();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 top[r] = top[r] * SCALE + ABOVE;

@@ -19,34 +19,52 @@
 // ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
+//
+// Blocks stay on their multiprocessors and take tiles of keys from a counter. Of a block, one thread copies by TMA, and each of two
+// warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are left operands of
+// dv and dk.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
-#define BLOCK_N 64  // keys of a tile
-#define WARPS 4
-#define STAGES 2  // tiles in shared memory of what the inner loop copies
-#define ALIGNED 1  // rows start at multiples of 16 bytes
+#define BLOCK_N 128  // keys of a tile, 64 for each warpgroup that multiplies
+#define STAGES 2  // tiles of Q and of dO in shared memory
 #endif
 
 typedef unsigned int u32;
+typedef unsigned long long u64;
 struct bf16 { unsigned short bits; };  // storage only: arithmetic is in float
 typedef bf16 element;
-struct alignas(16) Chunk { u32 words[4]; };
+struct alignas(64) TensorMap { u64 words[16]; };  // made by the driver, read by TMA
 struct alignas(8) Pair { float values[2]; };
 
-constexpr int THREADS = 32 * WARPS;
+constexpr int CONSUMERS = BLOCK_N / 64, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 128, DV = 128;
-constexpr int WARP_N = 32;  // keys of a warp: PARTS warps share them
-constexpr int PARTS = WARPS * WARP_N / BLOCK_N;
-constexpr int COLUMNS = BLOCK_M / PARTS;  // queries of the scores of a warp
-constexpr int D_COLUMNS = (D / 16 + PARTS - 1) / PARTS * 16;  // of dk, for each
-constexpr int DV_COLUMNS = (DV / 16 + PARTS - 1) / PARTS * 16;  // of dv
-constexpr bool WHOLE_D = D_COLUMNS * PARTS == D, WHOLE_DV = DV_COLUMNS * PARTS == DV;
-constexpr int ROWS = WARP_N / 8;  // rows of a thread: 8 * r + lane / 4
+constexpr int ROWS = 2, COLUMNS = BLOCK_M;  // of a thread's scores: keys 8 * r + lane / 4 of its warp, and all queries of a tile
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
 
+// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
+constexpr int QK_PIECES = 2, V_PIECES = 2;
+constexpr int K_TILES = 2;
+constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
+constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, DO_BYTES = V_PIECES * BLOCK_M * 128;
+constexpr int STAGED = 4096;  // bytes through which a warp's results leave
+constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES;
+constexpr int STAGED_AT = DO_AT + STAGES * DO_BYTES;
+constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
+// Behind them the barriers, and the number of the tile at hand. FULL: it can be read; EMPTY: nobody reads it any more.
+constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
+constexpr int TILE_FULL = 0, TILE_EMPTY = 1, V_FULL = 2, V_EMPTY = 3, K_FULL = 4, K_EMPTY = K_FULL + K_TILES;
+constexpr int Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES, DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + STAGES;
+constexpr int TILE_AT = BARRIERS_AT + 8 * (DO_EMPTY + STAGES);
+
+// More registers than the launch holds would be waited for for ever.
+constexpr int COPY_REGISTERS = 24, MULTIPLY_REGISTERS = 240;
+static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers");
+static_assert(BLOCK_N == 128 && BLOCK_M * QK_PIECES == 128 && STAGES >= 2, "tiles");
+
 struct Args {
+    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;
@@ -60,6 +78,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_vb, stride_vn, stride_vh;
@@ -79,58 +98,203 @@ struct Args {
 #else
 
 // Of a place in shared memory.
-__device__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
+__device__ __forceinline__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
 
-// 16 bytes from global to shared memory, zeros if not `inside`; there after a wait for the group of the copy.
-__device__ void copy_async(void* to, const void* from, bool inside)
+// ---- mbarriers: a phase ends when all threads that count have arrived and all bytes that were announced have
+
+__device__ __forceinline__ void mbarrier_init(u32 barrier, int arrivals)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(address(to)), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-__device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Other threads and the copy engine see the barriers.
+__device__ __forceinline__ void mbarrier_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
-// Waits until at most GROUPS of the newest groups of this thread's copies are under way.
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// Not a branch, which would end the block of instructions that ptxas interleaves.
+__device__ __forceinline__ void mbarrier_arrive_if(u32 barrier, bool arrives)
+{
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0;\n"
+                 "@p mbarrier.arrive.shared::cta.b64 _, [%0]; }" :: "r"(barrier), "r"((int)arrives) : "memory");
+}
+
+// Arrives, and announces so many bytes.
+__device__ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// Until the phase of this parity has ended; the one before the first has parity 1.
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity)
+{
+    asm volatile("{ .reg .pred p;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra.uni done;\n"
+                 "bra.uni again;\n"
+                 "done: }" :: "r"(barrier), "r"(parity) : "memory");
+}
+
+// ---- TMA: boxes of 64 columns between global and shared memory, where the 128-byte swizzle permutes their 16-byte chunks
+
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map)
+{
+    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
+
+// Zeros outside of the tensor; all bytes of the box count on the barrier.
+__device__ __forceinline__ void tma_load(u32 to, const TensorMap& map, u32 barrier, int column, int row, int head, int batch)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, { %3, %4, %5, %6 }], [%2];"
+                 :: "r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const TensorMap& map, u32 from, int column, int row, int head, int batch)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %2, %3, %4, %5 }], [%1];"
+                 :: "l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until this thread's stores have read shared memory, and until they are done.
+__device__ __forceinline__ void tma_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void tma_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Four 8 x 8 pieces; lane i gives the place of row i % 8 of piece i / 8. x of piece p: row lane / 4, columns 2 (lane % 4) and the next.
+__device__ __forceinline__ void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u32 x3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 :: "r"(row), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+
+// What this thread has written to shared memory, the copy engine and the tensor cores see.
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- wgmma: a warpgroup multiplies 64 rows. Warp w has rows 16 w + lane / 4 (elements 0, 1 of a piece) and that + 8 (2, 3), columns
+// 8 j + 2 (lane % 4) and the next of piece j.
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Until at most GROUPS of the newest groups are under way.
 template <int GROUPS>
-__device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
+__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(GROUPS) : "memory"); }
 
-// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
-__device__ void load_pieces(u32 (&x)[4], u32 row)
+// Of a tile in shared memory with the 128-byte swizzle; leading, pitch: bytes between its pieces.
+__device__ __forceinline__ u64 wgmma_descriptor(u32 place, u32 leading, u32 pitch)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
+    return (u64)((place & 0x3FFFF) >> 4) | (u64)(leading >> 4) << 16 | (u64)(pitch >> 4) << 32 | 1ull << 62;
 }
 
-// The same, each piece transposed.
-__device__ void load_pieces_transposed(u32 (&x)[4], u32 row)
+// d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
+__device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accumulate)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+                 "%32, %33, p, 1, 1, 0, 0; }"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+                   "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+                   "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+                   "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+                   "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+                 : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
-// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4)
-// and the next.
-__device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+// d += a b, or d = a b, of 128 columns: a in registers, b by rows.
+__device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulate)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+                 "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+                   "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+                   "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+                   "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+                   "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+                   "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+                   "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+                   "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
+                   "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+                   "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
+                   "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+                   "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+                   "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
+
+// ---- copies of plain runs of bytes, multiples of 16
+
+__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// The values are there, and nothing that reads them stands above: for the compiler, which does not know what a wait means.
+template <int N>
+__device__ __forceinline__ void pin(float (&x)[N][4])
+{
+    #pragma unroll
+    for (int j = 0; j < N; ++j)
+        asm volatile("" : "+f"(x[j][0]), "+f"(x[j][1]), "+f"(x[j][2]), "+f"(x[j][3]) :: "memory");
+}
+
+template <int N>
+__device__ __forceinline__ void pin(u32 (&x)[N][4])
+{
+    #pragma unroll
+    for (int j = 0; j < N; ++j)
+        asm volatile("" : "+r"(x[j][0]), "+r"(x[j][1]), "+r"(x[j][2]), "+r"(x[j][3]) :: "memory");
+}
+
+// ---- warpgroups
+
+// A thread's registers from now on: fewer of those that copy, so that those that multiply can have more.
+template <int COUNT>
+__device__ __forceinline__ void warpgroup_give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT)); }
+template <int COUNT>
+__device__ __forceinline__ void warpgroup_take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT)); }
+
+// To a place in shared memory.
+template <class Value>
+__device__ __forceinline__ void store_shared(u32 place, const Value& x)
+{
+    *(Value*)__cvta_shared_to_generic(place) = x;
+}
+
+// The same in all lanes, and the compiler knows.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // Two floats rounded to 16 bits, the first in the low half.
-__device__ u32 pack(float low, float high)
+__device__ __forceinline__ u32 pack(float low, float high)
 {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-__device__ float exp2_(float x)
+__device__ __forceinline__ float exp2_(float x)
 {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -138,187 +302,56 @@ __device__ float exp2_(float x)
 }
 
 // The value of the lane whose number differs in the bits of `mask`.
-__device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+__device__ __forceinline__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+__device__ __forceinline__ u32 from_lane(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+
+__device__ __forceinline__ bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
 #endif
 
-__device__ void store_chunk(element* to, const element* from)
-{
-#if ALIGNED
-    *(Chunk*)to = *(const Chunk*)from;
-#else
-    for (int i = 0; i < 8; ++i)
-        to[i] = from[i];
-#endif
-}
+// Of barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8
-// neighbouring rows in different banks: chunk c of row r lies at c ^ (r / (8 / PERIOD) % PERIOD).
-template <int WIDTH>
-constexpr int PERIOD = WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2;
+// A buffer of a ring of COUNT, and the parity of the phase that is waited for next at its barriers.
+template <int COUNT>
+struct Ring {
+    int at;
+    u32 parity;
+    __device__ __forceinline__ Ring after() const { return at + 1 == COUNT ? Ring{0, parity ^ 1} : Ring{at + 1, parity}; }
+    __device__ __forceinline__ void step() { *this = after(); }
+};
 
-// Where chunk `chunk` of row `row` lies, in elements.
-template <int WIDTH>
-__device__ int at(int row, int chunk)
-{
-    return row * WIDTH + (chunk ^ (row / (8 / PERIOD<WIDTH>) & (PERIOD<WIDTH> - 1))) * 8;
-}
-
-// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-template <int WIDTH>
-__device__ u32 after(u32 first, int chunks)
-{
-    return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
-}
-
-// Starts copying 8 elements to shared memory; zeros if not `inside`.
-__device__ void copy_chunk(element* to, const element* from, bool inside)
-{
-#if ALIGNED
-    copy_async(to, from, inside);
-#else
-    for (int i = 0; i < 8; ++i)
-        to[i] = inside ? from[i] : element{0};
-#endif
-}
-
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
-{
-    constexpr int CHUNKS = WIDTH / 8, AT_ONCE = THREADS / CHUNKS;  // rows
-    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    const element* source = from + (first + row) * stride + chunk * 8;
-    if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at<WIDTH>(row + i, chunk), source,
-                           first + row + i < stop && (WIDTH == SIZE || chunk < SIZE / 8));
-}
-
-// Rows first .. first + COUNT - 1 of a matrix with SIZE columns, below row `stop`, from a tile in shared memory.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void store_rows(element* to, long long stride, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = SIZE / 8;
-    for (int i = threadIdx.x; i < COUNT * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(to + (first + row) * stride + chunk * 8, tile + at<WIDTH>(row, chunk));
-    }
-}
-
-// products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
-template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
-    const u32 right_first = address(right + at<WIDTH>(column + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int j = 0; j < J; ++j)
-            products[i][j][0] = products[i][j][1] = products[i][j][2] = products[i][j][3] = 0.0f;
-    #pragma unroll
-    for (int d = 0; d < WIDTH / 16; ++d) {
-        u32 a[I][4], b[J / 2][4];
-        #pragma unroll
-        for (int i = 0; i < I; ++i)
-            load_pieces(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            load_pieces(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            #pragma unroll
-            for (int i = 0; i < I; ++i) {
-                multiply_add(products[i][2 * j], a[i], b[j][0], b[j][1]);
-                multiply_add(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
-            }
-    }
-}
-
-// Accumulator pieces rounded to left operands: two neighbouring 8 columns wide ones are one of depth 16.
-template <int I, int N>
-__device__ void to_left(u32 (&left)[I][N][4], const float (&pieces)[I][2 * N][4])
+// products = left right^T: 64 rows of a tile of BLOCK_N rows times a tile of BLOCK_M rows, DEPTH columns of both.
+template <int DEPTH>
+__device__ __forceinline__ void multiply_rows(float (&products)[BLOCK_M / 8][4], u64 left, u64 right)
 {
     #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int n = 0; n < N; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                left[i][n][x] = pack(pieces[i][2 * n + x / 2][x % 2 * 2], pieces[i][2 * n + x / 2][x % 2 * 2 + 1]);
+    for (int d = 0; d < DEPTH / 16; ++d)
+        wgmma(products, left + (d / 4 * BLOCK_N * 128 + d % 4 * 32) / 16, right + (d / 4 * BLOCK_M * 128 + d % 4 * 32) / 16, d > 0);
+    wgmma_commit();
 }
 
-// sums += left right, for 8 J columns from `column` on; `right` is a tile whose rows are the depth. Not WHOLE: some of
-// the columns may be past the last one.
-template <int WIDTH, bool WHOLE, int I, int N, int J>
-__device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], const element* right, int column)
+// sums += left right: `right` is a tile whose BLOCK_M rows are the depth.
+template <int PIECES>
+__device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 (&left)[BLOCK_M / 16][4], u64 right)
 {
-    const int lane = threadIdx.x % 32;
-    const u32 first = address(right + at<WIDTH>(lane % 16, lane / 16));
     #pragma unroll
-    for (int j = 0; j < J / 2; ++j)
-        if (WHOLE || column + 16 * j < WIDTH)
-            #pragma unroll
-            for (int n = 0; n < N; ++n) {
-                u32 b[4];
-                load_pieces_transposed(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
-                #pragma unroll
-                for (int i = 0; i < I; ++i) {
-                    multiply_add(sums[i][2 * j], left[i][n], b[0], b[1]);
-                    multiply_add(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
-                }
-            }
+    for (int m = 0; m < BLOCK_M / 16; ++m)
+        wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
-// Accumulator pieces times `scale` to columns `column` and on of a tile, rounded.
-template <int WIDTH, bool WHOLE, int I, int J>
-__device__ void to_tile(element* tile, int row, int column, const float (&sums)[I][J][4], float scale)
+// Rounded: pieces of the accumulator of a product are those of a left operand.
+__device__ __forceinline__ void to_left(u32 (&left)[BLOCK_M / 16][4], const float (&x)[BLOCK_M / 8][4])
 {
-    const int lane = threadIdx.x % 32;
     #pragma unroll
-    for (int i = 0; i < 2 * I; ++i)
+    for (int m = 0; m < BLOCK_M / 16; ++m)
         #pragma unroll
-        for (int j = 0; j < J; ++j)
-            if (WHOLE || column + 8 * j < WIDTH)
-                *(u32*)(tile + at<WIDTH>(row + 8 * i + lane / 4, column / 8 + j) + 2 * (lane % 4)) =
-                    pack(sums[i / 2][j][i % 2 * 2] * scale, sums[i / 2][j][i % 2 * 2 + 1] * scale);
-}
-
-// Left operands, as rows of a tile from `row` on and columns from 8 `chunk` on.
-template <int WIDTH, int I, int N>
-__device__ void left_to_tile(element* tile, int row, int chunk, const u32 (&left)[I][N][4])
-{
-    const int lane = threadIdx.x % 32;
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int n = 0; n < N; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                *(u32*)(tile + at<WIDTH>(row + 16 * i + x % 2 * 8 + lane / 4, chunk + 2 * n + x / 2) + 2 * (lane % 4)) =
-                    left[i][n][x];
-}
-
-// What left_to_tile put there.
-template <int WIDTH, int I, int N>
-__device__ void load_left(u32 (&left)[I][N][4], const element* tile, int row, int chunk)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 first = address(tile + at<WIDTH>(row + lane % 16, lane / 16));
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int n = 0; n < N; ++n)
-            load_pieces(left[i][n], after<WIDTH>(first, chunk + 2 * n) + 16 * i * WIDTH * sizeof(element));
+        for (int i = 0; i < 4; ++i)
+            left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
 // Keeps a condition a branch: the compiler would rather evaluate both sides.
-__device__ void branch() { asm volatile("" ::: "memory"); }
+__device__ __forceinline__ void branch() { asm volatile("" ::: "memory"); }
 
 template <class Value>
 __device__ Value where(bool condition, Value then, Value otherwise) { return condition ? then : otherwise; }
@@ -353,49 +386,118 @@ __device__ int upper_bound(const Value* row, long long stride, int length, long 
     return lo;
 }
 
-// dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
-extern "C" __global__ void __launch_bounds__(THREADS) document_backward_dkdv(const __grid_constant__ Args args)
+// One thread: takes tiles from the counter, says which, and copies K, V, and tiles of Q and dO as buffers become free.
+__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, volatile int* number)
 {
-    extern __shared__ __align__(128) element shared[];
-    element* const k_tile = shared;  // [BLOCK_N][D]; dk leaves through it
-    element* const v_tile = k_tile + BLOCK_N * D;  // [BLOCK_N][DV]; and dv
-    element* const q_tiles = v_tile + BLOCK_N * DV;  // [STAGES][BLOCK_M][D]
-    element* const do_tiles = q_tiles + STAGES * BLOCK_M * D;  // [STAGES][BLOCK_M][DV]
-    element* const ds_tile = do_tiles + STAGES * BLOCK_M * DV;  // [BLOCK_N][BLOCK_M]
-    element* const p_tile = ds_tile + BLOCK_N * BLOCK_M;  // [BLOCK_N][BLOCK_M]
-    float* const row_tiles = (float*)(p_tile + BLOCK_N * BLOCK_M);  // [STAGES][lse2, delta][BLOCK_M]
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int part = warp % PARTS, first_key = warp / PARTS * WARP_N, first_query = part * COLUMNS;
     const int B = args.B, H = args.H, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
-
-    // Tiles are walked in sections of KV heads whose q and do share the L2 cache.
-    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tile = blockIdx.x;
-    const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
-    const int heads = min(args.KV_SECTION, B * Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
-    const int kv_lo = rank / heads * BLOCK_N;
-    const int b = (first_head + rank % heads) / Hkv, h_kv = (first_head + rank % heads) % Hkv;
-    const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
-    const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
-    copy_rows<D, D, BLOCK_N>(k_tile, args.k_ptr + b * args.stride_kb + h_kv * args.stride_kh, args.stride_kn, kv_lo, N);
-    copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh, args.stride_vn, kv_lo, N);
-    if (STAGES == 1)
-        commit_copies();  // else they belong to the first group
-
-    // Row r of a thread is key first_key + 8 * r + g of the tile.
-    int kv_idx[ROWS];
-    for (int r = 0; r < ROWS; ++r)
-        kv_idx[r] = kv_lo + first_key + 8 * r + g;
-    int doc_kv[ROWS];
-    float dk[WARP_N / 16][D_COLUMNS / 8][4] = {}, dv[WARP_N / 16][DV_COLUMNS / 8][4] = {};
-    for (int group = 0; group < G; ++group) {  // the query heads that share this KV head
-        const int h = h_kv * G + group;
-        const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
-        const element* const DO = args.do_ptr + b * args.stride_dob + h * args.stride_doh;
-        const long long first_row = (long long)(b * H + h) * args.M_padded;
-        for (int r = 0; r < ROWS; ++r) {
-            doc_kv[r] = kv_idx[r] < N ? doc_row[kv_idx[r] * args.stride_doc_1] : 0;
+    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * Hkv);
+    Ring<1> at = {0, 1}, v = {0, 1};
+    Ring<K_TILES> k = {0, 1};
+    Ring<STAGES> q = {0, 1};
+    for (int tile = blockIdx.x;; at.step()) {
+        mbarrier_wait(barrier_of(base, TILE_EMPTY, 0), at.parity);
+        *number = tile < tiles ? tile : -1;
+        mbarrier_arrive(barrier_of(base, TILE_FULL, 0));
+        if (tile >= tiles)
+            break;
+        // Tiles are walked in sections of KV heads whose q and do share the L2 cache.
+        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
+        const int heads = min(args.KV_SECTION, B * Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
+        const int kv_lo = rank / heads * BLOCK_N;
+        const int b = (first_head + rank % heads) / Hkv, h_kv = (first_head + rank % heads) % Hkv;
+        const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
+        const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
+        // causal and doc[b, q_pos] == doc[b, kv_idx]: which q tiles are partial, and which are full
+        const int doc_first = kv_lo < N ? doc_row[kv_lo * args.stride_doc_1] : 0;
+        const int doc_last = kv_hi < N ? doc_row[kv_hi * args.stride_doc_1] : 0;
+        const int doc_from = lower_bound(doc_row, args.stride_doc_1, N, doc_first);
+        const int doc_to = upper_bound(doc_row, args.stride_doc_1, N, doc_last);
+        const int lo = max(max(kv_lo + M - N, where<int>(N < M && 0 >= doc_first, 0, doc_from + M - N)), 0) / BLOCK_M * BLOCK_M;
+        const int hi = doc_to + M - N;
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_first = lo;
+        int q_lo = q_first;
+        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        int h = h_kv * G;
+        tile = gridDim.x + atomicAdd(args.counter_ptr, 1);
+        if (q_lo >= hi)
+            continue;
+        // K of this tile arrives while the one before is still at work.
+        mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
+        mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
+        #pragma unroll
+        for (int piece = 0; piece < QK_PIECES; ++piece)
+            tma_load(base + K_AT + k.at * K_BYTES + piece * BLOCK_N * 128, args.k_map, barrier_of(base, K_FULL, k.at), 64 * piece,
+                     kv_lo, h_kv, b);
+        k.step();
+        bool first = true;
+        #pragma unroll 1
+        while (q_lo < hi) {
+            const int q_next = next(q_lo);
+            const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
+            mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
+            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);
+            #pragma unroll
+            for (int piece = 0; piece < QK_PIECES; ++piece)
+                tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
+                         q_lo, h, b);
+            bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
+            mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
+            mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES + BLOCK_M * 4);
+            #pragma unroll
+            for (int piece = 0; piece < V_PIECES; ++piece)
+                tma_load(base + DO_AT + q.at * DO_BYTES + piece * BLOCK_M * 128, args.do_map, barrier_of(base, DO_FULL, q.at), 64 * piece,
+                         q_lo, h, b);
+            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, DO_FULL, q.at));
+            q.step();
+            if (first) {
+                mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
+                mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
+                #pragma unroll
+                for (int piece = 0; piece < V_PIECES; ++piece)
+                    tma_load(base + V_AT + piece * BLOCK_N * 128, args.v_map, barrier_of(base, V_FULL, 0), 64 * piece,
+                             kv_lo, h_kv, b);
+                v.step();
+                first = false;
+            }
+            q_lo = q_next;
+            if (q_lo >= hi && h < h_last) {
+                ++h;
+                q_lo = q_first;
+            }
         }
+    }
+    __threadfence();
+    if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+        args.counter_ptr[0] = 0;
+        args.counter_ptr[1] = 0;
+    }
+}
 
+// A warpgroup: dk and dv of 64 keys of each tile. FlashAttention-2, algorithm 2.
+__device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsigned char* tiles, int consumer, int warp)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
+    const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
+    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N;
+    const u32 staged = base + STAGED_AT + (4 * consumer + warp) * STAGED;
+    float dk[D / 8][4], dv[DV / 8][4];
+    Ring<1> at = {0, 0}, v = {0, 0};
+    Ring<K_TILES> k = {0, 0};
+    Ring<STAGES> q = {0, 0};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, TILE_FULL, 0), at.parity);
+        const int tile = uniform(*(volatile int*)(tiles + TILE_AT));
+        mbarrier_arrive_if(barrier_of(base, TILE_EMPTY, 0), lane == 0);
+        if (tile < 0)
+            break;
+        // Tiles are walked in sections of KV heads whose q and do share the L2 cache.
+        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
+        const int heads = min(args.KV_SECTION, B * Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
+        const int kv_lo = rank / heads * BLOCK_N;
+        const int b = (first_head + rank % heads) / Hkv, h_kv = (first_head + rank % heads) % Hkv;
+        const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
+        const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         // causal and doc[b, q_pos] == doc[b, kv_idx]: which q tiles are partial, and which are full
         const int doc_first = kv_lo < N ? doc_row[kv_lo * args.stride_doc_1] : 0;
         const int doc_last = kv_hi < N ? doc_row[kv_hi * args.stride_doc_1] : 0;
@@ -406,102 +508,205 @@ extern "C" __global__ void __launch_bounds__(THREADS) document_backward_dkdv(con
         const int full_lo = max(max(kv_hi + M - N, doc_from + M - N), 0);
         const int full_hi = min(where<int>(doc_last == doc_first, doc_to + M - N, 0), M);
         auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        int q_lo = lo, q_next = q_lo;
+        const int q_first = lo;
+        int q_lo = q_first;
+        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        int h = h_kv * G;
 
-        // Copies run ahead of the loop: each group is a tile of q and one of do, and the numbers of their rows.
-        auto copy = [&](int stage) {
-            if (q_next < hi) {
-                copy_rows<D, D, BLOCK_M>(q_tiles + stage * BLOCK_M * D, Q, args.stride_qm, q_next, M);
-                copy_rows<DV, DV, BLOCK_M>(do_tiles + stage * BLOCK_M * DV, DO, args.stride_dom, q_next, M);
-                for (int i = 4 * threadIdx.x; i < BLOCK_M; i += 4 * THREADS) {
-                    copy_async(row_tiles + 2 * stage * BLOCK_M + i, args.lse2_ptr + first_row + q_next + i, true);
-                    copy_async(row_tiles + (2 * stage + 1) * BLOCK_M + i, args.delta_ptr + first_row + q_next + i, true);
-                }
-            }
-            commit_copies();
-            q_next = next(q_next);
-        };
-        __syncthreads();  // nobody reads the tiles of the head before any more
-        for (int stage = 0; stage < STAGES - 1; ++stage)
-            copy(stage);
-        for (int stage = 0; q_lo < hi; q_lo = next(q_lo), stage = (stage + 1) % STAGES) {
-            const element* const q_tile = q_tiles + stage * BLOCK_M * D;
-            const element* const do_tile = do_tiles + stage * BLOCK_M * DV;
-            const float* const lse2_tile = row_tiles + 2 * stage * BLOCK_M;
-            const float* const delta_tile = lse2_tile + BLOCK_M;
-            if (STAGES > 1)
-                wait_copies<STAGES - 2>();
-            __syncthreads();  // the tiles are there, and nobody reads those before any more
-            copy((stage + STAGES - 1) % STAGES);
-            if (STAGES == 1) {
-                wait_copies<0>();
-                __syncthreads();  // now they are there
-            }
+        // Row r of a thread is key first_key + 8 * r + g of the tile.
+        int kv_idx[ROWS];
+        for (int r = 0; r < ROWS; ++r)
+            kv_idx[r] = kv_lo + first_key + 8 * r + g;
+        int doc_kv[ROWS];
+        for (int r = 0; r < ROWS; ++r) {
+            doc_kv[r] = kv_idx[r] < N ? doc_row[kv_idx[r] * args.stride_doc_1] : 0;
+        }
+        #pragma unroll
+        for (int j = 0; j < D / 8; ++j)
+            dk[j][0] = dk[j][1] = dk[j][2] = dk[j][3] = 0.0f;
+        #pragma unroll
+        for (int j = 0; j < DV / 8; ++j)
+            dv[j][0] = dv[j][1] = dv[j][2] = dv[j][3] = 0.0f;
+        pin(dk);
+        pin(dv);
 
-            float scores[WARP_N / 16][COLUMNS / 8][4], gradients[WARP_N / 16][COLUMNS / 8][4];
-            multiply_rows<D>(scores, k_tile, first_key, q_tile, first_query);
-            multiply_rows<DV>(gradients, v_tile, first_key, do_tile, first_query);
+        const u64 k_rows = wgmma_descriptor(base + K_AT + k.at * K_BYTES + consumer * 64 * 128, 16, 1024);
+        const u64 v_rows = wgmma_descriptor(base + V_AT + consumer * 64 * 128, 16, 1024);
+        // One tile of queries. last: v is not needed any more.
+        auto step = [&](bool last) {
+            const u32 q_tile = base + Q_AT + q.at * Q_BYTES, do_tile = base + DO_AT + q.at * DO_BYTES;
+            const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.at * BLOCK_M;
+            const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.at * BLOCK_M;
+            float scores[1][BLOCK_M / 8][4], gradients[1][BLOCK_M / 8][4];
+            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+            wgmma_fence();
+            multiply_rows<D>(scores[0], k_rows, wgmma_descriptor(q_tile, 16, 1024));
+            mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
+            wgmma_fence();
+            multiply_rows<DV>(gradients[0], v_rows, wgmma_descriptor(do_tile, 16, 1024));
+            wgmma_wait<1>();
+            pin(scores[0]);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
-                const int at_tile = first_query + 8 * j + 2 * t;
-                const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile), delta_pair = *(const Pair*)(delta_tile + at_tile);
+                const int at_tile = 8 * j + 2 * t;
+                const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const float lse2 = lse2_pair.values[c], delta = delta_pair.values[c];
+                    const float lse2 = lse2_pair.values[c];
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
-                        float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                        const float p = exp2_(s * SCALE - lse2);
-                        const float ds = p * (dp - delta);
+                        float& s = scores[0][j][r % 2 * 2 + c];
+                        float p = exp2_(s * SCALE - lse2);
                         s = p;
-                        dp = ds;
                     }
                 }
             }
-            if (q_lo < full_lo || q_lo + BLOCK_M > full_hi) {
+            const bool partial = q_lo < full_lo || q_lo + BLOCK_M > full_hi;
+            if (partial) {
                 branch();  // not selects in every tile
                 // document.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
-                        const int q_idx = q_lo + first_query + 8 * j + 2 * t + c;
+                        const int q_idx = q_lo + 8 * j + 2 * t + c;
                         const int q_pos = q_idx + N - M;
                         const int doc_q = 0 <= q_pos && q_pos < N ? doc_row[q_pos * args.stride_doc_1] : 0;
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx[r] <= q_pos && doc_q == doc_kv[r]))
-                                scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                                scores[r / 2][j][r % 2 * 2 + c] = 0.0f;
                         }
                     }
             }
-
-            // The warps that share keys show each other p^T and ds^T, each of some queries, and begin with their own.
-            u32 left[WARP_N / 16][COLUMNS / 16][4];
-            to_left(left, scores);
-            left_to_tile<BLOCK_M>(p_tile, first_key, first_query / 8, left);
-            add_product<DV, WHOLE_DV>(dv, left, do_tile + first_query * DV, part * DV_COLUMNS);
-            to_left(left, gradients);
-            left_to_tile<BLOCK_M>(ds_tile, first_key, first_query / 8, left);
-            add_product<D, WHOLE_D>(dk, left, q_tile + first_query * D, part * D_COLUMNS);
-            __syncthreads();  // p and ds are there
+            wgmma_wait<0>();
+            pin(gradients[0]);
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
-            for (int i = 1; i < PARTS; ++i) {
-                const int theirs = (part + i) % PARTS * COLUMNS;
-                load_left<BLOCK_M>(left, p_tile, first_key, theirs / 8);
-                add_product<DV, WHOLE_DV>(dv, left, do_tile + theirs * DV, part * DV_COLUMNS);
-                load_left<BLOCK_M>(left, ds_tile, first_key, theirs / 8);
-                add_product<D, WHOLE_D>(dk, left, q_tile + theirs * D, part * D_COLUMNS);
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    gradients[0][j][i] = scores[0][j][i] * (gradients[0][j][i] - delta_pair.values[i % 2]);
             }
+            if (partial) {
+                branch();
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];  // dp of what is masked may be anything
+            }
+            u32 left_p[BLOCK_M / 16][4], left_ds[BLOCK_M / 16][4];  // rounded only now: p needs no second set of registers
+            to_left(left_p, scores[0]);
+            to_left(left_ds, gradients[0]);
+            pin(left_p);
+            pin(left_ds);
+            wgmma_fence();
+            add_product(dv, left_p, wgmma_descriptor(do_tile, BLOCK_M * 128, 1024));
+            add_product(dk, left_ds, wgmma_descriptor(q_tile, BLOCK_M * 128, 1024));
+            wgmma_commit();
+            wgmma_wait<0>();
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
+            q.step();
+        };
+
+        if (q_lo < hi) {
+            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
+            #pragma unroll 1
+            while (q_lo < hi) {
+                const int q_next = next(q_lo);
+                step(h == h_last && q_next >= hi);
+                q_lo = q_next;
+                if (q_lo >= hi && h < h_last) {
+                    ++h;
+                    q_lo = q_first;
+                }
+            }
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
+            pin(dk);
+            pin(dv);
+            k.step();
+            v.step();
+        }
+
+        // dv: each warp stores its own 16 keys.
+        if (lane == 0)
+            tma_wait_read();
+        __syncwarp();
+        #pragma unroll
+        for (int j = 0; j < DV / 8; j += 2)
+            store_pieces(staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                         pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                         pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+        proxy_fence();
+        __syncwarp();
+        if (lane == 0) {
+            #pragma unroll
+            for (int piece = 0; piece < V_PIECES; ++piece)
+                tma_store(args.dv_map, staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
+            tma_commit();
+        }
+        // dk: each warp stores its own 16 keys.
+        if (lane == 0)
+            tma_wait_read();
+        __syncwarp();
+        #pragma unroll
+        for (int j = 0; j < D / 8; j += 2)
+            store_pieces(staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                         pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
+                         pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
+        proxy_fence();
+        __syncwarp();
+        if (lane == 0) {
+            #pragma unroll
+            for (int piece = 0; piece < QK_PIECES; ++piece)
+                tma_store(args.dk_map, staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
+            tma_commit();
         }
     }
+    if (lane == 0)
+        tma_wait();
+}
 
-    wait_copies<0>();
-    __syncthreads();  // k_tile and v_tile are free
-    to_tile<D, WHOLE_D>(k_tile, first_key, part * D_COLUMNS, dk, 0.08838834764831843f);
-    to_tile<DV, WHOLE_DV>(v_tile, first_key, part * DV_COLUMNS, dv, 1.0f);
+extern "C" __global__ void __launch_bounds__(THREADS, 1) document_backward_dkdv(const __grid_constant__ Args args)
+{
+    extern __shared__ unsigned char shared[];
+    const u32 base = (address(shared) + 1023) & ~1023u;
+    unsigned char* const tiles = shared + (base - address(shared));
+    const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
+    if (threadIdx.x == 0) {
+        mbarrier_init(barrier_of(base, TILE_FULL, 0), 1);
+        mbarrier_init(barrier_of(base, TILE_EMPTY, 0), 4 * CONSUMERS);  // a warp arrives by one lane
+        mbarrier_init(barrier_of(base, V_FULL, 0), 1);
+        mbarrier_init(barrier_of(base, V_EMPTY, 0), 4 * CONSUMERS);
+        for (int i = 0; i < K_TILES; ++i) {
+            mbarrier_init(barrier_of(base, K_FULL, i), 1);
+            mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < STAGES; ++i) {
+            mbarrier_init(barrier_of(base, Q_FULL, i), 1);
+            mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
+            mbarrier_init(barrier_of(base, DO_FULL, i), 1);
+            mbarrier_init(barrier_of(base, DO_EMPTY, i), 4 * CONSUMERS);
+        }
+        mbarrier_fence();
+    }
     __syncthreads();
-    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h_kv * args.stride_dkh, args.stride_dkn, k_tile, kv_lo, N);
-    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h_kv * args.stride_dvh, args.stride_dvn, v_tile, kv_lo, N);
+
+    if (warpgroup == 0) {
+        warpgroup_give_registers<COPY_REGISTERS>();
+        if (threadIdx.x == 0) {
+            tma_prefetch(args.q_map);
+            tma_prefetch(args.k_map);
+            tma_prefetch(args.v_map);
+            tma_prefetch(args.do_map);
+            copy_tiles(args, base, (volatile int*)(tiles + TILE_AT));
+        }
+    } else {
+        warpgroup_take_registers<MULTIPLY_REGISTERS>();
+        multiply_tiles(args, base, tiles, warpgroup - 1, warp);
+    }
 }

@@ -20,8 +20,9 @@
 //
 // Blocks stay on their multiprocessors and take tiles of keys from a counter. Of a block, one thread copies by TMA, and each of two
 // warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are left operands of
-// dv and dk. ds goes through shared memory as well, for dq sums over the keys of both warpgroups: one tile of queries later, so that
-// neither waits for the other's ds, and one computes exponentials while the other multiplies.
+// dv and dk.
+// ds goes through shared memory as well, for dq sums over the keys of both warpgroups: one tile of queries later, so that neither waits
+// for the other's ds, and one computes exponentials while the other multiplies.
 
 // One compilation for each configuration: bf16_d128.py passes these with -D.
 #ifndef BLOCK_M
@@ -487,11 +488,12 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
     const u32 staged = base + STAGED_AT + (4 * consumer + warp) * STAGED;
     // Where this lane's rows of ds^T go: stored as [query][key], a piece of 64 keys for each warpgroup.
     const u32 ds_row = base + DS_AT + consumer * BLOCK_M * 128 + (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
-    float dk[D / 8][4], dv[DV / 8][4], dq[8][4];
+    float dq[8][4];
+    Ring<DS_TILES> ds = {0, 0}, ds_before = {0, 0};
+    float dk[D / 8][4], dv[DV / 8][4];
     Ring<1> at = {0, 0}, v = {0, 0};
     Ring<K_TILES> k = {0, 0};
     Ring<STAGES> q = {0, 0};
-    Ring<DS_TILES> ds = {0, 0}, ds_before = {0, 0};
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, TILE_FULL, 0), at.parity);
         const int tile = uniform(*(volatile int*)(tiles + TILE_AT));
@@ -639,8 +641,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
             wgmma_wait<0>();
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
-            dq_at = ((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4) + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
             q.step();
+            dq_at = ((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4) + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
             ds_before = ds;
             ds.step();
         };

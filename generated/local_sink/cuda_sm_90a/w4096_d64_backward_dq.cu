@@ -33,6 +33,7 @@ typedef unsigned int u32;
 struct bf16 { unsigned short bits; };  // storage only: arithmetic is in float
 typedef bf16 element;
 struct alignas(16) Chunk { u32 words[4]; };
+struct alignas(64) TensorMap { unsigned long long words[16]; };  // made by the driver, read by TMA
 struct alignas(8) Pair { float values[2]; };
 
 constexpr int THREADS = 32 * WARPS;
@@ -44,6 +45,7 @@ constexpr float SCALE = 72.13475204444816f;  // factor of the raw score in base-
 constexpr float TWO_LOG2E = 2.8853900817779268f;  // exp(2 x) = exp2(2 log2(e) x)
 
 struct Args {
+    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;
@@ -58,6 +60,7 @@ struct Args {
     float* lse2_ptr;
     float* delta_ptr;
     float* dsink_ptr;
+    int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_vb, stride_vn, stride_vh;

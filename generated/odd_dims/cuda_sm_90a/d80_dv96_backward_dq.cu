@@ -32,6 +32,7 @@ typedef unsigned int u32;
 struct f16 { unsigned short bits; };  // storage only: arithmetic is in float
 typedef f16 element;
 struct alignas(16) Chunk { u32 words[4]; };
+struct alignas(64) TensorMap { unsigned long long words[16]; };  // made by the driver, read by TMA
 struct alignas(8) Pair { float values[2]; };
 
 constexpr int THREADS = 32 * WARPS;
@@ -42,6 +43,7 @@ constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
 constexpr float SCALE = 0.16129820911147805f;  // factor of the raw score in base-2 units
 
 struct Args {
+    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
     const f16* q_ptr;
     const f16* k_ptr;
     const f16* v_ptr;
@@ -54,6 +56,7 @@ struct Args {
     f16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_vb, stride_vn, stride_vh;
