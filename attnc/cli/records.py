@@ -27,14 +27,21 @@ def committed(name: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def record_of(text: str, target: str, report: Report) -> Record:
-    """What is noted of a file whose cases were all right."""
+def committed_hash(name: str) -> str:
+    """What a record calls the code of a file below generated/."""
+    from attnc.verify.record import hash_of
+
+    return hash_of(GENERATED / name)
+
+
+def record_of(sha256: str, target: str, report: Report) -> Record:
+    """What is noted of a file whose cases were all right. sha256: of its code."""
     from attnc.runtime.toolchains import toolchain_of
     from attnc.runtime.trial import device_name
-    from attnc.verify.record import Record, hash_of
+    from attnc.verify.record import Record
 
     return Record(
-        sha256=hash_of(text),
+        sha256=sha256,
         device=device_name(),
         toolchain=toolchain_of(target).version(),
         cases=report.examples,

@@ -10,7 +10,7 @@ import typer
 
 from attnc.cli.console import Mistake, paint, progress, say, say_lines
 from attnc.cli.judge import AttentionJudge
-from attnc.cli.records import committed, update_records
+from attnc.cli.records import committed, committed_hash, update_records
 
 
 def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_json: bool) -> None:
@@ -26,6 +26,7 @@ def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_
     if not has_gpu():
         raise Mistake("compute-sanitizer needs a GPU", "'attnc verify' without --sanitize runs anywhere")
     texts = {judge.path: committed(judge.path) for judge in judges}
+    hashes = {path: committed_hash(path) for path in texts}
     sanitizer = find_sanitizer()
     if sanitizer is None:
         raise Mistake("compute-sanitizer was not found", "it is part of the CUDA toolkit; set CUDA_HOME")
@@ -53,17 +54,17 @@ def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_
         tools = ", ".join(TOOLS)
         say(f"{len(outcome.clean)} of {len(jobs)} modules are clean under {tools}; {launches} launches each")
     if is_recorded:
-        _record(texts, outcome.clean, outcome.launches, version(sanitizer))
+        _record(hashes, outcome.clean, outcome.launches, version(sanitizer))
     if outcome.findings:
         raise typer.Exit(1)
 
 
-def _record(texts: dict[str, str], clean: Sequence[str], launches: Mapping[str, int], tool: str) -> None:
+def _record(hashes: Mapping[str, str], clean: Sequence[str], launches: Mapping[str, int], tool: str) -> None:
     from attnc.runtime.trial import device_name
-    from attnc.verify.record import Sanitized, hash_of
+    from attnc.verify.record import Sanitized
 
     new = {
-        path: Sanitized(sha256=hash_of(texts[path]), device=device_name(), tool=tool, launches=launches[path])
+        path: Sanitized(sha256=hashes[path], device=device_name(), tool=tool, launches=launches[path])
         for path in clean
     }
     written = update_records(lambda known: known.with_sanitized(new))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -11,7 +11,7 @@ from attnc.cli.choose import ATTENTION, TARGET, VARIANT, chosen
 from attnc.cli.compile import JSON, SPECS
 from attnc.cli.console import find_specs, say
 from attnc.cli.judge import AttentionJudge, Judge, Judged, conclude, parse_case
-from attnc.cli.records import committed, record_of, update_records
+from attnc.cli.records import committed, committed_hash, record_of, update_records
 
 #: Cases that a record speaks of at least, however slow they are.
 _RECORDED = 12
@@ -74,6 +74,7 @@ def verify(
         _run(judges, case, large=is_large)
     else:
         texts = {judge.path: committed(judge.path) for judge in judges} if record else {}
+        hashes = {path: committed_hash(path) for path in texts}
         results = []
         for judge in judges:
             text = texts.get(judge.path)
@@ -85,7 +86,7 @@ def verify(
             if not as_json:
                 results[-1].show(covered=coverage)
         if record:
-            _note(results, texts, large=is_large)
+            _note(results, hashes, large=is_large)
         conclude(results, as_json=as_json)
 
 
@@ -101,10 +102,10 @@ def _run(judges: Iterable[Judge], text: str, *, large: bool) -> None:
         raise typer.Exit(1)
 
 
-def _note(results: Iterable[Judged], texts: dict[str, str], *, large: bool) -> None:
+def _note(results: Iterable[Judged], hashes: Mapping[str, str], *, large: bool) -> None:
     """Writes down the files whose cases were all right; large: of those that have a record of their text."""
     new = {
-        judged.judge.path: record_of(texts[judged.judge.path], judged.judge.target, judged.report)
+        judged.judge.path: record_of(hashes[judged.judge.path], judged.judge.target, judged.report)
         for judged in results
         if judged.report.ok
     }

@@ -1,18 +1,26 @@
 """What was verified on a GPU: a committed file beside the generated modules, keyed by their paths.
 
-A record speaks of one text: it holds the SHA-256 of the module and lapses when the module changes. A module
-that nobody could verify (no GPU at hand) is named under `unverified` with the reason, until somebody can.
+A record speaks of what a module does: it holds the SHA-256 of its code, kernels included, and lapses when
+that changes. Comments and docstrings are no part of it, since they quote the spec and its digest: a spec that
+says the same in other words, or gains a schedule for another target, changes no kernel. A module that nobody
+could verify (no GPU at hand) is named under `unverified` with the reason, until somebody can.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import json
+import re
+import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 NAME = "verified.json"
+#: Comments of C++, or a string, which may hold what looks like one.
+_COMMENTS = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +101,37 @@ class Records:
         )
 
 
-def hash_of(text: str) -> str:
-    """SHA-256 of a module's text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def hash_of(module: Path) -> str:
+    """SHA-256 of the code of a module and of the .cu files that it names, comments and docstrings apart."""
+    code, sources = _code_of(module.read_text(encoding="utf-8"))
+    texts = [code]
+    for name in sources:
+        source = module.with_name(name).read_text(encoding="utf-8")
+        texts += [name, " ".join(_COMMENTS.sub(r"\1", source).split())]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _code_of(text: str) -> tuple[str, list[str]]:
+    """The lines of Python without comments and docstrings, and the .cu files that strings name.
+
+    Cut from the text, and not printed from its tree, which each release of Python prints in its own way.
+    """
+    lines: list[str] = text.splitlines()
+    sources = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".cu"):
+            sources.add(node.value)
+        if (
+            isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+            and ast.get_docstring(node) is not None
+        ):
+            first = node.body[0]
+            lines[first.lineno - 1 : first.end_lineno] = [""] * ((first.end_lineno or 0) - first.lineno + 1)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return "\n".join(line.rstrip() for line in lines if line.strip()), sorted(sources)
 
 
 def read(folder: Path) -> Records:
@@ -150,8 +186,7 @@ def _without(
     missing = []
     for name in modules:
         record = records.get(name)
-        text = (folder / name).read_text(encoding="utf-8")
-        if name not in reasons and (record is None or record.sha256 != hash_of(text)):
+        if name not in reasons and (record is None or record.sha256 != hash_of(folder / name)):
             missing.append(name)
     return missing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_what_the_sanitizer_saw_lapses_with_the_text(tmp_path: Path) -> None:
     assert unwatched(tmp_path, ["a.py"], Records()) == ["a.py"]
     left = Records(unsanitized={"a.py": "no time"})
     assert unwatched(tmp_path, ["a.py"], left) == []
-    seen = Sanitized(sha256=hash_of("1\n"), device="d", tool="t", launches=1)
+    seen = Sanitized(sha256=hash_of(tmp_path / "a.py"), device="d", tool="t", launches=1)
     records = left.with_sanitized({"a.py": seen})
     assert not records.unsanitized
     assert unwatched(tmp_path, ["a.py"], records) == []
@@ -60,12 +61,33 @@ def test_no_recorded_error_is_beyond_the_bound() -> None:
 
 def test_a_record_lapses_with_the_text(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("1\n", encoding="utf-8")
-    record = Record(sha256=hash_of("1\n"), device="d", toolchain="t", cases=1, worst=0.5, where="")
+    record = Record(
+        sha256=hash_of(tmp_path / "a.py"), device="d", toolchain="t", cases=1, worst=0.5, where=""
+    )
     records = Records().with_verified({"a.py": record})
     assert lapsed(tmp_path, ["a.py"], records) == []
     (tmp_path / "a.py").write_text("2\n", encoding="utf-8")
     assert lapsed(tmp_path, ["a.py"], records) == ["a.py"]
     assert lapsed(tmp_path, ["a.py"], Records(unverified={"a.py": "no GPU here"})) == []
+
+
+def test_comments_and_docstrings_are_no_part_of_what_is_recorded(tmp_path: Path) -> None:
+    module, kernel = tmp_path / "a.py", tmp_path / "a.cu"
+
+    def hashed(python: str, cuda: str) -> str:
+        module.write_text(python, encoding="utf-8")
+        kernel.write_text(cuda, encoding="utf-8")
+        return hash_of(module)
+
+    python = '"""Spec sha256: 1."""\n\n\ndef f(x):\n    """Adds."""\n    # one\n    return x + 1, "a.cu"\n'
+    cuda = '// one\nint f(int x) { return x + 1; /* two\nlines */ }\nasm("// kept");\n'
+    first = hashed(python, cuda)
+    same = python.replace(": 1.", ": 2.").replace("Adds", "Adds one").replace("# one", "# two")
+    assert hashed(same, cuda.replace("// one", "//  three").replace("two", "2")) == first
+    for change in (("x + 1", "x + 2"), ("    return", "    x = x\n    return"), ('"a.cu"', '"# a"')):
+        assert hashed(python.replace(*change), cuda) != first
+    for change in (("x + 1", "x + 2"), ("kept", "changed")):
+        assert hashed(python, cuda.replace(*change)) != first
 
 
 def test_records_survive_the_file(tmp_path: Path) -> None:
@@ -108,7 +130,7 @@ KERNELS = sorted(GENERATED.glob("*/cuda_*/[!_]*.py"))
 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
 def test_a_cuda_module_names_all_its_kernels_by_hash(path: Path) -> None:
-    """What is recorded of a module is recorded of its Python text: it has to change with every `.cu` file."""
+    """What is recorded of a module is recorded of these files too."""
     text = path.read_text(encoding="utf-8")
     files = list(dict.fromkeys(re.findall(r'^    (?:_FORWARD|"\w+"): \("([\w.]+)",', text, re.M)))
     beside = (found.name for found in path.parent.glob("*.cu"))
@@ -116,4 +138,4 @@ def test_a_cuda_module_names_all_its_kernels_by_hash(path: Path) -> None:
     assert sorted(files) == sorted(name for name in beside if own.fullmatch(name))
     forward, *backward = (path.with_name(name).read_text(encoding="utf-8") for name in files)
     hashes = re.findall(r"^(?:Kernel sha256|Those of the backward): (\w+)$", text, re.M)
-    assert hashes == [hash_of(part) for part in (forward, "".join(backward)) if part]
+    assert hashes == [sha256(part.encode()).hexdigest() for part in (forward, "".join(backward)) if part]
