@@ -61,4 +61,4 @@ def test_json_holds_all_figures() -> None:
 
 def test_the_best_peer_is_not_ourselves() -> None:
     assert RESULT.best_peer() == "cudnn"
-    assert set(PEERS) == {"cudnn", "fa2", "efficient", "flex", "eager"}
+    assert set(PEERS) == {"cudnn", "fa2", "fa3", "efficient", "flex", "eager"}

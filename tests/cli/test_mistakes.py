@@ -270,7 +270,7 @@ import signal, sys
 from attnc.cli import main
 from attnc.cli.judge import AttentionJudge
 
-def verify(*arguments):
+def verify(*arguments, **options):
     print("at work", flush=True)
     signal.pause()
 

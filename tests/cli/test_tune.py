@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     install("tune_schedules.Sized", Clock)
     install("tune_schedules.interleave", read)
     install("tune_schedules.device_name", lambda: "a GPU")
-    install("tune_schedules.toolchain", lambda: "triton 3.6.0")
+    install("tune_schedules.toolchain_of", lambda target: SimpleNamespace(version=lambda: "triton 3.6.0"))
 
 
 def spec(path: Path) -> Path:
