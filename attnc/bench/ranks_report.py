@@ -40,7 +40,7 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
     if "links" in parts:
         yield "### Links, GB/s"
         yield ""
-        yield from (f"- {name}: {value}" for name, value in parts["links"].items())
+        yield from (f"- {name}: {_listed(value)}" for name, value in parts["links"].items())
 
 
 def _peers(parts: Mapping[str, Any], cell: str, key: str) -> dict[str, float]:
@@ -87,10 +87,21 @@ def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
             ]
             cells += [part.get("same_bits", "-"), part.get("largest_difference", "-")]
             yield f"| {' | '.join(map(str, cells))} |"
-        elif "speedup" in part:
-            times = {name: round(x, 4) for name, x in part.items() if isinstance(x, float)}
-            yield f"| {cell} | {times} |"
     yield ""
+    for cell, part in ours.items():
+        if "speedup" in part:
+            times = [
+                f"{name} {x:.4f} ms"
+                for name, x in part.items()
+                if name.startswith("T") and isinstance(x, float)
+            ]
+            yield f"{cell}, a token: {', '.join(times)}; {part['speedup']:.2f} times as fast as one GPU"
+            yield ""
+
+
+def _listed(value: object) -> str:
+    """Several figures of one fact, `0 to 1 112.5, 1 to 0 385.7`."""
+    return ", ".join(f"{name} {x}" for name, x in value.items()) if isinstance(value, dict) else str(value)
 
 
 def _failures(parts: Mapping[str, Any]) -> Iterator[str]:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
 #: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
 NEGLIGIBLE = 128
-#: What more is known of: Philox's rounds beside the accumulators of 128 queries. Fewer queries were not timed.
+#: What more is known of: Philox's rounds beside accumulators of 128 queries. Fewer queries were not timed.
 SPILLED = {("cuda_sm_90a", "dropout_backward_dkdv"): 192}
 
 
