@@ -152,8 +152,8 @@ class Family:
     def register_operators(self) -> None:
         """Makes the operators of the kernels known to torch, under `torch.ops.attnc`.
 
-        Tracing a call does so by itself. A program that loads what another exported
-        (torch.export) has to call it before: operators are Python, and their names hold a hash of the kernels.
+        Tracing a call does so by itself. A program that loads what another exported (torch.export) has to
+        call it before: operators are Python, and their names hold a hash of the kernels.
         ValueError for projections, which have none.
         """
         modules = [getattr(self.module, variant) for variant in self.variants]
