@@ -161,7 +161,7 @@ def _foreign_tokens(out: Path) -> Iterator[Finding]:
 
 _DIRECTIVE = re.compile(
     r"# (pragma unroll( \d+)?|ifn?def ATTNC_SHIM|ifndef BLOCK_M|if ALIGNED|else|endif|include \"simt\.h\""
-    r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED) \d+)"
+    r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED|Q_TILES|O_TILES|OVERLAP|(COPY|MULTIPLY)_REGISTERS) \d+)"
 )
 
 
