@@ -73,10 +73,12 @@ def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config,
         name: (dims["D"] if name == "tile.d" else key.default,) for name, key in names.items()
     }
     set_beside = {key: knob.choices for part in phases for key, knob in schedule.knobs.get(part, {}).items()}
-    lines = [
-        defaults | set_beside | {key: knob.choices for key, knob in line.items()}
+    said = [
+        set_beside | {key: knob.choices for key, knob in line.items()}
         for line in listed_of(schedule, phase) or ({},)
     ]
+    # Keys that another target has alone are the planner's to refuse.
+    lines = [{name: line.get(name, default) for name, default in defaults.items()} for line in said]
     place = schedule.span or variant.source.span(0, 0)
     if (count := sum(prod(map(len, line.values())) for line in lines)) > MAX_CONFIGS:
         message = f"the {phase} phase has {count} configs before 'where'; the limit is {MAX_CONFIGS}"

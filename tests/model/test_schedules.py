@@ -266,6 +266,11 @@ def test_lines_of_a_kernel_stand_in_place_of_those_of_the_backward() -> None:
     assert configs_by_size(body, "dkdv")[0] == [(64, 64, 3)]
 
 
+def test_keys_of_another_target_make_no_configs() -> None:
+    assert values("consumers = 2\nconfig tile.q = 32, overlap = false", "tile.q") == [32]
+    assert "consumers" not in configs_of("consumers = 2")[0].values
+
+
 def test_lists_are_as_long_as_sets_may_be() -> None:
     with pytest.raises(DiagnosticError) as caught:
         configs_of("\n".join(["config tile.q in {16, 32, 64, 128}, tile.kv in {16, 32, 64, 128}"] * 257))
