@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Dim, Expr, Index, Load, Ref, Search, walk
+from attnc.expr.nodes import Expr, Index, Load, Ref, Search, walk
 from attnc.expr.simplify import nnf, substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention
@@ -222,10 +222,3 @@ def _distinct(keys: Ints) -> Sequence[Ints]:
     if len(keys) and (keys == keys[0]).all():
         return [keys[0]]
     return list(np.unique(keys, axis=0))
-
-
-def names_of_sizes(attention: Attention) -> tuple[str, ...]:
-    """Sizes that tensors have besides B, M, N and heads."""
-    known = {"B", "M", "N", "H", "Hkv", "G", "D", "Dv"}
-    dims = (node for tensor in attention.inputs for axis in tensor.shape for node in walk(axis))
-    return tuple(dict.fromkeys(d.name for d in dims if isinstance(d, Dim) and d.name not in known))
