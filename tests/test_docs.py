@@ -72,6 +72,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/cli.md", "commands"): lambda page: documented_commands.commands(),
     ("docs/distributed.md", "explain"): lambda page: documented_commands.ranks_of_a_window(),
     ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),
+    ("docs/performance.md", "hopper"): lambda page: documented_figures.forward_hopper(),
+    ("docs/performance.md", "hopper backward"): lambda page: documented_figures.backward_hopper(),
     ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),
     ("docs/performance.md", "schedules"): lambda page: documented_figures.schedules(),
