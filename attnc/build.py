@@ -40,6 +40,7 @@ from attnc.syntax.prelude import prelude
 from attnc.target.dispatch import render_dispatch, render_projection_dispatch
 from attnc.target.files import render_files
 from attnc.target.projection import render_projection
+from attnc.target.support import support_files
 
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
@@ -154,6 +155,11 @@ def compile_program(
     outputs += _projection_outputs(program, planned.projections, name, tables)
     ordered = tuple(sorted(outputs, key=lambda output: output.path))
     return Compiled(outputs=ordered, warnings=planned.warnings)
+
+
+def support_outputs() -> tuple[Output, ...]:
+    """The package beside all modules, which they import."""
+    return tuple(Output(path=path, text=text) for path, text in support_files().items())
 
 
 def _projection_outputs(

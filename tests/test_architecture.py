@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
-    "effort", "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
+    "support", "effort", "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
     "reference", "reference_gradients", "output", "plan", "target", "build", "editor",
     "paging", "runtime", "verify", "api", "flex", "distributed", "tune", "tune_projection",
     "tune_schedules", "calibrate", "bench", "adapters", "compat", "cli", "__main__", "__init__",
@@ -26,6 +26,7 @@ LAYERS = (
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
 OWNERS = {
     "torch": {
+        "support",
         "reference_arrays",
         "reference_gradients",
         "paging",
@@ -38,8 +39,8 @@ OWNERS = {
         "adapters",
         "compat",
     },
-    "triton": {"runtime", "verify", "bench"},
-    "cupy": {"runtime", "verify"},
+    "triton": {"support", "runtime", "verify", "bench"},
+    "cupy": {"support", "runtime", "verify"},
     "numpy": {
         "attnc.expr.evaluate",
         "attnc.plan.picture",
@@ -68,8 +69,8 @@ OWNERS = {
 
 # The layers that need torch. What runs in `attnc compile` must not need them.
 NUMERIC = {
-    "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "api", "flex",
-    "distributed", "tune", "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
+    "support", "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "api",
+    "flex", "distributed", "tune", "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
     "compat",
 }  # fmt: skip
 
@@ -122,7 +123,9 @@ def imports(path: Path, *, module_level: bool = False) -> Iterator[tuple[str, in
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level:
-            continue  # ruff bans it, except in generated/, where a package refers to its own modules
+            # ruff bans it, except in generated/ and in the support package that is copied there
+            if path.is_relative_to(ROOT / "attnc"):
+                yield f"{module_name(path.parent)}.{node.module}", node.lineno
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             for alias in node.names:
@@ -219,6 +222,19 @@ def test_passes_of_a_target_are_for_it_alone() -> None:
         for module, target, line in attnc_imports()
         if is_in(target, "attnc.plan") and module != "attnc.plan.targets" and (family := family_of(target))
         if family not in (family_of(module), *FAMILIES.get(family_of(module), ()))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_support_package_stands_alone() -> None:
+    allowed = GENERATED_MAY_IMPORT | set(sys.stdlib_module_names) | {"attnc"}
+    wrong = [
+        f"{where(path, line)}: {target}"
+        for module, path in MODULES.items()
+        if layer_of(module) == "support"
+        for target, line in imports(path)
+        if target.partition(".")[0] not in allowed
+        or (target.startswith("attnc") and layer_of(target) != "support")
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -226,7 +226,11 @@ def _compiler() -> str:
     package = Path(__file__).resolve().parents[1]
     roots = (package, resource("grammar"), resource("templates"))
     files = (path for root in roots for path in sorted(root.rglob("*")))
-    texts = (path.read_bytes() for path in files if path.suffix in (".py", ".lark", ".jinja", ".attn", ".h"))
+    texts = (
+        path.read_bytes()
+        for path in files
+        if path.suffix in (".py", ".lark", ".jinja", ".attn", ".h", ".cuh")
+    )
     return _key(*(hashlib.sha256(text).hexdigest() for text in texts))
 
 

@@ -157,10 +157,10 @@ class Family:
         ValueError for projections, which have none.
         """
         modules = [getattr(self.module, variant) for variant in self.variants]
-        if not all(hasattr(module, "_register") for module in modules):
+        if not all(hasattr(module, "CALL") for module in modules):
             raise ValueError(f"{self.name}: only attentions have operators")
         for module in modules:
-            module._register()
+            module.CALL.register_operators()
 
     def __repr__(self) -> str:
         shapes = inspect.cleandoc(self.__doc__ or "")

@@ -159,7 +159,7 @@ def prepared(facts: Facts) -> tuple[str, ...]:
         module = compiled(form)
         setattr(FUNCTIONS, name, module.flash_attention)
         if form.grads:
-            setattr(FUNCTIONS, f"{name}_gradients", module._gradients)
+            setattr(FUNCTIONS, f"{name}_gradients", module.CALL.gradients)
         found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
     return found
 

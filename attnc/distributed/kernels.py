@@ -114,7 +114,7 @@ class Kernels:
         self.forward: Callable[..., Any] = getattr(self._module, self.derived.name)
         #: Whether v is columns of k, and no argument of its own.
         self.shares_columns = variant.attention.v.storage.is_part
-        self.has_gradients = hasattr(self._module, "_gradients")
+        self.has_gradients = self._module.CALL.backward is not None
         self.digest = digest(spec.program.source)
 
     @cached_property
@@ -136,7 +136,7 @@ class Kernels:
         o and lse are those over all keys of the row, not over these alone: then dq, dk and dv are what these
         keys add to the gradients.
         """
-        found: tuple[torch.Tensor, ...] = self._module._gradients(do, dlse, *tensors, o, lse, None)
+        found: tuple[torch.Tensor, ...] = self._module.CALL.gradients(do, dlse, *tensors, o, lse, None)
         return found
 
 

@@ -46,12 +46,13 @@ MODULE = frozenset((
     "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",
     "Tuned", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
     "AttributeError", "least", "map", "max", "min", "PARAMS", "VARIANTS",
+    "Backward", "CALL", "Gradient", "Kernel", "Made", "Part", "Split", "Tensor", "TritonAttention",
 ))  # fmt: skip
 #: Variables of the function beside a target's modules, which picks one of them and takes the same inputs.
 DISPATCH = frozenset(("iter", "key", "list", "next", "options", "schedule", "sizes"))
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((
-    "acc", "Any", "args", "Callable", "Config", "config", "CONFIGS", "ctypes",
+    "acc", "Any", "args", "Callable", "Config", "config", "CONFIGS", "ctypes", "CudaAttention", "Kernels",
     "Gpu", "gpu",
     "hashlib", "joining", "kernels", "l", "launch", "m", "NamedTuple", "numbers", "os", "out", "parts",
     "Path", "rows", "rows_aligned", "stat", "struct", "tempfile", "torch", "TUNED",

@@ -30,16 +30,6 @@ class KernelCall:
     pipeline: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """What the checks of arguments are told of the callable."""
-
-    function: str
-    first: str = "x"
-    results: tuple[str, ...] = ("y",)
-    has_scalars: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class ProjectionText:
     """Every piece of text that the template asks for."""
@@ -269,8 +259,6 @@ def render_projection(
         .get_template("triton/projection.py.jinja")
         .render(
             text=ProjectionText(module, tuned or {}),
-            call=Arguments(function=projection.name),
-            back=None,
             header={"title": comment(title), **origin(path, sha256)},
         )
     )

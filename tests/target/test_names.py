@@ -24,7 +24,7 @@ from attnc.plan.names import (
     TRITON,
     own_name,
 )
-from attnc.runtime.loader import load_module
+from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
 from tests.plan.planning import planned
@@ -114,7 +114,7 @@ def names_in(text: str) -> Iterator[str]:
     for item in tree.body:
         match item:
             case ast.FunctionDef(name=name) if name.startswith("_") and not name.startswith(
-                ("_forward", "_backward", "_prepare", "_gradients")
+                ("_forward", "_backward")
             ):
                 continue
             case ast.FunctionDef():
@@ -192,8 +192,10 @@ def test_words_of_cpp_can_name_inputs() -> None:
         inputs=(*(f"{word}: f32[H]" for word in words), "unsigned: f32[B, N]", "new: i32[B]"),
         target="cuda.sm_80",
     )
-    host = load_module(module)
-    assert compile_cubin(host._source(), host._options(host.CONFIGS[0], True, "sm_80")).image
+    loaded = load_module(module)
+    program = program_of(loaded)
+    source = program.source(module.kernels[0].name)
+    assert compile_cubin(source, program.options(loaded.CONFIGS[0], True, "sm_80")).image
 
 
 @pytest.mark.parametrize("target", TARGETS)

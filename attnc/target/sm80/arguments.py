@@ -64,18 +64,11 @@ class Arguments:
         return found
 
     @property
-    def strides(self) -> list[list[tuple[str, str]]]:
-        """(name, Python expression), tensor by tensor."""
+    def strides(self) -> list[list[str]]:
+        """Their names, tensor by tensor."""
         matrices = {"q", "k", "v"}
-        found = [self.tensors.strides(name) for name in ("q", "k", "v", "o", "do", "lse")]
-        if self.has_dlse:
-            found.append(
-                [
-                    (name, f"_stride(dlse, {axis})")
-                    for axis, (name, _) in enumerate(self.tensors.strides("dlse"))
-                ]
-            )
-        found += [self.tensors.strides(name) for name in self.made]
+        given = ("q", "k", "v", "o", "do", "lse", *(["dlse"] if self.has_dlse else []), *self.made)
+        found = [self.tensors.strides(name) for name in given]
         found += [self.tensors.extra_strides(name, name) for name in self.inputs if name not in matrices]
         found += [
             self.tensors.extra_strides(adjoint.name, adjoint.load.tensor)
@@ -98,11 +91,5 @@ class Arguments:
         for kind, name in self.pointers:
             yield f"{kind}* {name}_ptr;"
         for line in self.strides:
-            yield f"long long {', '.join(name for name, _ in line)};"
+            yield f"long long {', '.join(line)};"
         yield f"int {', '.join(self.sizes)};"
-
-    @property
-    def formats(self) -> tuple[str, str]:
-        """Of two `struct.Struct`: the pointers, and the numbers behind them as C++ lays out struct Args."""
-        strides, sizes = sum(map(len, self.strides)), len(self.sizes)
-        return f"={len(self.pointers)}Q", f"={strides}q{sizes}i{'4x' if sizes % 2 else ''}"

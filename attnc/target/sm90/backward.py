@@ -44,13 +44,6 @@ class Sm90Arguments(Arguments):
         yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
         yield from super().fields
 
-    @property
-    def formats(self) -> tuple[str, str]:
-        """As before; the struct is as long as a multiple of the alignment of maps."""
-        strides, sizes = sum(map(len, self.strides)), len(self.sizes)
-        padding = -(8 * (len(self.pointers) + strides) + 4 * sizes) % 64
-        return f"={len(self.pointers)}Q", f"={strides}q{sizes}i{f'{padding}x' if padding else ''}"
-
 
 class Sm90BackwardText(CudaBackwardText):
     """Attribute by attribute what `templates/sm90/backward_dkdv.cu.jinja` and its parts print; scores, masks
@@ -122,4 +115,3 @@ class Sm90FinishText(FinishText):
     def constants(self) -> Iterator[str]:
         yield f"constexpr int DQ_SIZE = {64 * self.plan.qk_pieces} * BLOCK_M;"
         yield f"constexpr int PITCH = D + {FINISH_PITCH};  // rows of a fragment lie in different banks"
-        yield "struct alignas(16) Four { float values[4]; };"
