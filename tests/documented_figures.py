@@ -8,8 +8,8 @@ from math import ceil, floor
 
 from attnc.bench import ranks_report
 from attnc.bench.papers_report import markdown, read_papers
-from attnc.plan.dispatch import admits, load_tables
 from attnc.source import Source
+from attnc.tuned.tables import admits, load_tables
 from tests.documentation import ROOT, table
 
 

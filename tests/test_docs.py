@@ -122,19 +122,15 @@ def test_every_reserved_name_is_explained() -> None:
 
 
 def test_every_name_that_modules_cannot_have_is_explained() -> None:
-    """What the page lists is refused, and nothing else but reserved words, and words of C++ for sizes."""
+    """What the page lists is refused, and nothing else but reserved words."""
     listed = region(LANGUAGE.read_text(encoding="utf-8"), "names")
-    attentions, inputs, on_cuda, sizes, cuda_sizes = (
-        set(re.findall(r"`([A-Za-z]\w*)`", line)) for line in listed.splitlines()
-    )
+    attentions, inputs, on_cuda = (set(re.findall(r"`([A-Za-z]\w*)`", line)) for line in listed.splitlines())
     every = (
         KERNEL | MODULE | DISPATCH | CUDA_MODULE | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER | {"doc", "cap"}
     )
     for name in sorted(every - RESERVED.keys() - CPP):
         shown = name in attentions, name in attentions | inputs, name in attentions | on_cuda
         assert shown == (TRITON.clashes(name), TRITON.clashes_as_input(name, "a"), CUDA.clashes(name)), name
-        shown_sizes = name in attentions | sizes, name in attentions | sizes | on_cuda | cuda_sizes
-        assert shown_sizes == (TRITON.clashes_as_size(name), CUDA.clashes_as_size(name)), name
 
 
 def test_every_statement_is_explained() -> None:

@@ -212,7 +212,7 @@ SCHEDULES = {
     "E0406": CodeInfo(
         "unknown or nested phase",
         "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels. 'when' holds "
-        "no blocks. A projection has gemv and flat, without 'when' and 'config'.",
+        "no blocks. A projection has gemv and flat.",
     ),
     "E0407": CodeInfo(
         "condition that cannot be evaluated",

@@ -24,10 +24,10 @@ from attnc.expr.nodes import TRUE, Call, Compare, Const, Dim, Expr, Index, Load,
 from attnc.expr.ranges import POSITION
 from attnc.expr.show import show
 from attnc.expr.simplify import make
-from attnc.model.attention import Attention, Program
+from attnc.model.attention import Attention, ParamValue
+from attnc.model.program import Program
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
-from attnc.model.variants import ParamValue
 from attnc.plan.ir_decode import is_decode
 
 #: What an axis of a view is: all of the tensor's, or what the rank has of the heads, keys or queries (`rows`
@@ -345,7 +345,7 @@ class _Maker:
 def _schedule(program: Program, attention: Attention, target: str, form: Form) -> Schedule:
     """The schedule of the spec whose kernels a rank runs. DiagnosticError where there is none."""
     name = attention.name
-    found = [s for s in program.schedules if (s.attention, s.target) == (name, target)]
+    found = [s for s in program.schedules if (s.name, s.target) == (name, target)]
     suited = [s for s in found if is_decode(s) == (form == "keys")] or found
     if not suited:
         place = attention.span or program.source.span(0, 0)

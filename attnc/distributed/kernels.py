@@ -18,10 +18,11 @@ from attnc.distributed.derive import Derived, Form, derive
 from attnc.distributed.spans import Visibility
 from attnc.distributed.uncovered import check_covered
 from attnc.expr.arithmetic import number
-from attnc.model.attention import Attention, Program, Variant
+from attnc.model.attention import Attention, ParamValue, Variant
+from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.tensors import DType
-from attnc.model.variants import ParamValue, variants
+from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.runtime.dtypes import TORCH
 from attnc.source import Source

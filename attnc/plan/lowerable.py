@@ -7,10 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from attnc.diagnostics import Diagnostic, Label
-from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import KEYS
-from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.gradients import wanted_loads
@@ -212,20 +210,12 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
 def _names(variant: Variant, reserved: Reserved) -> Iterator[Diagnostic]:
     """Names that mean something else in the generated module."""
     attention = variant.attention
-    sizes = ((t, node) for t in attention.inputs for size in t.shape for node in walk(size))
-    free = {node.name: t for t, node in sizes if isinstance(node, Dim) and node.name not in DIMS}
     gradients = {f"d{name}" for name in attention.grads}
-    values = tuple(f"{name}_" for name in gradients)
     named = [("attention", attention.name, attention.span)] if reserved.clashes(attention.name) else []
     named += [
         ("input", tensor.name, tensor.span)
         for tensor in attention.inputs
         if reserved.clashes_as_input(tensor.name, attention.name) or tensor.name in gradients
-    ]
-    named += [
-        ("size", name, t.span)
-        for name, t in free.items()
-        if reserved.clashes_as_size(name) or name in gradients or name.startswith(values)
     ]
     for what, name, span in named:
         yield unsupported(

@@ -89,9 +89,9 @@ def _of_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
 def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tuple[Softmax, Expr | None]:
     """The softmax, and the score it reads (None: the raw dot product)."""
     scale, raw = split_scale(attention.score)
-    choice = config["softmax"]
+    choice = config.softmax
     rescale = choice.args.get("rescale", "deferred") if isinstance(choice, Choice) else "deferred"
-    if config["loops"] == ("kv", "q"):
+    if config.loops == ("kv", "q"):
         rescale = "every_step"  # o lies in memory, normalised, between two visits
     threshold = 0.0
     if isinstance(rescale, Choice):

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnc.plan import ir
 from attnc.plan.device import Device
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.layout import Which
 from attnc.runtime.cache import store_bytes
 from attnc.runtime.loader import load_file, load_module, program_of

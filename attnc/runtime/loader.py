@@ -15,10 +15,10 @@ from typing import Any
 
 from attnc.build import digest
 from attnc.plan import ir
-from attnc.plan.tuned import Choice, tuned_choices
 from attnc.runtime.cache import cache_folder, store, store_bytes
 from attnc.runtime.names import package_of
 from attnc.target.files import render_files
+from attnc.tuned.choices import Choice, tuned_choices
 
 
 def load_module(module: ir.Module, choices: Iterable[Choice] = ()) -> ModuleType:

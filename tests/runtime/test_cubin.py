@@ -10,7 +10,7 @@ import pytest
 
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.triton.resources import estimate
 from attnc.runtime.cubin import tool
 

@@ -11,7 +11,7 @@ from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.sm90.backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.runtime.aot import build_cubins, compile_configs

@@ -23,6 +23,7 @@ from attnc.plan.names import (
     MODULE,
     TRITON,
     own_name,
+    own_sizes,
 )
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
@@ -236,3 +237,29 @@ def test_every_name_of_the_function_that_picks_a_module_is_known(name: str) -> N
     assert "key" in used
     own = {*INPUTS, "sink", "kv_len", "W"}  # of the specs
     assert [x for x in used - own if not x.startswith("_") and not TRITON.clashes_as_input(x, name)] == []
+
+
+SIZES = ("t", "w", "half", "K", "tile", "stride_q", "lse_ptr", "dbias", "dbias_tile", "namespace", "t_size")
+
+
+def test_sizes_have_any_name() -> None:
+    renamed = own_sizes(SIZES, ("bias",))
+    assert set(renamed) == set(SIZES) - {"t_size"}
+    assert renamed["t"] == "t_size_2"
+    assert len({*renamed.values(), "t_size"}) == len(SIZES)
+    assert own_sizes(("T", "pages_of", "bias"), ("doc",)) == {}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_read_sizes_of_any_name(target: str) -> None:
+    module = planned(
+        score="dot(q, k) + " + " + ".join(f"x{i}[h % {size}]" for i, size in enumerate(SIZES)),
+        inputs=tuple(f"x{i}: f32[{size}]" for i, size in enumerate(SIZES)),
+        target=target,
+    )
+    files = render_files(module, path="under_test.attn", sha256="0")
+    kernels = "".join(text for file, text in files.items() if file.endswith(".cu") or target == "triton")
+    for size in SIZES:
+        own = own_sizes(SIZES, ("x0",)).get(size, size)
+        assert re.search(rf"floor_mod\w*\(h, {own}\)|h % {own}\b", kernels), size
+    load_module(module)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Index, walk
-from attnc.plan.ir import Fetch, Module, Statement
+from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import fetch_expressions, fetches_for, of_a_head
+from attnc.plan.steps import fetches_for, of_a_head
 from attnc.target.sm80.adjoints import CudaSums
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_tiles import CudaTileText

@@ -14,7 +14,6 @@ import jinja2
 from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Module
 from attnc.plan.sm80 import layout_of
-from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment, template_environment
@@ -32,6 +31,7 @@ from attnc.target.sm80.kernel import CudaText
 from attnc.target.support import imports, with_headers
 from attnc.target.tuning import tuning
 from attnc.target.unread import without_unread
+from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
 def render_cuda(

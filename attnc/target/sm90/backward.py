@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Const, Index, Ref, walk
 from attnc.model.tensors import Role
-from attnc.plan.ir import Fetch, Module, Statement
+from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm90.backward import (
     COPY_REGISTERS,
@@ -16,7 +16,7 @@ from attnc.plan.sm90.backward import (
     STAGED,
     Sm90Backward,
 )
-from attnc.plan.steps import fetch_expressions, of_a_head
+from attnc.plan.steps import of_a_head
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_rows import FinishText

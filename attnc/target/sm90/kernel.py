@@ -7,9 +7,9 @@ from functools import cached_property
 
 from attnc.expr.nodes import Binary, Compare, Const, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.model.tensors import DType, Role
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
+from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
-from attnc.plan.steps import pointer_names, statement_expressions
+from attnc.plan.steps import pointer_names
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import at_row, load, scalar, statement, value_type
 from attnc.target.sm90.wgmma import wgmma

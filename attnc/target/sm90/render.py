@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import layout_of
 from attnc.plan.sm90.backward import Sm90Backward
-from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.target.header import GLOSSARY, header
 from attnc.target.numbers import numbers_in
 from attnc.target.quote import without_comments
@@ -26,6 +25,7 @@ from attnc.target.sm80.render import (
 from attnc.target.sm90.backward import Sm90Arguments, Sm90BackwardText, Sm90FinishText
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.kernel import Sm90Text
+from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
 def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TUNED) -> dict[str, str]:

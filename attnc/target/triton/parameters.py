@@ -29,13 +29,13 @@ def dp_order(planned: BackwardKernel) -> Literal["early", "late", "both"]:
     """When a step over a q tile computes dP; "both": as the config says."""
     if planned.kernel.grid.over == "q" or planned.name == "dv":
         return "early"
-    orders = {config["dp"] for config in planned.kernel.configs}
+    orders = {config.dp for config in planned.kernel.configs}
     return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
 
 
 def limits_registers(kernel: Kernel) -> bool:
     """Whether a config of a backward kernel limits the registers of a thread."""
-    return any(config["maxnreg"] != "none" for config in kernel.configs)
+    return any(config.maxnreg is not None for config in kernel.configs)
 
 
 class Parameters:

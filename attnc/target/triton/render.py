@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from attnc.plan.decode import has_fixed_shares
-from attnc.plan.ir import Module
-from attnc.plan.ir_backward import kernels_of
-from attnc.plan.tuned import NOT_TUNED, Tuned
+from attnc.plan.ir import Module, kernels_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment
@@ -24,6 +22,7 @@ from attnc.target.triton.decode import DecodeText
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.parameters import dp_order, limits_registers
 from attnc.target.tuning import tuning
+from attnc.tuned.choices import NOT_TUNED, Tuned
 
 _OF_THE_BACKWARD = """\
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with

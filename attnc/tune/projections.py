@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnc.build import digest, dispatch_path, front, plan_program
-from attnc.model.dataflow import Impl
+from attnc.model.projection import Impl
 from attnc.output import write_text
-from attnc.plan.crossover import Crossovers, crossovers
-from attnc.plan.dispatch import PROJECTION_SIZES, Row, Table, dump_tables, load_tables
-from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.ir_projection import ProjectionModule, impl_of
 from attnc.runtime.layers import Layer
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name, synchronize
 from attnc.source import Source
 from attnc.target.projection import render_projection
+from attnc.tuned.crossover import Crossovers, crossovers
+from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, dump_tables, load_tables
 
 #: The M at which all configs are timed, and those at which the best of them are.
 SEARCHED = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -109,21 +109,21 @@ def _times(layer: Layer, positions: Sequence[int], M: int, rounds: int) -> dict[
 
 
 def _positions(module: ProjectionModule, M: int) -> list[int]:
-    return [at for at, point in enumerate(module.points) if point.impl != "gemv" or M <= _MOST_GEMV]
+    return [at for at, found in enumerate(module.configs) if impl_of(found) != "gemv" or M <= _MOST_GEMV]
 
 
 def _finalists(module: ProjectionModule, times: Mapping[int, float]) -> list[int]:
     ranked = sorted(times, key=lambda at: times[at])
     chosen: list[int] = []
-    for impl in {point.impl for point in module.points}:
-        chosen += [at for at in ranked if module.points[at].impl == impl][:_FINALISTS]
+    for impl in set(map(impl_of, module.configs)):
+        chosen += [at for at in ranked if impl_of(module.configs[at]) == impl][:_FINALISTS]
     return sorted(chosen)
 
 
 def _best(module: ProjectionModule, times: Mapping[int, float]) -> dict[Impl, tuple[int, float]]:
     best: dict[Impl, tuple[int, float]] = {}
     for at in sorted(times, key=lambda at: times[at]):
-        best.setdefault(module.points[at].impl, (at, times[at]))
+        best.setdefault(impl_of(module.configs[at]), (at, times[at]))
     return best
 
 
@@ -138,11 +138,11 @@ def table_of(
     rows: list[Row] = []
     for M in sorted(best):
         position, time = best[M][found.chosen[M]]
-        row = Row(limits=(M,), choice=module.points[position].knobs(), microseconds=time)
+        row = Row(limits=(M,), choice=module.configs[position].texts(), microseconds=time)
         if rows and rows[-1].choice == row.choice:
             rows.pop()
         rows.append(row)
-    last = module.points[-1].knobs()
+    last = module.configs[-1].texts()
     if rows[-1].choice != last:
         rows.append(Row(limits=(None,), choice=last, microseconds=0.0))
     else:
@@ -170,7 +170,7 @@ def _compile_share(path: Path, share: int, shares: int) -> None:
     """Every `shares`-th pair of a config and a number of rows, of each layer."""
     for module in _fixed(path):
         layer = _layer(module, copies=1)
-        jobs = [(at, M) for at, point in enumerate(module.points) for M in _PADDED.get(point.impl, ())]
+        jobs = [(at, M) for at, one in enumerate(module.configs) for M in _PADDED.get(impl_of(one), ())]
         for at, M in jobs[share::shares]:
             try:
                 layer.call(at, M)()

@@ -1,136 +1,21 @@
-"""The plan, on one page: everything that a template prints, and nothing that it would have to compute.
-
-An `ir.Kernel` is one GPU function. Its expressions are trees of `expr.nodes` over names that exist in the
-kernel text: `Index` (b, h, q_idx, q_pos, kv_idx, q_lo, q_hi, kv_lo, kv_hi), `Dim` (M, N, H, ... and the tile
-symbols BLOCK_M, BLOCK_N) and `Ref` (values the plan named). Conventions: `q_lo`/`q_hi` are the first and the
-*last* row of the query tile; loop bounds are half open.
-"""
+"""One GPU function: what a program owns, its loops, the step of one tile, and what any of it promises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-from attnc.expr.nodes import Dim, Expr, Load
-from attnc.model.attention import Variant
+from attnc.expr.nodes import Dim, Expr
 from attnc.model.schedule import Config
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import DType
 from attnc.plan.access import Rows, Sequences
+from attnc.plan.ir.statements import Fetch, Regions, Statement, statement_expressions
 from attnc.plan.ir_decode import Pack, Part, Split, UnifiedMax
 from attnc.plan.layout import Layout
 from attnc.source import Span
 
-if TYPE_CHECKING:
-    from attnc.plan.ir_backward import Backward
-
-Axis: TypeAlias = Literal["q", "kv"]
 M = Dim("M")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Let:
-    """`name = value`. `comment` says why, and `span` points at the spec line it follows from."""
-
-    name: str
-    value: Expr
-    comment: str = ""
-    span: Span | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A pointer into `tensor` at its leading indices, which are the same for the whole program.
-
-    `doc_row = doc + b * stride`.
-    """
-
-    name: str
-    tensor: str
-    indices: tuple[Expr, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """`name = tensor[indices]`, one element per point of `axes` (none: a scalar), 0 where `guard` is false.
-
-    row: the pointer to start from, with its leading indices already applied; None: the tensor's first
-    element.
-    guard: only the conditions that the plan could not prove; TRUE means a plain load.
-    """
-
-    name: str
-    load: Load
-    axes: tuple[Axis, ...]
-    guard: Expr
-    row: Row | None = None
-
-
-Statement: TypeAlias = Let | Row | Fetch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
-    """Tiles of one axis in a region: `for kv_lo in range(start, stop, BLOCK_N)`.
-
-    masked: True, the tiles are *partial* and the step evaluates the mask; False, they are *full* and carry no
-    mask code; an Expr over kv_lo (or q_lo) tells at run time, tile by tile.
-    guard: a condition over the tile's kv_lo, kv_hi (or q_lo, q_hi) under which the tile has work; None:
-    it always has. tests: values that the guard alone reads, of the tile at hand: made anew for every tile.
-    zero_fill: tiles may hold keys without `Step.kept`, and the step makes their rows zero.
-    """
-
-    start: Expr
-    stop: Expr
-    masked: bool | Expr
-    guard: Expr | None = None
-    tests: tuple[Statement, ...] = ()
-    zero_fill: bool = False
-
-    @property
-    def expressions(self) -> tuple[Expr, ...]:
-        """Everything that the loop computes."""
-        masked = () if isinstance(self.masked, bool) else (self.masked,)
-        guard = () if self.guard is None else (self.guard,)
-        return (self.start, self.stop, *masked, *guard)
-
-    def rewritten(self, rewrite: Callable[[Expr], Expr]) -> Loop:
-        """The loop with every expression rewritten; it has no tests yet."""
-        return replace(
-            self,
-            start=rewrite(self.start),
-            stop=rewrite(self.stop),
-            masked=self.masked if isinstance(self.masked, bool) else rewrite(self.masked),
-            guard=None if self.guard is None else rewrite(self.guard),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regions:
-    """The mask as control flow: `bounds` are scalars computed once per tile of the outer axis, `loops` run
-    over `axis`.
-    """
-
-    axis: Axis
-    bounds: tuple[Statement, ...]
-    loops: tuple[Loop, ...]
-
-    @property
-    def tests(self) -> tuple[Statement, ...]:
-        """What the guards of all loops read of the tile at hand."""
-        return tuple({test.name: test for loop in self.loops for test in loop.tests}.values())
-
-    @property
-    def statements(self) -> tuple[Statement, ...]:
-        """All values that the control flow is made of."""
-        return (*self.bounds, *self.tests)
-
-    @property
-    def are_short(self) -> bool:
-        """Whether the mask ends the ranges on both sides (windows, documents), so that a loop tests its
-        tiles.
-        """
-        return any(not isinstance(loop.masked, bool) for loop in self.loops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,28 +102,6 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bind:
-    """An axis of an argument: gives `name` its value, must equal `expected` (an Expr over names bound
-    before), or neither, or both. plus: the axis is longer than `name` by so much.
-    """
-
-    name: str | None = None
-    expected: Expr | None = None
-    plus: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arg:
-    """A tensor argument: how its axes bind sizes, the names of its strides in the kernel ("" for an axis that
-    needs none).
-    """
-
-    tensor: Tensor
-    axes: tuple[Bind, ...]
-    strides: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBound:
     """Parameters of the componentwise forward error bound that the kernel promises (Blanchard, Higham,
     Higham; arXiv 1909.03469).
@@ -319,21 +182,19 @@ class Kernel:
     layout: Layout | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
-    """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
+def expressions_of(
+    program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step, softmax: Softmax
+) -> Iterator[Expr]:
+    """Everything that a kernel evaluates for its scores."""
+    for statement in (*program, *outer, *loops.statements, *step.fetches, *step.masked_fetches):
+        yield from statement_expressions(statement)
+    for loop in loops.loops:
+        yield from loop.expressions
+    for expr in (step.score, step.keep, step.kept, softmax.sink):
+        if expr is not None:
+            yield expr
 
-    sizes: what the host computes from the sizes of the arguments.
-    kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
-    for it. label: of the schedule, where an attention has several for this target.
-    """
 
-    variant: Variant
-    target: str
-    args: tuple[Arg, ...]
-    outputs: tuple[Arg, ...]
-    kernels: tuple[Kernel, ...]
-    sizes: tuple[Let, ...] = ()
-    kept: tuple[Arg, ...] = ()
-    label: str = ""
-    backward: Backward | None = None
+def kernel_expressions(kernel: Kernel) -> Iterator[Expr]:
+    """The same of a finished kernel."""
+    return expressions_of(kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)

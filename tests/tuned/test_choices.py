@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from attnc.build import compile_program, front
 from attnc.diagnostics import DiagnosticError
 from attnc.plan import ir
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.layout import KernelName
-from attnc.plan.tuned import Choice, as_knobs, dump_tuned, knobs_of_kernel, load_tuned, tuned_choices
 from attnc.source import Source
 from attnc.target.files import render_files
+from attnc.tuned.choices import Choice, dump_tuned, knobs_of_kernel, load_tuned, tuned_choices
 from tests.plans import plans_of
 
 SPEC = Path(__file__).parent.parent.parent / "specs" / "causal_gqa.attn"
@@ -36,7 +36,7 @@ def choice(
         device=H200,
         toolchain=toolchain,
         kv_len=kv_len,
-        config=as_knobs(module.kernels[0].configs[position]),
+        config=module.kernels[0].configs[position].texts(),
         microseconds=12.345,
     )
 
@@ -55,7 +55,7 @@ def test_choices_survive_the_file(module: ir.Module) -> None:
 
 def test_a_newer_measurement_replaces_the_older(module: ir.Module) -> None:
     (kept,) = load_tuned(source(choice(module, 2, 1024), choice(module, 5, 1024)))
-    assert kept.config == as_knobs(module.kernels[0].configs[5])
+    assert kept.config == module.kernels[0].configs[5].texts()
 
 
 def test_the_file_does_not_depend_on_the_order(module: ir.Module) -> None:

@@ -10,7 +10,9 @@ import pytest
 from attnc.build import compile_program, front
 from attnc.diagnostics import DiagnosticError
 from attnc.plan import ir
-from attnc.plan.dispatch import (
+from attnc.plan.ir_projection import ProjectionModule
+from attnc.source import Source
+from attnc.tuned.tables import (
     ATTENTION_SIZES,
     PROJECTION_SIZES,
     LabelRows,
@@ -24,8 +26,6 @@ from attnc.plan.dispatch import (
     projection_rows,
     schedule_rows,
 )
-from attnc.plan.ir_projection import ProjectionModule
-from attnc.source import Source
 from tests.plans import plans_of
 
 EXTEND = Path(__file__).parents[2] / "specs" / "extend.attn"
@@ -46,7 +46,7 @@ def table(module: ProjectionModule, *rows: tuple[int | None, int], toolchain: st
         toolchain=toolchain,
         sizes=PROJECTION_SIZES,
         rows=tuple(
-            Row(limits=(limit,), choice=module.points[at].knobs(), microseconds=12.346) for limit, at in rows
+            Row(limits=(limit,), choice=module.configs[at].texts(), microseconds=12.346) for limit, at in rows
         ),
         notes=("gemv up to M = 1",),
     )
@@ -62,7 +62,7 @@ def test_tables_survive_the_file(module: ProjectionModule) -> None:
 def test_a_newer_measurement_replaces_the_older(module: ProjectionModule) -> None:
     text = dump_tables([table(module, (None, 1)), table(module, (None, 2))])
     (kept,) = load_tables(Source("t.json", text))
-    assert kept.rows[0].choice == module.points[2].knobs()
+    assert kept.rows[0].choice == module.configs[2].texts()
 
 
 def test_the_newest_toolchain_speaks_and_the_last_row_is_open(module: ProjectionModule) -> None:
@@ -81,7 +81,7 @@ def test_configs_that_are_gone_are_dropped(module: ProjectionModule) -> None:
 
 
 def test_rows_are_embedded(module: ProjectionModule) -> None:
-    last = len(module.points) - 1
+    last = len(module.configs) - 1
     text = Source("t.json", dump_tables([table(module, (2, 0), (None, last))]))
     compiled = compile_program(front(SPEC), "llama_7b.attn", None, text)
     page = next(o.text for o in compiled.outputs if o.path == "qkv_proj/triton/default.py")

@@ -20,9 +20,8 @@ from typing import Literal, TypeAlias
 from attnc.build import front, plan_program, tuned_path
 from attnc.output import write_text
 from attnc.plan import ir
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.layout import KernelName
-from attnc.plan.tuned import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned
 from attnc.runtime.timing import Launch, Timing, interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import (
@@ -34,6 +33,7 @@ from attnc.runtime.trial import (
     trial,
 )
 from attnc.source import Source
+from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned
 
 #: A kernel whose configs are measured.
 Tunable: TypeAlias = Literal["forward"] | KernelName

@@ -6,8 +6,8 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.model.dataflow import IMPLS, Impl
-from attnc.plan.crossover import crossovers
+from attnc.model.projection import IMPLS, Impl
+from attnc.tuned.crossover import crossovers
 
 ROWS = (1, 2, 4, 8)
 

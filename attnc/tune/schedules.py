@@ -15,21 +15,13 @@ from pathlib import Path
 from attnc.build import dispatch_path, front, plan_program, tuned_source
 from attnc.output import write_text
 from attnc.plan import ir
-from attnc.plan.dispatch import (
-    ATTENTION_SIZES,
-    Row,
-    Table,
-    dump_tables,
-    joined,
-    load_tables,
-    plain_name,
-)
-from attnc.plan.tuned import Choice, load_tuned
 from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name
 from attnc.source import Source
+from attnc.tuned.choices import Choice, load_tuned
+from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, dump_tables, joined, load_tables, plain_name
 
 #: The sizes that are measured: query rows, keys, sequences.
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)

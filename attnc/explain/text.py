@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attnc.explain.figures import UNIT, Explanation, decisions, place_of, sum_terms
+from attnc.explain.kernel import grid_line, loop_lines, resource_lines
+from attnc.explain.roofline import roofline_lines
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.schedule import knobs_of
-from attnc.plan.explain import UNIT, Explanation, decisions, place_of, sum_terms
-from attnc.plan.explain_kernel import grid_line, loop_lines, resource_lines
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP
-from attnc.plan.roofline import roofline_lines
 from attnc.plan.targets import target_of
-from attnc.plan.tuned import as_knobs
 
 
 def as_text(e: Explanation) -> str:
@@ -26,7 +25,7 @@ def _head(e: Explanation) -> Iterator[str]:
     variant, device = e.module.variant, e.device
     yield f"{variant.attention.name} {variant.name} for {e.module.target}, on {device.arch} ({device.part})"
     written = knobs_of(e.schedule, "forward")
-    knobs = ", ".join(f"{key} = {value}" for key, value in as_knobs(e.config).items() if key in written)
+    knobs = ", ".join(f"{key} = {value}" for key, value in e.config.texts().items() if key in written)
     yield f"config {e.position} of {len(e.kernel.configs)}: {knobs}"
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from attnc.model.schedule import Config, Value
+from attnc.model.schedule import Config
 from attnc.plan import ir
-from attnc.plan.ir_backward import kernels_of
-from attnc.plan.measured import read_measured, version_of
+from attnc.plan.ir import kernels_of
 from attnc.source import Source
+from attnc.tuned.files import read_measured, version_of
 
 FORMAT = 1
 #: Key lengths up to which a choice holds; None: any.
@@ -65,13 +65,8 @@ class Choice:
 
 def knobs_of_kernel(kernel: str, config: Config) -> dict[str, str]:
     """What a choice says of the config of a kernel."""
-    knobs = as_knobs(config)
+    knobs = config.texts()
     return knobs if kernel == "forward" else {key: knobs[key] for key in _BACKWARD_KNOBS if key in knobs}
-
-
-def as_knobs(config: Config) -> dict[str, str]:
-    """A config as JSON can hold it: every value by its text."""
-    return {key: _text(value) for key, value in sorted(config.values.items())}
 
 
 def load_tuned(source: Source) -> tuple[Choice, ...]:
@@ -147,14 +142,3 @@ def _choice(entry: Mapping[str, Any]) -> Choice:
         microseconds=float(entry["microseconds"]),
         kernel=str(entry.get("kernel", "forward")),
     )
-
-
-def _text(value: Value) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_text, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float | str):
-        return str(value)
-    args = ", ".join(f"{name} = {_text(arg)}" for name, arg in value.args.items())
-    return f"{value.name}({args})" if args else value.name

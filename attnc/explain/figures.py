@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from attnc.explain.kernel import Usage, bounds_dict, masked_where, resource_dict
+from attnc.explain.roofline import Roofline, roofline_dict, roofline_of
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.configs import schedule_of
@@ -21,12 +23,9 @@ from attnc.plan import ir
 from attnc.plan.columns import feature
 from attnc.plan.device import Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
-from attnc.plan.explain_kernel import Usage, bounds_dict, masked_where, resource_dict
 from attnc.plan.ir_decode import UnifiedMax
 from attnc.plan.picture import Picture, picture
-from attnc.plan.roofline import Roofline, roofline_dict, roofline_of
 from attnc.plan.targets import target_of
-from attnc.plan.tuned import as_knobs
 from attnc.source import Span, visible
 
 UNIT = 2.0**-24
@@ -116,7 +115,7 @@ def as_dict(e: Explanation) -> dict[str, Any]:
         "variant": e.module.variant.name,
         "target": e.module.target,
         "device": e.device.arch,
-        "config": as_knobs(e.config),
+        "config": e.config.texts(),
         "structure": e.kernel.structure,
         "mask": show(e.module.variant.attention.mask),
         "bounds": bounds_dict(e.kernel),
@@ -165,7 +164,7 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
     }
     for key, where in knob_lines.items():
         choices = len(knobs[key].choices)
-        found.append((f"{key} = {as_knobs(e.config)[key]}{f', one of {choices}' * (choices > 1)}", where))
+        found.append((f"{key} = {e.config.texts()[key]}{f', one of {choices}' * (choices > 1)}", where))
     return found
 
 
@@ -211,4 +210,4 @@ def place_of(span: Span | None) -> str:
 
 def tiles_of(config: Config) -> tuple[int, int]:
     """Rows and keys of a tile."""
-    return config.number("tile.q"), config.number("tile.kv")
+    return config.tile_q, config.tile_kv

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from attnc.build import front, plan_program
+from attnc.explain.backward import backward_dict, backward_text, explain_backward
+from attnc.explain.figures import Explanation, as_dict, explain
+from attnc.explain.text import as_text
 from attnc.plan.device import DEVICES
-from attnc.plan.explain import Explanation, as_dict, explain
-from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
-from attnc.plan.explain_text import as_text
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from tests.plans import plans_of
 from tests.targets import TARGETS
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attnc.explain.figures import tiles_of
+from attnc.explain.kernel import Usage, bounds_dict, grid_line, loop_lines, resource_dict, resource_lines
+from attnc.explain.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
 from attnc.expr.show import show
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
@@ -13,21 +16,12 @@ from attnc.plan import ir
 from attnc.plan.columns import feature
 from attnc.plan.device import Device
 from attnc.plan.estimate import Estimate
-from attnc.plan.explain import tiles_of
-from attnc.plan.explain_kernel import (
-    Usage,
-    bounds_dict,
-    grid_line,
-    loop_lines,
-    resource_dict,
-    resource_lines,
-)
-from attnc.plan.ir_backward import BackwardKernel, kernels_of
+from attnc.plan.ir import kernels_of
+from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.layout import KernelName
 from attnc.plan.picture import picture
-from attnc.plan.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
 from attnc.plan.targets import target_of
-from attnc.plan.tuned import knobs_of_kernel
+from attnc.tuned.choices import knobs_of_kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from attnc.model.variants import variant_name
 from attnc.plan import ir
 from attnc.plan.ir_projection import ProjectionModule
-from attnc.plan.measured import read_measured, version_of
 from attnc.source import Source
+from attnc.tuned.files import read_measured, version_of
 
 FORMAT = 1
 #: What a projection is chosen by, and an attention.
@@ -101,11 +101,11 @@ def newest(tables: Iterable[Table], name: str, target: str, variant: str) -> dic
 def projection_rows(
     module: ProjectionModule, tables: Iterable[Table]
 ) -> dict[str, tuple[tuple[int | None, int], ...]]:
-    """What the module embeds: for each device (largest M, position in its points), the last open.
+    """What the module embeds: for each device (largest M, position in its configs), the last open.
 
     Rows whose config the schedule no longer offers are dropped.
     """
-    positions = {json.dumps(point.knobs(), sort_keys=True): at for at, point in enumerate(module.points)}
+    positions = {json.dumps(config.texts(), sort_keys=True): at for at, config in enumerate(module.configs)}
     found: dict[str, tuple[tuple[int | None, int], ...]] = {}
     for device, table in newest(tables, module.name, module.target, module.variant.name).items():
         known = [

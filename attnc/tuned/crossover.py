@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import inf, log
 
-from attnc.model.dataflow import IMPLS, Impl
+from attnc.model.projection import IMPLS, Impl
 
 #: Times that differ by less are taken for equal.
 _NOISE = 1.01
