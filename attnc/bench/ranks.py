@@ -59,17 +59,24 @@ CELLS = (
 
 
 def bench_ranks(
-    ranks: int, cells: tuple[RanksCell, ...], peers: tuple[str, ...], rounds: int, seconds: float, out: Path
+    ranks: int,
+    cells: tuple[RanksCell, ...],
+    peers: tuple[str, ...],
+    rounds: int,
+    seconds: float,
+    out: Path,
+    target: str = "triton",
 ) -> Path:
     """Measures what there is time for; returns the path of the JSON, which has it all.
 
     seconds: of the clock, for everything: no part starts later, and processes that run longer are ended.
+    target: whose kernels ranks run, and one GPU beside them; new tokens are always Triton's.
     """
     out.mkdir(parents=True, exist_ok=True)
     path, begin = out / "ranks.json", time.monotonic()
-    path.write_text(json.dumps({"machine": machine("triton"), "ranks": ranks, "parts": {}}), encoding="utf-8")
+    path.write_text(json.dumps({"machine": machine(target), "ranks": ranks, "parts": {}}), encoding="utf-8")
     try:
-        warm_up([partial(_warm, mask, over) for mask in _masks(cells) for over in (True, False)])
+        warm_up([partial(_warm, mask, over, target) for mask in _masks(cells) for over in (True, False)])
         _note(path, "compiling", {"seconds": round(time.monotonic() - begin, 1)})
     except Exception as failure:  # then ranks compile what they call
         _note(path, "compiling", {"error": _first_line(failure)})
@@ -77,13 +84,14 @@ def bench_ranks(
     def left() -> float:
         return seconds - (time.monotonic() - begin)
 
-    works: list[tuple[Callable[..., None], tuple[str, ...]]] = [(_ours_on_rank, ("attnc",))]
+    ours = partial(_ours_on_rank, target=target)
+    works: list[tuple[Callable[..., None], tuple[str, ...]]] = [(ours, ("attnc",))]
     works += [(_peers_on_rank, names) for some in GROUPS if (names := tuple(p for p in some if p in peers))]
     for work, names in works:
         if left() < 10:
             _note(path, names[0], {"error": "no time was left"})
             continue
-        limit = left() if work is _ours_on_rank else min(left(), 60.0)
+        limit = left() if work is ours else min(left(), 60.0)
         try:
             on_processes(ranks, work, names, cells, rounds, limit, str(path), seconds=limit, deadline=limit)
         except Exception as failure:  # what one part breaks on is a gap in the table
@@ -138,7 +146,7 @@ def documents(length: int) -> torch.Tensor:
     return torch.repeat_interleave(numbers, sizes)[:length]
 
 
-def _warm(mask: str, over_ranks: bool) -> None:
+def _warm(mask: str, over_ranks: bool, target: str) -> None:
     """Compiles the kernels of one attention: as one GPU runs them, or as ranks do."""
     cell = RanksCell(name="warm", mask=mask, length=4096, decode=mask == "token")
     (q, k, v), extras = draw(cell)
@@ -146,11 +154,11 @@ def _warm(mask: str, over_ranks: bool) -> None:
         if over_ranks:
             SpreadKeys(SPEC, Alone(), attention=mask)(q, k, v, **extras)
         else:
-            _single(mask)(q, k, v, *extras.values())
+            _single(mask, "triton")(q, k, v, *extras.values())
     else:
-        call: Callable[..., Any] = _single(mask)
+        call: Callable[..., Any] = _single(mask, target)
         if over_ranks:
-            cp = ContextParallel(SPEC, Alone(), attention=mask)
+            cp = ContextParallel(SPEC, Alone(), attention=mask, target=target)
             q, k, v = cp.shard(q, k, v, **extras)[:3]
             call = cp
         leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -159,11 +167,11 @@ def _warm(mask: str, over_ranks: bool) -> None:
     torch.cuda.synchronize()
 
 
-def _single(mask: str) -> Callable[..., Any]:
+def _single(mask: str, target: str) -> Callable[..., Any]:
     """The kernels of one GPU."""
     from attnc.api.compile import compile_family
 
-    return compile_family(SPEC, attention=mask, warn=False)
+    return compile_family(SPEC, attention=mask, target=target, warn=False)
 
 
 # --- timing -------------------------------------------------------------------------------------------------
@@ -213,11 +221,18 @@ def _sample(launch: Launch, repeats: int) -> float:
 
 
 def _ours_on_rank(
-    rank: int, names: tuple[str, ...], cells: tuple[RanksCell, ...], rounds: int, seconds: float, path: str
+    rank: int,
+    names: tuple[str, ...],
+    cells: tuple[RanksCell, ...],
+    rounds: int,
+    seconds: float,
+    path: str,
+    *,
+    target: str,
 ) -> None:
     """Links, then every cell; rank 0 writes."""
     begin = time.monotonic()
-    for part, work in _ours(cells, rounds):
+    for part, work in _ours(cells, rounds, target):
         late = torch.tensor(float(time.monotonic() - begin > seconds - 8), device=DEVICE)
         dist.all_reduce(late, dist.ReduceOp.MAX)
         data: Mapping[str, Any]
@@ -234,24 +249,29 @@ def _ours_on_rank(
         dist.barrier()
 
 
-def _ours(cells: tuple[RanksCell, ...], rounds: int) -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
+def _ours(
+    cells: tuple[RanksCell, ...], rounds: int, target: str
+) -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
     yield "links", links
     for cell in cells:
-        yield cell.name, partial(_decode if cell.decode else _rows, cell, rounds)
+        yield (
+            cell.name,
+            partial(_decode, cell, rounds) if cell.decode else partial(_rows, cell, rounds, target),
+        )
 
 
-def _rows(cell: RanksCell, rounds: int) -> dict[str, Any]:
+def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
     """Rows shared out: T1 and TN, forward and with gradients, and whether results are those of one GPU."""
     ranks = dist.get_world_size()
     (q, k, v), extras = draw(cell)
-    cp = ContextParallel(SPEC, attention=cell.mask)
+    cp = ContextParallel(SPEC, attention=cell.mask, target=target)
     begin = time.perf_counter()
     shards = cp.shard(q, k, v, **extras)[:3]
     plan = cp.plan(q, k, **extras)
     planned = 1e3 * (time.perf_counter() - begin)
     local = [x.clone().requires_grad_() for x in shards]
     do = cp.own(torch.randn_like(q), "o").contiguous()
-    one = _single(cell.mask)
+    one = _single(cell.mask, target)
     found: dict[str, Any] = {
         "strategy": plan.chosen.strategy,
         "groups": plan.chosen.groups,
@@ -313,7 +333,7 @@ def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
     mine = positions[keys.spread.rank(positions) == rank]
     own = [x[:, mine].contiguous() for x in (k, v)]
     counts = keys.spread.counts(extras["kv_len"], rank)
-    one = _single(cell.mask)
+    one = _single(cell.mask, "triton")
 
     def step() -> Any:
         return keys(q, *own, **extras, counts=counts)

@@ -248,7 +248,7 @@ class _Maker:
         exprs = [score, mask, *([] if sink is None else [sink]), *lengths.values()]
         read = {node.tensor: None for expr in exprs for node in walk(expr) if isinstance(node, Load)}
         used = [name for name in TABLES if name in read]
-        wanted = attention.grads if self.form == "rows" and target == "triton" else ()
+        wanted = attention.grads if self.form == "rows" else ()
         views = [view for view in self.views.values() if view.tensor in wanted]
         grads = tuple(view for view in views if self._is_differentiable(view, score, sink))
         lines = [

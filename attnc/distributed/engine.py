@@ -313,8 +313,8 @@ class ContextParallel:
     def _refuse_gradients(self, *tensors: torch.Tensor) -> None:
         if any(x.requires_grad for x in tensors):
             raise RuntimeError(
-                f"{self.spec.attention.name} has no gradients over ranks: the spec asks for none, or has no "
-                "Triton schedule; call it under torch.no_grad(), or on detached tensors"
+                f"{self.spec.attention.name} has no gradients: the spec asks for none; call it under "
+                "torch.no_grad(), or on detached tensors"
             )
 
     @staticmethod
