@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,8 +25,12 @@ from attnc.bench.ranks_links import links
 from attnc.bench.ranks_peers import GROUPS, PEERS
 from attnc.bench.report import machine
 from attnc.distributed import ContextParallel, SpreadKeys
+from attnc.distributed.estimate import Rates
 from attnc.distributed.group import Alone
+from attnc.distributed.kernels import spec_of
 from attnc.distributed.launch import on_processes
+from attnc.distributed.plan import make_plan, widths_of
+from attnc.distributed.spans import Sizes, Visibility
 
 SPEC = Path(__file__).parent / "specs" / "ranks" / "ranks.attn"
 HEADS, KV_HEADS, WIDTH = 32, 8, 128
@@ -75,6 +80,7 @@ def bench_ranks(
     out.mkdir(parents=True, exist_ok=True)
     path, begin = out / "ranks.json", time.monotonic()
     path.write_text(json.dumps({"machine": machine(target), "ranks": ranks, "parts": {}}), encoding="utf-8")
+    _note(path, "planning", {cell.name: planning(cell) for cell in cells if not cell.decode})
     try:
         warm_up([partial(_warm, mask, over, target) for mask in _masks(cells) for over in (True, False)])
         _note(path, "compiling", {"seconds": round(time.monotonic() - begin, 1)})
@@ -128,14 +134,16 @@ def draw(cell: RanksCell, device: str | torch.device = DEVICE) -> tuple[list[tor
 
     rows = 1 if cell.decode else cell.length
     qkv = [normal(1, rows, HEADS, WIDTH), *(normal(1, cell.length, KV_HEADS, WIDTH) for _ in range(2))]
-    extras: dict[str, Any] = {}
+    return qkv, {name: x.to(device) for name, x in _reads(cell).items()}
+
+
+def _reads(cell: RanksCell) -> dict[str, torch.Tensor]:
+    """The inputs besides q, k and v, on the host."""
     if cell.mask == "documents":
-        extras["doc"] = documents(cell.length)[None].to(device)
-    elif cell.mask == "prefix":
-        extras["length"] = torch.full((1,), cell.length // 4, dtype=torch.int32, device=device)
-    elif cell.decode:
-        extras["kv_len"] = torch.full((1,), cell.length, dtype=torch.int32, device=device)
-    return qkv, extras
+        return {"doc": documents(cell.length)[None]}
+    if cell.mask == "prefix":
+        return {"length": torch.tensor([cell.length // 4], dtype=torch.int32)}
+    return {"kv_len": torch.tensor([cell.length], dtype=torch.int32)} if cell.decode else {}
 
 
 def documents(length: int) -> torch.Tensor:
@@ -217,6 +225,23 @@ def _sample(launch: Launch, repeats: int) -> float:
     return float(start.elapsed_time(end)) / repeats
 
 
+def planning(cell: RanksCell, repeats: int = 50) -> dict[str, float]:
+    """Milliseconds of the host for a plan that is not there yet, by the number of ranks."""
+    spec = spec_of(SPEC, cell.mask)
+    visibility = Visibility(spec.variants[0].attention)
+    tensors = {name: x.numpy().astype(np.int64) for name, x in _reads(cell).items()}
+    sizes = Sizes(queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=KV_HEADS, tensors=tensors)
+    found = {}
+    for ranks in (2, 4, 8):
+        samples = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            make_plan(visibility, sizes, widths_of(visibility), ranks, Rates())
+            samples.append(time.perf_counter() - begin)
+        found[str(ranks)] = round(1e3 * statistics.median(samples), 3)
+    return found
+
+
 # --- parts --------------------------------------------------------------------------------------------------
 
 
@@ -265,10 +290,8 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
     ranks = dist.get_world_size()
     (q, k, v), extras = draw(cell)
     cp = ContextParallel(SPEC, attention=cell.mask, target=target)
-    begin = time.perf_counter()
     shards = cp.shard(q, k, v, **extras)[:3]
     plan = cp.plan(q, k, **extras)
-    planned = 1e3 * (time.perf_counter() - begin)
     local = [x.clone().requires_grad_() for x in shards]
     do = cp.own(torch.randn_like(q), "o").contiguous()
     one = _single(cell.mask, target)
@@ -278,7 +301,6 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
         "owners": plan.chosen.owners,
         "imbalance": plan.imbalance,
         "bytes": plan.chosen.bytes,
-        "plan_ms": planned,
         "estimate_ms": 1e3 * plan.chosen.total,
         "flops": 4.0 * float(plan.load.sum()) * HEADS * WIDTH,
     }

@@ -8,6 +8,7 @@ whoever has least, which under a causal mask is the zigzag of ring attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heapreplace
 
 import numpy as np
 import numpy.typing as npt
@@ -74,14 +75,18 @@ def longest_first(chunks: Chunks, ranks: int) -> Ints:
     """Each chunk to the rank with least work of those that have room (Graham's rule with equal counts)."""
     count = len(chunks.work)
     room = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
-    load = [0.0] * ranks
-    owner = np.zeros(count, np.int64)
+    least = [(0.0, rank) for rank in range(ranks) if room[rank]]
+    owner = [0] * count
+    work = chunks.work.tolist()
     for chunk in np.argsort(-chunks.work, kind="stable").tolist():
-        rank = min((r for r in range(ranks) if room[r]), key=load.__getitem__)
+        load, rank = least[0]
         owner[chunk] = rank
         room[rank] -= 1
-        load[rank] += float(chunks.work[chunk])
-    return owner
+        if room[rank]:
+            heapreplace(least, (load + work[chunk], rank))
+        else:
+            heappop(least)
+    return np.asarray(owner, np.int64)
 
 
 def exchanged(chunks: Chunks, start: Ints, ranks: int) -> Ints:
