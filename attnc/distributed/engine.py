@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnc.distributed.estimate import Rates, Strategy
+from attnc.distributed.estimate import Rates, Strategy, rates_of
 from attnc.distributed.group import Group, Ranks
 from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.distributed.plan import Plan, Planner, widths_of
@@ -33,11 +33,11 @@ class ContextParallel:
     """An attention whose rows are spread over the ranks of a group.
 
     source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a
-    DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, "triton" by
-    default. strategy, groups: in place of the estimate's choice, and parts that the heads of a rank are
-    computed in. rates: of the machine, for the estimate. sums: whether gradients of inputs that are whole on
-    every rank are added up over the ranks; False where whoever owns them does so (DDP, FSDP). params: of the
-    spec, where its types and sizes do not say (`cap = 30.0`).
+    DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, by default those of
+    a generated function, or "triton". strategy, groups: in place of the estimate's choice, and parts that the
+    heads of a rank are computed in. rates: of the machine and its kernels, for the estimate. sums: whether
+    gradients of inputs that are whole on every rank are added up over the ranks; False where whoever owns
+    them does so (DDP, FSDP). params: of the spec, where its types and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -57,7 +57,7 @@ class ContextParallel:
     ) -> None:
         self.spec: Spec = spec_of(source, attention, target)
         self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
-        self.strategy, self.groups, self.rates = strategy, groups, rates
+        self.strategy, self.groups, self.rates = strategy, groups, rates or rates_of(self.spec.target)
         self.sums, self.params = sums, params
         self._kernels: dict[tuple[torch.dtype, int], tuple[Kernels, Planner]] = {}
         self._stages: dict[tuple[Plan, torch.device], Stages] = {}

@@ -13,7 +13,7 @@ import torch
 
 from attnc.distributed.group import Ranks
 from attnc.distributed.plan import Plan
-from attnc.distributed.rows import Places, key_route, query_route
+from attnc.distributed.rows import Places, holes, key_route, query_route
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
@@ -30,9 +30,9 @@ class Moves:
         self.rank = group.rank
         self.keys = key_route(plan, self.rank, device)
         self.queries = query_route(plan, self.rank, device)
-        waiting = [part for part in plan.parts(self.rank) if not part.ready]
-        self.window = waiting[0].hi - waiting[0].lo if waiting else 0
-        self._is_full = sum(at.count for at in self.keys.kept) == self.window
+        self.holes = holes(plan, self.rank, device)
+        lo, hi = plan.window(self.rank)
+        self.window = hi - lo
 
     def fetch_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
         """The window of k and v that the waiting rows see, for the heads of one part."""
@@ -49,8 +49,8 @@ class Moves:
         sizes = [sized(x, axis, self.window) for x, axis, _ in mine]
         window = [torch.empty(size, dtype=k.dtype, device=self.device) for size in sizes]
         came = self._swap(sent, [[(axis, at.count) for axis in axes] for at in self.keys.kept], window)
-        for x in window if not self._is_full else ():
-            x.zero_()  # keys that nobody asked for must be finite
+        for x, axis in zip(window, axes, strict=True):
+            self.holes.clear(x, axis)  # keys that nobody asked for must be finite
         for r, at in enumerate(self.keys.kept):
             own = [rows.of(x, axis) for x, axis, rows in mine] if r == self.rank else came[r]
             for x, axis, rows in zip(window, axes, own, strict=True):

@@ -101,7 +101,8 @@ class Offer:
     needed: runs that the rows of each rank see; pairs: keys of each owner that they see, [rank, owner];
     ready: chunks that see one stretch of their owner's keys alone, stretch[rank], or none where that is -1;
     load, rows: scores and queries of each rank; share: of the work of any rank that waits for others, the
-    least that is ready.
+    least that is ready; in_slices: whether what is ready follows each other among the rows of every rank, and
+    so does what is not.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Offer:
     load: Floats
     rows: Floats
     share: float
+    in_slices: bool
 
 
 def offers(needs: Needs, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer]:
@@ -127,7 +129,8 @@ def offers(needs: Needs, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer
     keys = (key_owner[:, :, None] == ranks) * needs.keys[:, None].astype(np.float64)
     pairs = needed.astype(np.float64) @ keys
     ready, stretch, share = _ready(needs, owner, key_owner, chunks.work, load)
-    figures = (owner, key_owner, keys, needed, pairs, ready, stretch, load, rows, share.tolist())
+    in_slices = _are_slices(owner, ready, needs.ranks).tolist()
+    figures = (owner, key_owner, keys, needed, pairs, ready, stretch, load, rows, share.tolist(), in_slices)
     return [Offer(*figures_of_way) for figures_of_way in zip(ways, *figures, strict=True)]
 
 
@@ -159,6 +162,16 @@ def _ready(
     return ready, best, np.where(share < 1.0 - 1e-9, share, 1.0).min(axis=1)
 
 
+def _are_slices(owner: Ints, ready: Bools, ranks: int) -> Bools:
+    """Whether the rows of every rank are ready up to one of its chunks, or from one on: [ways]."""
+    order = owner.argsort(axis=1, kind="stable")
+    ready, owner = np.take_along_axis(ready, order, 1), np.take_along_axis(owner, order, 1)
+    changes = (ready[:, 1:] != ready[:, :-1]) & (owner[:, 1:] == owner[:, :-1])
+    group = owner[:, 1:] + np.arange(len(owner))[:, None] * ranks
+    count = np.bincount(group.ravel(), changes.ravel(), len(owner) * ranks)
+    return np.asarray(count.reshape(-1, ranks).max(axis=1) <= 1)
+
+
 def stretches(key_owner: Ints) -> Ints:
     """The number of the stretch that each run of keys is in: runs of one owner that follow each other."""
     changes = np.zeros(key_owner.shape, np.int64)
@@ -187,6 +200,8 @@ def estimates(
         *(np.maximum(x.sum(axis=1), x.sum(axis=2)).max(axis=1).tolist() for x in (arriving, leaving)),
         strict=True,
     )
+    row = sizes.batch * sizes.heads * (widths.d + widths.dv) * widths.bytes  # of q and of o
+    key = sizes.batch * sizes.kv_heads * (widths.d + widths.dv) * widths.bytes
     found = []
     for (strategy, ways, offer), matrix, (all_bytes, most, most_in, most_out) in zip(
         kinds, moved, figures, strict=True
@@ -197,16 +212,21 @@ def estimates(
             continue
         load = float(offer.load.reshape(-1, ways).mean(axis=1).max())
         compute = 2.0 * load * sizes.batch * sizes.heads * (widths.d + widths.dv) / rates.compute
-        seconds_in, seconds_out, packing = (
-            most_in / rates.link,
-            most_out / rates.link,
-            4.0 * most / rates.memory,
-        )
-        ready = compute * (offer.share if strategy == "need" else 0.0)
-        total, count, exposed = min(
-            (total, count, exposed)
+        seconds_in, seconds_out = most_in / rates.link, most_out / rates.link
+        # Every row waits, and with it the rank's own keys, which are copied to those that arrive; or some do
+        # not, and those that are no slice are copied, as is what is computed of them.
+        own = float(offer.pairs.diagonal().max(initial=0.0)) * key if all_bytes else 0.0
+        cases = [(True, compute, 0.0, (4.0 * most + 2.0 * own) / rates.memory)]
+        if strategy == "need" and offer.share:
+            copied = 0.0 if offer.in_slices else 2.0 * float(offer.rows.max()) * row / rates.memory
+            cases.append(
+                (False, compute + copied, (compute + copied) * offer.share, 4.0 * most / rates.memory)
+            )
+        total, waits, count = min(
+            (total, waits, count)
+            for waits, busy, ready, packing in cases
             for count in offered
-            for total, exposed in (pipelined(compute, ready, seconds_in, seconds_out, packing, count, rates),)
+            for total in (pipelined(busy, ready, seconds_in, seconds_out, packing, count, rates),)
         )
         found.append(
             Estimate(
@@ -214,9 +234,10 @@ def estimates(
                 owners=offer.name,
                 ways=ways,
                 groups=count,
+                splits=not waits,
                 compute=compute,
                 exchange=seconds_in + seconds_out,
-                exposed=exposed,
+                exposed=total - compute,
                 total=total,
                 bytes=int(all_bytes),
                 moved=matrix.astype(np.int64),

@@ -113,6 +113,13 @@ class Plan:
 
         return self._known(("keys", self.mates(rank).start), made)
 
+    def window(self, rank: int) -> tuple[int, int]:
+        """The first key of what waiting rows are computed against, and the one behind the last. It begins
+        where a tile of keys does on one GPU, so that sums have the same order.
+        """
+        keys = self.keys(rank)
+        return (int(keys[0]) // TILE * TILE, int(keys[-1]) + 1) if len(keys) else (0, 0)
+
     def parts(self, rank: int) -> tuple[Part, ...]:
         """What the rank computes, rows that wait for nothing first. Rows past the last packed sequence are
         in none.
@@ -125,9 +132,7 @@ class Plan:
             lo, hi = self.runs[rank].tolist()
             found.append(Part(np.flatnonzero(ready), lo, min(hi, self.last_key), True))
         if not ready.all():
-            keys = self.keys(rank)
-            lo, hi = (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)
-            found.append(Part(np.flatnonzero(~ready), lo, hi, False))
+            found.append(Part(np.flatnonzero(~ready), *self.window(rank), False))
         return tuple(found)
 
     @property
@@ -240,10 +245,8 @@ def make_plan(
     chosen = min(every, key=_total)
     if chosen.refusal:
         raise ValueError(f"strategy: {chosen.strategy} is not possible here: {chosen.refusal}")
-    ready, awaited = offer.ready, offer.needed
-    if chosen.strategy != "need":
-        ready = np.zeros_like(ready)
-    elif ready.any():
+    ready, awaited = offer.ready & chosen.splits, offer.needed
+    if ready.any():
         awaited = needs.seen(np.where(ready, ranks, offer.owner)[None], ranks + 1)[0, :ranks]
     return Plan(
         ranks=ranks,

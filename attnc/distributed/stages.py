@@ -71,6 +71,8 @@ class Stages:
             attention.o, name="lse", roles=attention.o.roles[:-1], shape=attention.o.shape[:-1]
         )
         self._packed = plan.sizes.ends_q is not None
+        #: What waits begins while the last blocks of what does not still run.
+        self._shift = int(self.ready is not None)
         #: Whether all rows are computed: those past the last packed sequence are not.
         self._is_whole = not len(rows := plan.rows(self.rank)) or int(rows[-1]) < plan.last_row
 
@@ -99,7 +101,7 @@ class Stages:
                 rectangles.append(into)
             else:
                 into = self._heads(results, first, heads)
-            with lanes.kernel(number, q_part, *keys, *into):
+            with lanes.kernel(number + self._shift, q_part, *keys, *into):
                 lanes.after(event)
                 if self.waiting is not None:
                     self._compute(self.waiting, q_part, keys, extras, first, into)
@@ -127,19 +129,21 @@ class Stages:
         (do, dlse), lanes = cotangents, Lanes(self.device)
         made = Gradients(
             torch.empty_like(q) if self._is_whole else torch.zeros_like(q),
-            torch.zeros(k.shape, dtype=torch.float32, device=self.device),
-            torch.zeros(v.shape, dtype=torch.float32, device=self.device),
+            self._zeros(self.attention.k, k),
+            self._zeros(self.attention.v, v),
             {
                 view.tensor: torch.zeros(extras[view.tensor].shape, dtype=torch.float32, device=self.device)
                 for view in self.kernels.derived.grads
             },
         )
+        added = None
         if self.ready is not None:
             run = self._run(made.dk), self._run_of_v(made.dv)
             keys = self._run(k), self._run_of_v(v)
             sums = self._differentiate(self.ready, (do, dlse), q, keys, extras, 0, results, made, made.dq)
             for total, part in zip(run, sums, strict=True):
-                total.add_(part)
+                total.copy_(part)
+            added = lanes.mark()
 
         def fetch(number: int) -> Tensors:
             q_part, keys = self._fetch(q, k, v, number)
@@ -152,7 +156,8 @@ class Stages:
             into = rectangles[number] if shares else self._heads(results, first, heads)
             dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
             keys = k_part, v_part
-            with lanes.kernel(0 if made.extras else number, q_part, *keys, do_part, *rest):
+            lane = 0 if made.extras else number + self._shift
+            with lanes.kernel(lane, q_part, *keys, do_part, *rest):
                 lanes.after(event)
                 if self.waiting is not None:
                     given = do_part, (rest[0] if rest else None)
@@ -164,6 +169,7 @@ class Stages:
                 done = lanes.mark()
             with lanes.exchanging(dq, *sums, made.dk, made.dv):
                 lanes.after(done)
+                lanes.after(added)
                 self.moves.return_keys(sums, (made.dk, made.dv), number)
                 if shares:
                     self.moves.return_queries(self.attention.q, dq, made.dq, number)
@@ -267,6 +273,16 @@ class Stages:
         assert self.ready is not None
         part = self.ready.part
         return x.narrow(axis_of(tensor, Role.KEY), self._run_at, part.hi - part.lo)
+
+    def _zeros(self, tensor: Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Memory for a gradient of k or v, zero where ready rows do not write first."""
+        if self.ready is None:
+            return torch.zeros(x.shape, dtype=torch.float32, device=self.device)
+        made = torch.empty(x.shape, dtype=torch.float32, device=self.device)
+        axis, stop = axis_of(tensor, Role.KEY), self._run_at + self.ready.part.hi - self.ready.part.lo
+        made.narrow(axis, 0, self._run_at).zero_()
+        made.narrow(axis, stop, x.shape[axis] - stop).zero_()
+        return made
 
     def _results(self, rows: int, heads: int) -> Pair:
         """Memory for o and lse."""

@@ -52,7 +52,7 @@ def _key_owner(plan: Plan, block: int, blocks: int) -> int:
 
 def _check_ready(plan: Plan, tiles: Tiles, owners: list[int]) -> None:
     """Chunks that see one stretch of blocks of their own rank, of the stretch with most work."""
-    if not owners or plan.chosen.strategy != "need":
+    if not owners or not plan.chosen.splits:
         assert not plan.ready.any()
         return
     stretches = list(_stretches(owners))
