@@ -28,12 +28,14 @@ class Needs:
     """Which keys the chunks of one call see. Keys are looked at in runs of blocks that no tile and no owner
     divides.
 
-    size: rows of a chunk; edges: the first block of each run, and how many blocks there are; keys: of each
-    run.
+    size: rows of a chunk; slices: keys of a rank where they lie in slices that are no chunks'; edges: the
+    first block of each run, and how many blocks there are; keys: of each run.
     """
 
-    def __init__(self, tiles: Tiles, size: int, sizes: Sizes, ranks: int, *, tied: bool) -> None:
-        self.size, self.ranks, self.tied = size, ranks, tied
+    def __init__(
+        self, tiles: Tiles, size: int, sizes: Sizes, ranks: int, *, tied: bool, slices: int = 0
+    ) -> None:
+        self.size, self.ranks, self.tied, self._slices = size, ranks, tied, slices // BLOCK
         self._chunks = -(-sizes.queries // size)
         blocks = -(-sizes.keys // BLOCK)
         some = (tiles.lo < tiles.hi).nonzero()[0]
@@ -46,6 +48,7 @@ class Needs:
         is_edge[first] = is_edge[stop] = True
         is_edge[:: size // BLOCK if tied else blocks + 1] = True
         is_edge[-(-np.arange(ranks + 1) * blocks // ranks)] = True
+        is_edge[:: self._slices or blocks + 1] = True
         self.edges = is_edge.nonzero()[0]
         self._run = is_edge.cumsum() - 1  # of each block
         self._first, self._stop = self._run[first], self._run[stop]
@@ -61,6 +64,8 @@ class Needs:
         first = self.edges[:-1]
         if self.tied:
             return np.asarray(owner[:, first * BLOCK // self.size])
+        if self._slices:
+            return np.tile(first // self._slices, (len(owner), 1))
         return np.tile(first * self.ranks // max(int(self.edges[-1]), 1), (len(owner), 1))
 
     def seen(self, group: Ints, groups: int) -> Bools:

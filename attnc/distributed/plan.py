@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnc.distributed.cut import assignments, chunk_rows, chunked
+from attnc.distributed.cut import assignments, chunk_of_slices, chunk_rows, chunked, slices, tile_rows
 from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy
 from attnc.distributed.offers import Needs, estimates, offers
 from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Visibility, Widths
@@ -69,6 +69,11 @@ class Plan:
     estimates: tuple[Estimate, ...]
     tied: bool
     _rows: dict[object, Ints] = field(default_factory=dict, repr=False)
+
+    @property
+    def in_slices(self) -> bool:
+        """Whether the rows of each rank follow those of the one before."""
+        return self.chosen.owners == "slices"
 
     # What a rank owns and computes
 
@@ -190,21 +195,39 @@ class Planner:
     """
 
     def __init__(
-        self, visibility: Visibility, widths: Widths, ranks: int, rates: Rates | None = None
+        self,
+        visibility: Visibility,
+        widths: Widths,
+        ranks: int,
+        rates: Rates | None = None,
     ) -> None:
         self.visibility, self.widths, self.ranks = visibility, widths, ranks
         self.rates = rates or Rates()
         self._plans: OrderedDict[object, Plan] = OrderedDict()
 
-    def plan(self, sizes: Sizes, strategy: Strategy | None = None, groups: int | None = None) -> Plan:
-        """The plan of a call. strategy, groups: in place of the estimate's choice; ValueError says why one
-        cannot be.
+    def plan(
+        self,
+        sizes: Sizes,
+        strategy: Strategy | None = None,
+        groups: int | None = None,
+        *,
+        in_slices: bool = False,
+    ) -> Plan:
+        """The plan of a call. strategy, groups: in place of the estimate's choice; in_slices: for rows that
+        lie in slices of one length, whatever their work. ValueError says why one cannot be.
         """
-        key = (_key(sizes), strategy, groups)
+        key = (_key(sizes), strategy, groups, in_slices)
         known = self._plans.get(key)
         if known is None:
             known = self._plans[key] = make_plan(
-                self.visibility, sizes, self.widths, self.ranks, self.rates, strategy, groups
+                self.visibility,
+                sizes,
+                self.widths,
+                self.ranks,
+                self.rates,
+                strategy,
+                groups,
+                in_slices=in_slices,
             )
             if len(self._plans) > 256:
                 self._plans.popitem(last=False)
@@ -219,14 +242,23 @@ def make_plan(
     rates: Rates,
     strategy: Strategy | None = None,
     groups: int | None = None,
+    *,
+    in_slices: bool = False,
 ) -> Plan:
-    """The plan whose estimate is shortest, of the strategy that is asked for."""
-    size = chunk_rows(sizes.queries, ranks)
-    tiles = visibility.tiles(sizes, min(TILE, size))
+    """The plan whose estimate is shortest, of the strategy that is asked for.
+
+    in_slices: rows of q, and of k, lie as `chunk_of_slices` says. Raises ValueError where that cannot be.
+    """
+    size = (chunk_of_slices if in_slices else chunk_rows)(sizes.queries, ranks)
+    tiles = visibility.tiles(sizes, tile_rows(size))
     chunks = chunked(tiles, sizes.queries, sizes.keys, size)
     tied = is_tied(sizes)
-    needs = Needs(tiles, size, sizes, ranks, tied=tied)
-    offered = offers(needs, chunks, assignments(chunks, ranks))
+    of_keys = 0
+    if in_slices and not tied:
+        chunk_of_slices(sizes.keys, ranks)
+        of_keys = -(-sizes.keys // (ranks * BLOCK)) * BLOCK
+    needs = Needs(tiles, size, sizes, ranks, tied=tied, slices=of_keys)
+    offered = offers(needs, chunks, (slices if in_slices else assignments)(chunks, ranks))
     found = estimates([("need", 1, offer) for offer in offered], sizes, widths, rates, groups)
     best = 0
     for i in range(1, len(found)):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attnc.distributed.cut import Chunks
+from attnc.distributed.cut import Chunks, tile_rows
 from attnc.distributed.plan import Plan
-from attnc.distributed.spans import BLOCK, TILE, Tiles, Visibility
+from attnc.distributed.spans import BLOCK, Tiles, Visibility
 
 #: Of a rank's work, what has to be ready for a launch of its own.
 WORTH = 0.15
@@ -17,7 +17,7 @@ WORTH = 0.15
 
 def check_plan(plan: Plan, visibility: Visibility) -> None:
     """Raises AssertionError for the first thing that the plan says otherwise."""
-    tiles = visibility.tiles(plan.sizes, min(TILE, plan.chunk))
+    tiles = visibility.tiles(plan.sizes, tile_rows(plan.chunk))
     blocks = -(-plan.sizes.keys // BLOCK)
     chunks = _blocks_of_chunks(plan, tiles)
     owners = [_key_owner(plan, block, blocks) for block in range(blocks)]
@@ -47,6 +47,8 @@ def _blocks_of_chunks(plan: Plan, tiles: Tiles) -> dict[int, set[int]]:
 def _key_owner(plan: Plan, block: int, blocks: int) -> int:
     if plan.tied:
         return int(plan.owner[block * BLOCK // plan.chunk])
+    if plan.in_slices:
+        return block * BLOCK // -(-plan.sizes.keys // plan.ranks)
     return block * plan.ranks // blocks
 
 

@@ -11,6 +11,7 @@ import torch
 from attnc.diagnostics import DiagnosticError
 from attnc.distributed import ContextParallel
 from attnc.distributed.estimate import Strategy
+from attnc.distributed.group import Alone
 from attnc.distributed.verify import RanksCase, cases, run_case
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
@@ -120,6 +121,22 @@ def test_bits_are_those_of_one_rank_and_of_every_run() -> None:
             assert torch.equal(one, many), f"{name} depends on the number of ranks"
         else:
             torch.testing.assert_close(one, many, atol=2e-6, rtol=2e-5)
+
+
+def test_rows_may_lie_in_slices() -> None:
+    """As DTensors are sharded: whatever the work."""
+
+    def work(group: Thread) -> tuple[list[int], Verdict]:
+        cp = ContextParallel(SPECS["causal"], group, rows="slices")
+        made = RanksCase(case=Case(dims={"B": 1, "M": 96, "N": 96, "Hkv": 2, "G": 1}, seed=1))
+        verdict = run_case(cp, cp.spec.variants[0], made)
+        return cp.rows().tolist(), verdict
+
+    found = on_ranks(3, work)
+    assert [rows for rows, _ in found] == [list(range(first, first + 32)) for first in (0, 32, 64)]
+    assert found[0][1].ok, found[0][1].message
+    with pytest.raises(ValueError, match="rows: expected 'planned' or 'slices', got 'mine'"):
+        ContextParallel(SPECS["causal"], Alone(), rows="mine")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_only_what_is_needed_is_sent() -> None:

@@ -89,16 +89,16 @@ def tensors(rng: np.random.Generator, batch: int, n: int) -> dict[str, npt.NDArr
 
 
 @st.composite
-def drawn(draw: st.DrawFn) -> Drawn:
+def drawn(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 130)) -> Drawn:
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     ranks = draw(st.integers(1, 5))
     batch = draw(st.integers(1, 3))
     kind = draw(st.sampled_from(("square", "square", "oblong", "packed", "packed apart", "lengths")))
-    queries = draw(st.sampled_from((1, 15, 16, 33, 70, 97, 130)))
-    keys = queries if kind in ("square", "packed") else draw(st.sampled_from((0, 1, 16, 47, 101, 128)))
+    rows = draw(st.sampled_from(queries))
+    keys = rows if kind in ("square", "packed") else draw(st.sampled_from((0, 1, 16, 47, 101, 128)))
     ends_q = ends_k = None
     if kind.startswith("packed"):
-        ends_q = np.sort(np.append(rng.integers(0, queries + 1, batch - 1), [0, queries]))
+        ends_q = np.sort(np.append(rng.integers(0, rows + 1, batch - 1), [0, rows]))
         ends_k = ends_q
         if kind == "packed apart":
             ends_k = np.sort(np.append(rng.integers(0, keys + 1, batch - 1), [0, keys]))
@@ -106,7 +106,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
     lengths = {"N": spell("kv_len[b]")} if kind == "lengths" else {}
     sizes = Sizes(
         batch=batch,
-        queries=queries,
+        queries=rows,
         keys=keys,
         heads=HEADS,
         kv_heads=KV_HEADS,
@@ -181,6 +181,29 @@ def test_every_visible_score_is_computed_once(call: Drawn, strategy: Strategy) -
         check(asked, visible)
         check_plan(asked, seen)
     assert not reason or strategy in ("heads", "mixed")
+
+
+@settings(max_examples=20)
+@given(drawn(queries=(16, 64, 96, 128, 90)))
+def test_rows_in_slices(call: Drawn) -> None:
+    seen, sizes, ranks = visibility(call.mask, call.lengths), call.sizes, range(call.ranks)
+    planner = Planner(seen, WIDTHS, call.ranks)
+    first = ((len(in_slices(rows, call.ranks)[0]), rows) for rows in (sizes.queries, sizes.keys))
+    if any(own % 16 and own < rows for own, rows in first):
+        with pytest.raises(ValueError, match="is no multiple of 16"):
+            planner.plan(sizes, in_slices=True)
+        return
+    plan = planner.plan(sizes, in_slices=True)
+    assert [plan.owned(rank).tolist() for rank in ranks] == in_slices(sizes.queries, call.ranks)
+    assert [plan.owned_keys(rank).tolist() for rank in ranks] == in_slices(sizes.keys, call.ranks)
+    check(plan, call.visible())
+    check_plan(plan, seen)
+
+
+def in_slices(rows: int, ranks: int) -> list[list[int]]:
+    """The rows of each rank, as DTensors are sharded."""
+    own = max(-(-rows // ranks), 1)
+    return [list(range(min(rank * own, rows), min((rank + 1) * own, rows))) for rank in range(ranks)]
 
 
 def causal(n: int = 65536, **changes: Any) -> Sizes:
