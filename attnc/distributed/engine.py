@@ -80,8 +80,14 @@ class ContextParallel:
         kernels, planner = self.kernels_for(q)
         attention, named = kernels.attention, self._named((), inputs)
         sizes = self._sizes(kernels, whole_shape(q, attention.q), whole_shape(k, attention.k), named)
-        in_slices = self.in_slices or is_dtensor(q)
-        self._plan = planner.plan(sizes, self.strategy, self.groups, in_slices=in_slices)
+        in_slices, strategy = self.in_slices or is_dtensor(q), self.strategy
+        if attention.softmax.dropout is not None:  # drawn by the number of a row, and of a key
+            if strategy not in (None, "heads"):
+                raise ValueError(
+                    f"strategy: dropout leaves rows and keys whole, 'heads', and not {strategy!r}"
+                )
+            strategy = "heads"
+        self._plan = planner.plan(sizes, strategy, self.groups, in_slices=in_slices)
         return self._plan
 
     def shard(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *inputs: Any, **named: Any) -> Any:

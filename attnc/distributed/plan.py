@@ -120,10 +120,14 @@ class Plan:
 
     def window(self, rank: int) -> tuple[int, int]:
         """The first key of what waiting rows are computed against, and the one behind the last. It begins
-        where a tile of keys does on one GPU, so that sums have the same order.
+        where a tile of keys does on one GPU, so that sums have the same order, and where a rank has all rows
+        of some heads with the first one, so that dropout counts from there.
         """
         keys = self.keys(rank)
-        return (int(keys[0]) // TILE * TILE, int(keys[-1]) + 1) if len(keys) else (0, 0)
+        if not len(keys):
+            return 0, 0
+        first = 0 if self.chosen.strategy == "heads" else int(keys[0]) // TILE * TILE
+        return first, int(keys[-1]) + 1
 
     def parts(self, rank: int) -> tuple[Part, ...]:
         """What the rank computes, rows that wait for nothing first. Rows past the last packed sequence are

@@ -188,16 +188,36 @@ def test_a_rank_with_another_plan_is_an_error_on_all() -> None:
 
 
 def test_what_is_not_covered_is_said_before_anything_moves() -> None:
-    spec = text(inputs=("p: f32[]", "seed: i64[]"), normalize="softmax(dropout = p, seed = seed)")
+    spec = text(
+        inputs=("p: f32[]", "seed: i64[]"), normalize="softmax(dropout = p, seed = seed)", packed=True
+    )
 
     def work(group: Thread) -> str:
         cp = ContextParallel(spec, group)
         with pytest.raises(DiagnosticError) as refused:
-            cp.shard(*whole(), 0.1, 1)
+            cp.shard(*(x[0] for x in whole()), 0.1, 1)
         assert not group.bytes_sent
         return refused.value.diagnostics[0].message
 
-    assert on_ranks(2, work) == ["dropout is not shared out over ranks yet"] * 2
+    assert on_ranks(2, work) == ["dropout of packed sequences is not shared out over ranks"] * 2
+
+
+def test_dropout_shares_out_the_heads() -> None:
+    """Counters are the numbers of rows and keys: the same bits are dropped as on one rank."""
+
+    def work(group: Thread) -> torch.Tensor:
+        cp = ContextParallel(SPECS["dropout"], group, groups=1)
+        with torch.no_grad():
+            o, _ = cp(*cp.shard(*whole(), 0.5, 7))
+        assert cp.plan(*whole()[:2]).chosen.strategy == "heads"
+        return cp.unshard(o)
+
+    assert torch.equal(on_ranks(2, work)[0], on_ranks(1, work)[0])
+    cp = ContextParallel(SPECS["dropout"], Alone(), strategy="need")
+    with pytest.raises(
+        ValueError, match="strategy: dropout leaves rows and keys whole, 'heads', and not 'need'"
+    ):
+        cp.plan(*whole()[:2])
 
 
 def test_mistakes_are_named() -> None:

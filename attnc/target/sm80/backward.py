@@ -103,7 +103,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
     def dropout(self) -> str:
         dropout = self.kernel.softmax.dropout
         assert dropout is not None
-        return f"{scalar(dropout.p)}, {scalar(dropout.seed)}"
+        return f"{scalar(dropout.p)}, {scalar(dropout.seed)}, b, {scalar(dropout.head)}"
 
     @property
     def keep_scale(self) -> str:

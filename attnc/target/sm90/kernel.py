@@ -181,7 +181,7 @@ class Sm90Text(CudaText):
             x for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink) if x is not None
         ]
         if softmax.dropout is not None:
-            exprs += [softmax.dropout.p, softmax.dropout.seed]
+            exprs += [softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head]
         exprs.append(kernel.stored)
         nodes = [node for expr in exprs for node in walk(expr)]
         return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
