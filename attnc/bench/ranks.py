@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -25,7 +24,7 @@ from attnc.bench.ranks_links import links
 from attnc.bench.ranks_peers import GROUPS, PEERS
 from attnc.bench.report import machine
 from attnc.distributed import ContextParallel, SpreadKeys
-from attnc.distributed.estimate import Rates
+from attnc.distributed.estimate import rates_of
 from attnc.distributed.group import Alone
 from attnc.distributed.kernels import spec_of
 from attnc.distributed.launch import on_processes
@@ -213,6 +212,17 @@ def _median(launch: Launch, rounds: int, agreed: Callable[[float], float], meet:
     return statistics.median(samples)
 
 
+def _host(launch: Launch) -> float:
+    """Milliseconds of the host until a launch returns, with nothing before it on the GPU."""
+    samples = []
+    for _ in range(11):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        launch()
+        samples.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(samples)
+
+
 def _sample(launch: Launch, repeats: int) -> float:
     event: Any = torch.cuda.Event  # torch ships it without annotations
     start, end = event(enable_timing=True), event(enable_timing=True)
@@ -228,15 +238,15 @@ def _sample(launch: Launch, repeats: int) -> float:
 def planning(cell: RanksCell, repeats: int = 50) -> dict[str, float]:
     """Milliseconds of the host for a plan that is not there yet, by the number of ranks."""
     spec = spec_of(SPEC, cell.mask)
-    visibility = Visibility(spec.variants[0].attention)
-    tensors = {name: x.numpy().astype(np.int64) for name, x in _reads(cell).items()}
+    visibility, rates = Visibility(spec.variants[0].attention), rates_of(spec.target)
+    tensors = {name: x.long().numpy() for name, x in _reads(cell).items()}
     sizes = Sizes(queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=KV_HEADS, tensors=tensors)
     found = {}
     for ranks in (2, 4, 8):
         samples = []
         for _ in range(repeats):
             begin = time.perf_counter()
-            make_plan(visibility, sizes, widths_of(visibility), ranks, Rates())
+            make_plan(visibility, sizes, widths_of(visibility), ranks, rates)
             samples.append(time.perf_counter() - begin)
         found[str(ranks)] = round(1e3 * statistics.median(samples), 3)
     return found
@@ -322,10 +332,7 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
 
     found[f"T{ranks} forward"] = together(forward, rounds)
     found[f"T{ranks} forward + backward"] = together(both, rounds)
-    begin = time.perf_counter()
-    forward()
-    found["host_ms"] = 1e3 * (time.perf_counter() - begin)
-    torch.cuda.synchronize()
+    found["host_ms"] = _host(forward)
     dist.barrier()
     if dist.get_rank() == 0:
         leaves = [x.requires_grad_() for x in (q, k, v)]

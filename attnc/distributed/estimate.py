@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from attnc.plan.targets import target_of
+
 #: need: keys move to the rows that see them, no others; gather: all keys to all ranks; heads: all rows of
 #: some heads meet on one rank (DeepSpeed-Ulysses); mixed: heads within groups of ranks, keys between groups.
 Strategy: TypeAlias = Literal["need", "gather", "heads", "mixed"]
@@ -35,9 +37,14 @@ class Rates:
     launch: float = 10e-6
 
 
+#: Floating point operations in a second of kernels that were measured, by the family of a target.
+_COMPUTE = {"sm90": 650e12}
+
+
 def rates_of(target: str) -> Rates:
     """Those of a target's kernels."""
-    return Rates(compute=650e12) if target == "cuda.sm_90a" else Rates()
+    compute = _COMPUTE.get(target_of(target).family)
+    return Rates() if compute is None else Rates(compute=compute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
