@@ -57,9 +57,9 @@ class Moves:
                 at.put(x, axis, rows)
         return window[0], window[1]
 
-    def return_keys(self, sums: Pair, totals: Pair, number: int) -> None:
-        """What this rank's rows add to dk and dv, to the owners of the keys, who add it to `totals`, rank by
-        rank. Both are f32.
+    def return_keys(self, sums: Pair, totals: Pair, number: int, *, fresh: bool) -> None:
+        """What this rank's rows add to dk and dv, to the owners of the keys, who add it to `totals`: what is
+        their own, then rank by rank. Both are f32. fresh: there is nothing in them yet, and all is written.
         """
         tensors = self.attention.k, self.attention.v
         axes = [axis_of(tensor, Role.KEY) for tensor in tensors]
@@ -70,10 +70,13 @@ class Moves:
         ]
         # A rank that computes other heads than this one returns those.
         came = self._swap(sent, [[(axis, at.count) for axis in axes] for at in self.keys.sent], own)
-        for r, at in enumerate(self.keys.sent):
-            rows = [places.of(x, axis) for x, axis, places in sent[r]] if r == self.rank else came[r]
+        others = [r for r in range(self.plan.ranks) if r != self.rank]
+        for r in (self.rank, *others):
+            at, is_own = self.keys.sent[r], r == self.rank
+            rows = [places.of(x, axis) for x, axis, places in sent[r]] if is_own else came[r]
+            write = at.put if is_own and fresh else at.add
             for tensor, total, axis, some in zip(tensors, totals, axes, rows, strict=True):
-                at.add(heads_of(tensor, total, *self.plan.heads(r, number)), axis, some)
+                write(heads_of(tensor, total, *self.plan.heads(r, number)), axis, some)
 
     def fetch_queries(self, tensor: Tensor, x: torch.Tensor, number: int) -> torch.Tensor:
         """The rectangle's rows of q, do or dlse, for the heads of one part."""
