@@ -1,5 +1,5 @@
-"""Kernels of Triton read no name before the line that makes it: the interpreter forgives that in what it does
-not run, the compiler does not.
+"""Kernels read no name before the line that makes it, and compile: the interpreter forgives what it does not
+run, and Python's numbers where Triton wants tensors; compilers do not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnc.plan.device import DEVICES
 from attnc.runtime.toolchains import usage_of
 from attnc.target.files import render_files
 from tests.verify.judging import modules_of, spec
-from tests.verify.random_specs import specs
+from tests.verify.random_specs import HOPPER, specs
 
 #: What once used a name outside its scope, by what it was; statements of a spec and its schedule.
 FOUND = Path(__file__).parent.parent / "gpu/found_specs"
@@ -52,6 +52,34 @@ TRITON = {
             "grad q, k, v",
         ],
         "tile.q = 16, tile.kv = 16",
+    ),
+    "a gradient of what is never inside its tensor": (
+        [
+            "input q: bf16[B, M, 4, 16]",
+            "input k, v: bf16[B, N, 4, 16]",
+            "input x: f32[4, N]",
+            "score = dot(q, k) + x[h, N]",
+            "normalize = softmax",
+            "output o: bf16[B, M, 4, 16]",
+            "grad x",
+        ],
+        "tile.q = 16, tile.kv = 16",
+    ),
+}
+#: The same for Hopper.
+HOPPERS = {
+    "a length that is read through 64 bits": (
+        [
+            "input q: bf16[B, M, H, 16]",
+            "input k, v: bf16[B, N, H, 16]",
+            "input count: i64[B, N]",
+            "input at: i32[N]",
+            "score = dot(q, k)",
+            "normalize = softmax",
+            "output o: bf16[B, M, H, 16]",
+            "length N = count[b, at[M]]",
+        ],
+        "consumers = 2, tile.kv = 32",
     ),
 }
 #: Compiles the modules of the specs that it reads, gradients too; prints how many kernels that were.
@@ -148,6 +176,12 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) >= 3 * len(TRITON) + len(drawn) + len(found)
     assert found
+
+
+@pytest.mark.parametrize("name", HOPPERS)
+def test_what_did_not_compile_for_hopper_does(name: str) -> None:
+    (module,) = modules_of(spec(*HOPPERS[name], target=HOPPER))
+    usage_of(module, 0, DEVICES["sm_90"])
 
 
 @pytest.mark.slow

@@ -201,11 +201,17 @@ class Sm90Text(CudaText):
 
     @property
     def found_program(self) -> Iterator[str]:
-        """What is computed first: integers, and the pointers that they, and bounds, are loaded through."""
+        """What is computed first: integers, what they read, and the pointers of both, and of bounds."""
         kernel = self.kernel
+        exprs = (expr for x in kernel.program if self._is_integer(x) for expr in statement_expressions(x))
+        used = {node.name for expr in exprs for node in walk(expr) if isinstance(node, Ref)}
         loaded = [x for x in (*kernel.program, *kernel.regions.statements) if isinstance(x, Fetch)]
-        read = {name for fetch in loaded if self._is_integer(fetch) or fetch in kernel.regions.statements
-                for name in pointer_names(fetch)}  # fmt: skip
+        read = {
+            name
+            for fetch in loaded
+            if self._is_integer(fetch) or fetch.name in used or fetch in kernel.regions.statements
+            for name in pointer_names(fetch)
+        }
         searched = (expr for x in kernel.regions.bounds for expr in statement_expressions(x))
         read |= {
             node.row for expr in searched for node in walk(expr) if isinstance(node, Search) and node.row
@@ -216,6 +222,8 @@ class Sm90Text(CudaText):
                 yield self.statement(item)
             elif self._is_integer(item):
                 yield self._integer(item, declared)
+            elif not isinstance(item, Row) and item.name in used:
+                yield self.statement(item)
 
     def _integer(self, item: Statement, declared: set[str]) -> str:
         """A length that shortens a size is an assignment."""
