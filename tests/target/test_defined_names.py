@@ -66,21 +66,16 @@ TRITON = {
         "tile.q = 16, tile.kv = 16",
     ),
 }
-#: The same for Hopper.
+#: The same for Hopper: inputs, mask and more.
 HOPPERS = {
     "a length that is read through 64 bits": (
-        [
-            "input q: bf16[B, M, H, 16]",
-            "input k, v: bf16[B, N, H, 16]",
-            "input count: i64[B, N]",
-            "input at: i32[N]",
-            "score = dot(q, k)",
-            "normalize = softmax",
-            "output o: bf16[B, M, H, 16]",
-            "length N = count[b, at[M]]",
-        ],
-        "consumers = 2, tile.kv = 32",
+        "input count: i64[B, N]",
+        "input at: i32[N]",
+        "length N = count[b, at[M]]",
     ),
+    "a bound of a float": ("input last: f32[H]", "mask = kv_idx < 5 or last[h] < 2"),
+    "a bound behind 64 bits": ("input at: i64[B]", "input last: i32[N]", "mask = kv_idx < last[at[b]]"),
+    "tiles to skip by a float": ("input last: f32[H]", "mask = kv_idx == 5 or last[h] < 2"),
 }
 #: Compiles the modules of the specs that it reads, gradients too; prints how many kernels that were.
 PROGRAM = """
@@ -180,7 +175,14 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
 
 @pytest.mark.parametrize("name", HOPPERS)
 def test_what_did_not_compile_for_hopper_does(name: str) -> None:
-    (module,) = modules_of(spec(*HOPPERS[name], target=HOPPER))
+    lines = [
+        "input q: bf16[B, M, H, 16]",
+        "input k, v: bf16[B, N, H, 16]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 16]",
+    ]
+    (module,) = modules_of(spec([*lines, *HOPPERS[name]], "consumers = 2, tile.kv = 32", target=HOPPER))
     usage_of(module, 0, DEVICES["sm_90"])
 
 
