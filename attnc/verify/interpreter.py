@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attnc.verify.interpreted_arithmetic import Arithmetic
 from attnc.verify.memory import WATCH, MemoryFault
 from attnc.verify.rounding import bf16_to_f32, f32_to_bf16, f32_to_tf32
 
@@ -98,6 +99,7 @@ class _Patch:
         self.patch_lang = interpreter._patch_lang
         self.scopes: list[Any] = []
         self.patched_globals: set[int] = set()
+        self.arithmetic = Arithmetic(tl, interpreter.TensorHandle)
 
     def install(self) -> None:
         builder, executor = self.interpreter.InterpreterBuilder, self.interpreter.GridExecutor
@@ -387,8 +389,11 @@ class _Patch:
         empty = self.interpreter._LangPatchScope()
         if id(function.__globals__) in self.patched_globals:
             return empty
+        is_first = not self.patched_globals
         self.patched_globals.add(id(function.__globals__))
         scope = self.patch_lang(function)
+        for name, method in self.arithmetic.methods().items() if is_first else ():
+            scope.set_attr(self.tl.core.tensor, name, method)
         scope.set_attr(self.tl.core.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
         for place in (_Names(function.__globals__), self.tl):
             scope.set_attr(place, "range", self.counters)
