@@ -7,9 +7,6 @@ from __future__ import annotations
 import ast
 import builtins
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from hypothesis import given, settings
 from attnc.plan.device import DEVICES
 from attnc.runtime.toolchains import usage_of
 from attnc.target.files import render_files
+from tests.processes import compiling
 from tests.verify.judging import modules_of, spec
 from tests.verify.random_specs import HOPPER, specs
 
@@ -162,13 +160,9 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
         drawn.append(text)
 
     draw()
-    # A process of its own: Triton compiles nothing in one where another test made it interpret.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     found = [path.read_text(encoding="utf-8") for path in FOUND.glob("dropout_without_*.attn")]
     texts = json.dumps([*(spec(*parts) for parts in TRITON.values()), *drawn, *found])
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, input=texts, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = compiling(PROGRAM, stdin=texts)
     assert int(done.stdout) >= 3 * len(TRITON) + len(drawn) + len(found)
     assert found
 
