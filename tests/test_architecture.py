@@ -90,7 +90,6 @@ NAMES_TARGETS = {
     "attnc.model.schedules": "projections are made for one target",
     "attnc.tune.schedules": "so are tables of schedules",
     "attnc.verify.calls": "stands in for the two ways in which host code launches",
-    "attnc.distributed.derive": "kernels of ranks have gradients for one target",
     "attnc.bench.decode_peers": "kernels for another target may be timed beside Triton's",
 }
 

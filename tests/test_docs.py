@@ -10,8 +10,6 @@ import keyword
 import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -60,6 +58,7 @@ from tests.documentation import (
     whole,
     with_region,
 )
+from tests.processes import run_program
 
 LANGUAGE = ROOT / "docs" / "language.md"
 REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
@@ -203,6 +202,9 @@ def test_what_programs_import_of_attnc_is_there(block: Block) -> None:
         assert missing == [], f"{module} has no {missing}"
 
 
+PYTEST = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.file for b in blocks(page))], ids=str)
 def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,15 +225,12 @@ def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
                 "CUDA_VISIBLE_DEVICES": "",
             }
-            is_test = Path(str(block.file)).name.startswith("test_")
-            command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []
-            done = subprocess.run(
-                [sys.executable, *command, str(block.file)],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            path = Path(str(block.file))
+            if path.name.startswith("test_"):
+                command: tuple[str | Path, ...] = (PYTEST, "-q", "-p", "no:cacheprovider", path)
+            else:
+                command = (path,)
+            done = run_program(*command, environment=environment)
             assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
 
 

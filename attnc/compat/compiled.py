@@ -8,7 +8,7 @@ from attnc.compat.form import Facts, Form
 
 
 def compiled(form: Form) -> ModuleType:
-    """Its module, with `flash_attention` and, if the form has gradients, `_gradients`."""
+    """Its module, with `flash_attention`, whose `CALL` has its gradients."""
     from attnc.api.compile import compile_family
 
     module: ModuleType = compile_family(form.text, target="triton", warn=False).module.default
@@ -33,7 +33,7 @@ def prepared(facts: Facts) -> tuple[str, ...]:
         module = compiled(form)
         setattr(FUNCTIONS, name, module.flash_attention)
         if form.grads:
-            setattr(FUNCTIONS, f"{name}_gradients", module._gradients)
+            setattr(FUNCTIONS, f"{name}_gradients", module.CALL.gradients)
         found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
     return found
 

@@ -64,7 +64,7 @@ NAMES = {
     ),
     "E0213": CodeInfo(
         "unknown normalization or argument of it",
-        "'normalize = softmax', or softmax with any of the arguments sink, dropout and seed.",
+        "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed and first_head.",
     ),
     "W0201": CodeInfo(
         "name that is never used",

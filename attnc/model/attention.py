@@ -31,12 +31,13 @@ class Softmax:
     """`normalize = softmax(...)`.
 
     sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64
-    `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`.
+    `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`; first_head: added to h there.
     """
 
     sink: Expr | None = None
     dropout: Expr | None = None
     seed: Expr | None = None
+    first_head: Expr | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
@@ -85,6 +86,7 @@ class Attention:
                 sink=softmax.sink and expr(softmax.sink),
                 dropout=softmax.dropout and expr(softmax.dropout),
                 seed=softmax.seed and expr(softmax.seed),
+                first_head=softmax.first_head and expr(softmax.first_head),
             ),
         )
 

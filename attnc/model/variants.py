@@ -220,4 +220,5 @@ def _check_slopes(attention: Attention, place: Span, note: str, report: Report) 
 def _expressions(attention: Attention) -> Iterator[Expr]:
     softmax = attention.softmax
     yield from (attention.score, attention.mask, *attention.lengths.values())
-    yield from (expr for expr in (softmax.sink, softmax.dropout, softmax.seed) if expr is not None)
+    optional = (softmax.sink, softmax.dropout, softmax.seed, softmax.first_head)
+    yield from (expr for expr in optional if expr is not None)

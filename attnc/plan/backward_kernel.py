@@ -34,6 +34,7 @@ from attnc.plan.sequence import lengths as lengths_of
 from attnc.plan.sequence import program as program_of
 from attnc.plan.sequence import rows as rows_of
 from attnc.plan.signature import kv_heads
+from attnc.plan.softmax import plan_dropout
 from attnc.plan.steps import IN_BOUNDS, dims_of, kv_head_of, make_step, named_bounds, other_axis
 from attnc.plan.storage import has_descriptors
 from attnc.plan.target import Target
@@ -80,7 +81,7 @@ class KernelMaker:
         rule = chain_rule(attention, names, wanted, adds_dq)
         also = tuple(rule.chain.step_expressions)
         prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
-        softmax = _softmax(rule, _dropout(attention, names), attention)
+        softmax = _softmax(rule, plan_dropout(attention, names), attention)
         kept = kept_by_some(attention.mask)
         step = make_step(
             attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared, kept
@@ -162,13 +163,6 @@ def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *
     )
     shown = None if sink is None or not adjoints else scale_by(names.replace(sink), LOG2E)
     return Prologue(stored=stored, sink=shown, adjoints=adjoints)
-
-
-def _dropout(attention: Attention, names: LoadNames) -> Dropout | None:
-    wanted = attention.softmax
-    if wanted.dropout is None or wanted.seed is None:
-        return None
-    return Dropout(p=names.replace(wanted.dropout), seed=names.replace(wanted.seed))
 
 
 def _softmax(rule: ChainRule, dropout: Dropout | None, attention: Attention) -> Softmax:

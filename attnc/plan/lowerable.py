@@ -43,7 +43,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
         yield from _decode(variant, knobs)
     yield from check_softmax(variant, schedule, target)
     yield from _backward(variant, schedule, target)
-    if not target.has_f32_gradients:
+    if not target.has_f32_dq:
         yield from _gradient_types(variant, schedule)
     loops = knobs.get("loops")
     if loops and ("kv", "q") in loops.choices:
@@ -51,17 +51,15 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 
 
 def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Gradients in f32 of inputs of another type."""
-    attention = variant.attention
-    for name in attention.f32_grads:
-        tensor = attention.tensor(name)
-        if name in ("q", "k", "v") and tensor.dtype is not DType.F32:
-            yield unsupported(
-                f"{schedule.target} writes the gradient of '{name}' in the type of '{name}'",
-                tensor.span,
-                f"is {tensor.dtype}, and its gradient wanted in f32",
-                "write a Triton schedule, or 'grad' without a type",
-            )
+    """The gradient of q in f32, where q is of another type: what sums it rounds it."""
+    q = variant.attention.q
+    if "q" in variant.attention.f32_grads and q.dtype is not DType.F32:
+        yield unsupported(
+            f"{schedule.target} writes the gradient of 'q' in the type of 'q'",
+            q.span,
+            f"is {q.dtype}, and its gradient wanted in f32",
+            "write a Triton schedule, or 'grad q' without a type",
+        )
 
 
 def _of_others(schedule: Schedule, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:

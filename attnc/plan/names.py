@@ -127,8 +127,8 @@ CUDA_BACKWARD = frozenset((
     "first_key", "first_query", "from_lane_u32", "gradients", "kv_next", "left_first", "left_to_tile",
     "load_left",
     "lse2_pair", "lse2_tile", "multiply_rows", "multiply_transposed", "p_tile", "piece", "pieces",
-    "products", "right", "right_first", "round_to", "rounded", "store_rows", "theirs", "to_left",
-    "to_tile", "total", "xs", "ys",
+    "products", "right", "right_first", "round_to", "rounded", "store_rows", "store_sums", "theirs",
+    "to_left", "to_tile", "total", "xs", "ys",
 ))  # fmt: skip
 #: Names in the kernels of the Hopper target besides.
 CUDA_HOPPER = frozenset((

@@ -165,7 +165,7 @@ def make_step(
     drawn = (
         ()
         if softmax.dropout is None
-        else (softmax.dropout.p, softmax.dropout.seed, Index("b"), Index("h"), Index("q_idx"))
+        else (softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head, Index("b"), Index("q_idx"))
     )
     own = {fetch.name for fetch in (*in_score, *masked)} | {let.name for let in lets}
     used = _names((*everywhere, *under_mask, *drawn), defined=own)

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,9 +12,6 @@ from .arguments import DTYPES, Tensor
 from .configs import KernelConfig, Measured
 from .memory import Memory
 from .sizes import Names
-
-if TYPE_CHECKING:
-    from .call import Attention
 
 
 @dataclass(frozen=True)
@@ -156,11 +153,37 @@ class Backward:
         return known
 
 
+class DifferentiableCall(Protocol):
+    """What autograd asks of a call (`call.Attention`).
+
+    run: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1 where
+    it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
+    """
+
+    name: str
+    has_scalars: bool
+    is_single: bool
+    kept: tuple[Tensor, ...]
+    lse: int
+    no_extras: tuple[None, ...]
+    run: Callable[..., Any]
+
+    def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
+
+    def empty_kept(self, inputs: tuple[Any, ...]) -> torch.Tensor: ...
+
+    def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]: ...
+
+    def by_input(self, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]: ...
+
+
 class Differentiable(torch.autograd.Function):
     """An attention for autograd: lse is kept, and the probabilities are computed again from it."""
 
     @staticmethod
-    def forward(ctx: Any, call: "Attention", config: KernelConfig, backward_config: Any, *inputs: Any) -> Any:
+    def forward(
+        ctx: Any, call: DifferentiableCall, config: KernelConfig, backward_config: Any, *inputs: Any
+    ) -> Any:
         if call.has_scalars:
             inputs = call.tensors_of(inputs)
         if call.kept:
@@ -176,7 +199,7 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        call: Attention = ctx.call
+        call: DifferentiableCall = ctx.call
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"{call.name} has no second derivative: it was differentiated with create_graph=True"

@@ -2,14 +2,34 @@
 """A callable as operators of torch: what torch.compile sees in place of it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from .call import Attention
+from .arguments import Sizes, Tensor
+from .configs import KernelConfig
+from .gradients import Backward, DifferentiableCall
 
 Tensors = Sequence[Any]
+
+
+class TracedCall(DifferentiableCall, Protocol):
+    """What operators ask of a call (`call.Attention`) besides.
+
+    operator: their name; decoded: (config, backward_config) of the text that an operator takes; bound: the
+    sizes of its inputs.
+    """
+
+    operator: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    counters: tuple[Tensor, ...]
+    input_names: tuple[str, ...]
+    backward: Backward | None
+
+    def decoded(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]: ...
+
+    def bound(self, inputs: Sequence[torch.Tensor]) -> Sizes: ...
 
 
 class Operators:
@@ -17,7 +37,7 @@ class Operators:
     and NAME_backward, which has no derivative.
     """
 
-    def __init__(self, call: "Attention") -> None:
+    def __init__(self, call: TracedCall) -> None:
         self.call = call
 
     def register(self) -> None:

@@ -83,7 +83,7 @@ CUDA_SPECS = {
     },
     "atomic": {
         "mask": "causal",
-        "grads": "q, k, v",
+        "grads": "q\n  grad k, v: f32",
         "schedule": "  tile.q = 64\n  backward {\n    accumulate.dq = atomic, warp_split = kv\n  }",
     },
     "gradients": GRADIENTS,

@@ -22,11 +22,12 @@ M = Dim("M")
 class Dropout:
     """Drop with probability `p`.
 
-    The keep-mask is Philox-4x32-10 of `seed` at (kv_idx // 4, q_idx, h, b), lane kv_idx % 4.
+    The keep-mask is Philox-4x32-10 of `seed` at (kv_idx // 4, q_idx, head, b), lane kv_idx % 4.
     """
 
     p: Expr
     seed: Expr
+    head: Expr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

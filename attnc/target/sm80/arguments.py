@@ -47,6 +47,13 @@ class Arguments:
         return self.dtypes[adjoint.load.tensor] if whole else DType.F32
 
     @property
+    def as_elements(self) -> tuple[str, ...]:
+        """Those of dk and dv that leave in the type of k and v; the others do in f32, as summed."""
+        attention = self.module.variant.attention
+        tensors = {f"d{tensor.name}": tensor for tensor in (attention.k, attention.v)}
+        return tuple(name for name, x in tensors.items() if attention.gradient_of(x).dtype is x.dtype)
+
+    @property
     def rounded_types(self) -> list[str]:
         found = {self.adjoint_dtype(adjoint) for adjoint in self.adjoints} - {DType.F32}
         return sorted(STORED[dtype] for dtype in found)
@@ -58,7 +65,7 @@ class Arguments:
         found = [(f"const {STORED[self.dtypes[name]]}", name) for name in self.inputs]
         found += [(f"const {STORED[self.dtypes['o']]}", name) for name in ("o", "do")]
         found += [("const float", name) for name in ("lse", *(["dlse"] if self.has_dlse else []))]
-        found += [(element, name) for name in self.made]
+        found += [(element if name in ("dq", *self.as_elements) else "float", name) for name in self.made]
         found += [("float", name) for name in ("lse2", "delta", *(["dq_sum"] if self.adds_dq else []))]
         found += [(STORED[self.adjoint_dtype(adjoint)], adjoint.name) for adjoint in self.adjoints]
         return found

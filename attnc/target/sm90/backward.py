@@ -33,7 +33,9 @@ FINISH_WARPS, FINISH_PITCH = 8, 8
 class Sm90Arguments(Arguments):
     """As for `cuda.sm_80`, behind tensor maps, and with the counter that blocks take tiles from."""
 
-    maps = ("q", "k", "v", "do", "dk", "dv")
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.maps = ("q", "k", "v", "do", *self.as_elements)
 
     @property
     def pointers(self) -> list[tuple[str, str]]:

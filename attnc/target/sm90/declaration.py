@@ -81,7 +81,7 @@ class HopperBackward(CudaBackward):
         config = self.configs[-1]
         queries, keys, stored = f"{config}.BLOCK_M", f"{config}.BLOCK_N", str(_STORED_ROWS)
         rows = {"q": queries, "do": queries, "dk": stored, "dv": stored}
-        return {name: rows.get(name, keys) for name in Sm90Arguments.maps}
+        return {name: rows.get(name, keys) for name in self._arguments.maps}
 
     @property
     def size_of_dq(self) -> str:

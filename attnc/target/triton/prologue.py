@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import TRUE, Const
+from attnc.expr.nodes import FALSE, TRUE, Const
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module, Statement
 from attnc.plan.ir_backward import Preprocess, Prologue
@@ -68,7 +68,7 @@ class PrologueText:
             if adjoint.accumulate == "two_pass":
                 at = f"{adjoint.name}_ptr + (b * H + h).to(tl.int64) * q_tiles + q_lo // BLOCK_M"
                 yield f"tl.store({at}, {value})"
-            else:
+            elif adjoint.guard != FALSE:
                 at = address(f"{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, scalar)
                 guard = "" if adjoint.guard == TRUE else f", mask={scalar(adjoint.guard)}"
                 yield f'tl.atomic_add({at}, {value}{guard}, sem="relaxed")'
