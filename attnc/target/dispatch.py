@@ -155,6 +155,8 @@ def _chosen(selectors: Iterable[Selector]) -> list[str]:
 
 def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
     for tensor in inputs:
+        if tensor.storage.is_part:  # no argument
+            continue
         if tensor.dtype == param:
             return Selector(param=param, expression=f"{tensor.name}.dtype", tensor=tensor)
         for axis, size in enumerate(tensor.shape):

@@ -14,9 +14,10 @@ from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
-from attnc.plan.ir_decode import decode_knobs
+from attnc.plan.ir_decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
+from attnc.plan.sm90.decode import check_sm90_decode
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
     FREE_REGISTERS,
@@ -65,6 +66,9 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             "it leaves as a tile of the same type",
             f"declare an output of {attention.q.dtype}, or use the target 'triton'",
         )
+    if is_decode(schedule):
+        yield from check_sm90_decode(variant, schedule)
+        return
     for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
         if size % MMA or size > WIDEST:
             yield unsupported(
@@ -79,9 +83,6 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             label = paged if tensor.storage.is_paged else "values have tiles of their own"
             what = f"{tensor.name} is {tensor.storage.name}, which is not lowered to {TARGET}"
             yield unsupported(what, tensor.storage.span, label, portable)
-    for knob in decode_knobs(schedule):
-        label = "a tile has the rows of one head, and all of their keys"
-        yield unsupported(f"'{knob.key}' is not lowered to {TARGET}", knob.span, label, portable)
     for knob in knobs.values():
         yield from _knob(knob, portable)
 

@@ -53,7 +53,7 @@ class Sm90BackwardText(CudaBackwardText):
     """
 
     plan: Sm90Backward
-    is_backward = True
+    is_backward, is_decode = True, False
     stores_by_tma, stores_by_thread = True, False
     searches_together = False
     vectors = ()
@@ -68,7 +68,11 @@ class Sm90BackwardText(CudaBackwardText):
         derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
         self.p_first = not derives and self.kernel.softmax.dropout is None
 
-    def wgmma(self, columns: int, *, registers: bool, by_rows: bool = False) -> str:
+    @property
+    def value_columns(self) -> int:
+        return self.layout.dv
+
+    def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
         return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)
 
     def coordinates(self, name: str, row: str) -> str:

@@ -26,7 +26,7 @@ class Sm90Text(CudaText):
     """
 
     layout: Sm90Layout
-    is_backward = False
+    is_backward = is_decode = False
 
     def __init__(self, module: Module, kernel: Kernel, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
@@ -47,6 +47,11 @@ class Sm90Text(CudaText):
     def key_tiles(self) -> list[int]:
         """Keys of a tile, over all configs."""
         return sorted({config.number("tile.kv") for config in self.kernel.configs})
+
+    @property
+    def value_columns(self) -> int:
+        """Of o, that a warpgroup has."""
+        return self.layout.dv
 
     def wgmma(self, columns: int, *, registers: bool) -> str:
         return wgmma(columns, self.ptx, registers=registers)
