@@ -122,7 +122,7 @@ def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> No
         ("", {"d": 72}, "the head dimension 72 is not a multiple of 16"),
         ("", {"d": 320}, "320 columns of o are not lowered to cuda.sm_90a: more than 256 only where"),
         ("", {"d": 576, "dv": 320}, "320 columns of o are not lowered to cuda.sm_90a: two warpgroups share"),
-        ("", {"page": 4}, "pages of 4 keys are not lowered to cuda.sm_90a: TMA copies 8 keys at once"),
+        ("", {"page": 4}, "pages of 4 keys are not lowered to TMA: it copies 8 keys at once"),
         ("warp_split = kv", {}, "'warp_split = kv' is not lowered"),
         ("overlap = false", {}, "a decode kernel has no overlap to choose"),
         ("tile.d = 64", {}, "the head dimension stays whole in a CUDA kernel"),

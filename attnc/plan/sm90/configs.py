@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Expr, Load, walk
@@ -17,7 +18,7 @@ from attnc.plan.fitting import nothing_fits, remedy
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
-from attnc.plan.sm90.decode import check_sm90_decode
+from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
     FREE_REGISTERS,
@@ -77,12 +78,10 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "as wide as a wgmma can be" if size > WIDEST else "the depth of a wgmma",
                 portable if size > WIDEST else "pad the last axis",
             )
-    for tensor in (attention.q, attention.k, attention.v):
-        if tensor.storage.is_paged or tensor.storage.is_part:
-            paged = "tiles are copied from rows that follow each other"
-            label = paged if tensor.storage.is_paged else "values have tiles of their own"
-            what = f"{tensor.name} is {tensor.storage.name}, which is not lowered to {TARGET}"
-            yield unsupported(what, tensor.storage.span, label, portable)
+    if attention.v.storage.is_part:
+        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} for decoding alone"
+        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", portable)
+    yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
 
@@ -204,6 +203,9 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
     if config.number("stages") < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
+    page = page_of(variant.attention)
+    if gcd(page, tile_kv) % FEWEST_KEYS:
+        return f"tile.kv = {tile_kv} and pages of {page} keys have no boxes of {FEWEST_KEYS} in common"
     registers = config.number("registers")
     left, entry = registers_left(consumers, registers), entry_registers(consumers)
     if left < FEWEST_REGISTERS:

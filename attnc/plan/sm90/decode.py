@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
 from attnc.model.tensors import DType, Paged
@@ -38,7 +38,7 @@ BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
-_BOX = 8
+FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES: Mapping[int, Sequence[Mapping[str, int]]] = {
     1: tuple({"tile.kv": keys, "stages": stages} for keys in (64, 32) for stages in (3, 2)),
@@ -148,16 +148,26 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "the depth of a wgmma",
                 "pad the last axis",
             )
-    storage = attention.k.storage
-    if isinstance(storage, Paged) and storage.page % _BOX:
-        yield unsupported(
-            f"pages of {storage.page} keys are not lowered to {schedule.target}",
-            storage.span,
-            f"TMA copies {_BOX} keys at once, or a multiple",
-            "a schedule for 'cuda.sm_80' takes pages of any size",
-        )
+    yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, schedule.target)
+
+
+def check_pages(attention: Attention) -> Iterator[Diagnostic]:
+    """Pages that TMA does not copy."""
+    if page_of(attention) % FEWEST_KEYS:
+        yield unsupported(
+            f"pages of {page_of(attention)} keys are not lowered to TMA",
+            attention.k.storage.span,
+            f"it copies {FEWEST_KEYS} keys at once, or a multiple",
+            "a schedule for 'cuda.sm_80' takes pages of any size",
+        )
+
+
+def page_of(attention: Attention) -> int:
+    """Keys of a page, 0 where there are none."""
+    storage = attention.k.storage
+    return storage.page if isinstance(storage, Paged) else 0
 
 
 def _knob(knob: Knob, target: str) -> Iterator[Diagnostic]:
@@ -199,7 +209,6 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
     element = DType(attention.q.dtype)
     consumers = knobs_of(schedule, "forward").get("consumers")
     count = consumers.choices[0] if consumers else 2 if dv > WIDEST else 1
-    storage = attention.k.storage
     return Sm90DecodeLayout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
@@ -211,7 +220,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         streamed="kv",
         v_in_k=attention.v.storage.is_part,
         consumers=count if isinstance(count, int) else 1,
-        page=storage.page if isinstance(storage, Paged) else 0,
+        page=page_of(attention),
         room=DEVICES["sm_90"].shared_per_block,
     )
 
@@ -266,8 +275,8 @@ def _misfit(config: Config, layout: Sm90DecodeLayout) -> str | None:
             return f"{key} = {config.number(key)} is not {size}: {why}"
     if tile_kv % MMA or tile_kv > WIDEST:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
-    if layout.box(tile_kv) % _BOX:
-        return f"tile.kv = {tile_kv} and pages of {layout.page} keys have no boxes of {_BOX} in common"
+    if layout.box(tile_kv) % FEWEST_KEYS:
+        return f"tile.kv = {tile_kv} and pages of {layout.page} keys have no boxes of {FEWEST_KEYS} in common"
     if consumers == 2 and tile_kv > PIECE:
         return f"tile.kv = {tile_kv}: {PIECE} at most where two warpgroups share the columns of o"
     if config.number("stages") < 2:

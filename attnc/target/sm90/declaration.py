@@ -56,7 +56,7 @@ def hopper_declaration(
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
-        boxes = {name: sizes.get(name, "BLOCK_N") for name in text.maps}
+        boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         launch = cuda_kernels(
             [cuda_kernel(kernel.name, file, _blocks(kernel))], names, numbers, sections, boxes
         )

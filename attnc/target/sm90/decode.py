@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Const
-from attnc.model.tensors import Role
 from attnc.plan.ir import Arg, Kernel, Let, Module
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
 from attnc.target.sm80.decode import CudaDecodeText
-from attnc.target.sm90.wgmma import wgmma
+from attnc.target.sm90.boxes import BoxText
 
 
-class Sm90DecodeText(CudaDecodeText):
+class Sm90DecodeText(BoxText, CudaDecodeText):
     """Attribute by attribute what `templates/sm90/decode.cu.jinja` and its parts print; scores, masks and
     shares are as for `cuda.sm_80`.
     """
@@ -34,29 +32,15 @@ class Sm90DecodeText(CudaDecodeText):
     # -- tiles ---------------------------------------------------------------------------------------------
 
     @property
-    def key_tiles(self) -> list[int]:
-        """Keys of a tile, over all configs."""
-        return sorted({config.number("tile.kv") for config in self.kernel.configs})
-
-    @property
     def value_columns(self) -> int:
         """Of o, that a warpgroup has."""
         return self.layout.columns
-
-    def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
-        return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)
 
     @property
     def parts_of_a_stage(self) -> str:
         if self.shares_columns:
             return "the columns of V that each warpgroup multiplies; what is not in V comes with either"
         return "K, with V in it" if self.v_in_k else "K and V"
-
-    @property
-    def box(self) -> str:
-        """Keys that are copied at once: the same divisor of all tiles of keys."""
-        boxes = [f"BLOCK_N == {tile} ? {self.layout.box(tile)} : " for tile in self.key_tiles[1:]]
-        return f"{''.join(boxes)}{self.layout.box(self.key_tiles[0])}"
 
     @property
     def row(self) -> str:
@@ -100,21 +84,6 @@ class Sm90DecodeText(CudaDecodeText):
     def fields(self) -> Iterator[str]:
         yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
         yield from super().fields
-
-    @property
-    def box_rows(self) -> str:
-        """Rows of a box of the maps, as a declaration says it."""
-        return f"gcd({self.page}, BLOCK_N)" if self.page else "BLOCK_N"
-
-    def coordinates(self, name: str, row: str, page: str = "") -> str:
-        """Row, head and batch, or page, of a box of keys."""
-        rows = self.rows(name)
-        tensor = next(arg.tensor for arg in self.module.args if arg.tensor.name == rows.tensor)
-        row = row if rows.first is None else f"{rows.first} + {row}"
-        has_head = tensor.axis(Role.HEAD) is not None and self.kernel.kv_head != Const(0)
-        head = ("h" if self.h_kv == "h" else "h_kv") if has_head else "0"
-        has_batch = tensor.axis(Role.BATCH) is not None and rows.first is None
-        return f"{row}, {head}, {page or ('b' if has_batch else '0')}"
 
     def row_at(self, name: str) -> str:
         """Where row `row` of q or o begins."""

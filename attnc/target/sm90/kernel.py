@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Binary, Compare, Const, Dim, Expr, Index, Or, Ref, Search, walk
-from attnc.model.tensors import DType, Role
+from attnc.expr.nodes import Binary, Compare, Dim, Expr, Index, Or, Ref, Search, walk
+from attnc.model.tensors import DType
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
 from attnc.plan.steps import pointer_names
-from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import at_row, load, scalar, statement, value_type
-from attnc.target.sm90.wgmma import wgmma
+from attnc.target.sm90.boxes import BoxText
 
 #: What is copied by TMA.
 _COPIED = ("q", "k", "v")
 _TILE = Dim("BLOCK_N")
 
 
-class Sm90Text(CudaText):
+class Sm90Text(BoxText):
     """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
 
     One thread finds what tiles are; the others read in a record what it publishes of them.
@@ -44,17 +43,9 @@ class Sm90Text(CudaText):
     # -- tiles ---------------------------------------------------------------------------------------------
 
     @property
-    def key_tiles(self) -> list[int]:
-        """Keys of a tile, over all configs."""
-        return sorted({config.number("tile.kv") for config in self.kernel.configs})
-
-    @property
     def value_columns(self) -> int:
         """Of o, that a warpgroup has."""
         return self.layout.dv
-
-    def wgmma(self, columns: int, *, registers: bool) -> str:
-        return wgmma(columns, self.ptx, registers=registers)
 
     @property
     def row(self) -> str:
@@ -223,12 +214,21 @@ class Sm90Text(CudaText):
         return found
 
     @property
+    def sizes(self) -> Iterator[str]:
+        """As they are for all tiles."""
+        yield from self._sizes(())
+
+    @property
     def found_program(self) -> Iterator[str]:
         """What is computed first: integers, and all that they, and bounds, are computed from."""
         kernel = self.kernel
         integers = [item for item in kernel.program if self._is_integer(item)]
         read = self._read_by((*integers, *kernel.regions.statements))
         declared = {*kernel.dims, *(["M"] if kernel.grid.sequences is not None else [])}
+        shortened = {item.name for item in kernel.program if isinstance(item, Let)}
+        for name in kernel.dims:
+            if name in shortened:  # by the length of a sequence, which is another for the next tile
+                yield f"int {name} = args.{name};"
         for item in kernel.program:
             if item in integers:
                 yield self._integer(item, declared)
@@ -284,8 +284,9 @@ class Sm90Text(CudaText):
 
     @property
     def copied_program(self) -> list[str]:
-        """The same by who copies: what guards of tiles read."""
-        read = self._read_by(self.tests) if self.guard else ()
+        """The same by who copies: what guards of tiles read, and the table of pages."""
+        read = self._read_by(self.tests) if self.guard else set()
+        read.add(self.rows("k").table)
         return [self.statement(item) for item in self._late if item.name in read]
 
     def _sizes(self, without: Iterable[str]) -> list[str]:
@@ -301,19 +302,6 @@ class Sm90Text(CudaText):
         return self._sizes(self._made)
 
     # -- rows ----------------------------------------------------------------------------------------------
-
-    def coordinates(self, name: str, row: str) -> str:
-        """Row, head and batch of a box."""
-        rows = self.rows(name)
-        tensor = next(
-            arg.tensor for arg in (*self.module.args, *self.module.outputs) if arg.tensor.name == name
-        )
-        row = row if rows.first is None else f"{rows.first} + {row}"
-        is_key = name in ("k", "v")
-        has_head = tensor.axis(Role.HEAD) is not None and not (is_key and self.kernel.kv_head == Const(0))
-        head = ("h" if not is_key or self.h_kv == "h" else "h_kv") if has_head else "0"
-        has_batch = tensor.axis(Role.BATCH) is not None and rows.first is None
-        return f"{row}, {head}, {'b' if has_batch else '0'}"
 
     @property
     def first_m(self) -> str:
