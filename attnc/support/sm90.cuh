@@ -62,13 +62,6 @@ __device__ __forceinline__ void tma_load(u32 to, const TensorMap& map, u32 barri
                  :: "r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
-// A box to the L2 cache alone.
-__device__ __forceinline__ void tma_load_ahead(const TensorMap& map, int column, int row, int head, int batch)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, { %1, %2, %3, %4 }];"
-                 :: "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
-}
-
 __device__ __forceinline__ void tma_store(const TensorMap& map, u32 from, int column, int row, int head, int batch)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %2, %3, %4, %5 }], [%1];"

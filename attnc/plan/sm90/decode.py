@@ -41,7 +41,7 @@ _ROW, _BARRIER = 128, 8
 FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES: Mapping[int, Sequence[Mapping[str, int]]] = {
-    1: tuple({"tile.kv": keys, "stages": stages} for keys in (64, 32) for stages in (3, 2)),
+    1: ({"tile.kv": 64, "stages": 2}, {"tile.kv": 32, "stages": 2}),
     2: ({"tile.kv": 64, "stages": 2}, {"tile.kv": 32, "stages": 2}),
 }
 _REMEDIES: Mapping[str, Sequence[Value]] = {"stages": (2,), "tile.kv": (64, 32, 16)}

@@ -46,7 +46,7 @@ def cuda_declaration(
         if text.is_split:
             fields |= parts_fields(kernel, text, rows)
             names += parts_addresses(text)
-            kernels.append(join_kernel(text, file))
+            kernels.append(join_kernel(text, file, 4 * (dv + 1)))
         if kernel.unified is not None and kernel.unified.fallback:
             names.append("fallbacks")
     else:
@@ -79,9 +79,11 @@ def share_size(text: CudaText) -> dict[str, str]:
     return {"SHARE": "config.share"} if "SHARE" in text.size_names else {}
 
 
-def join_kernel(text: CudaDecodeText, file: str) -> Record:
-    """What joins the parts, with its own shared memory, not a tile's, which few blocks fit."""
-    shared = {"shared": f"config.WARPS * {4 * (text.layout.dv + 1)}"}
+def join_kernel(text: CudaDecodeText, file: str, warp_bytes: int) -> Record:
+    """What joins the parts, with its own shared memory, so much of each warp, not a tile's, which few blocks
+    fit.
+    """
+    shared = {"shared": f"config.WARPS * {warp_bytes}"}
     return cuda_kernel(text.combine_name, file, "rows", changes=shared, joins=True)
 
 

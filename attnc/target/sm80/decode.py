@@ -17,10 +17,6 @@ from attnc.target.sm80.printer import scalar
 class CudaDecodeText(CudaText):
     """Attribute by attribute what `templates/cuda/decode.cu.jinja` and `combine.cu.jinja` print."""
 
-    #: Whether what joins the shares is started while they are made.
-    starts_early = False
-    shared_declaration = "extern __shared__ __align__(128) element shared[];"
-
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
         self.is_split = kernel.split is not None

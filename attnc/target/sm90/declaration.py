@@ -50,7 +50,7 @@ def hopper_declaration(
         if text.is_split:
             fields |= parts_fields(kernel, text, rows)
             names += parts_addresses(text)
-            kernels.append(join_kernel(text, file))
+            kernels.append(join_kernel(text, file, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
         launch = cuda_kernels(kernels, names, numbers, share_size(text), boxes, counts=False)
     else:

@@ -18,7 +18,6 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     layout: Sm90DecodeLayout
     is_decode = True
     is_backward = searches_together = False
-    starts_early = True
     shared_declaration = "extern __shared__ __align__(1024) unsigned char shared[];"
 
     def __init__(self, module: Module, kernel: Kernel, layout: Sm90DecodeLayout) -> None:
