@@ -82,7 +82,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),
     ("docs/performance.md", "host"): lambda page: documented_figures.host(),
     ("docs/training.md", "figures"): lambda page: documented_figures.training(),
-    ("docs/distributed.md", "ranks"): lambda page: documented_figures.ranks(),
+    ("docs/distributed.md", "ranks"): lambda page: documented_figures.ranks("h200"),
+    ("docs/distributed.md", "ranks_sm90a"): lambda page: documented_figures.ranks("h200_sm90a"),
 }
 SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]
 PROGRAMS = [block for page in PAGES for block in blocks(page) if block.language == "python"]
