@@ -87,7 +87,7 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
             case "order", "longest_first":
                 label = "few q tiles, all as long"
                 yield unsupported("the decode kernel has no order of q tiles", knob.span, label)
-    yield from _whole_shares(knobs)
+    yield from _whole_splits(knobs)
     if attention.q.storage.is_packed:
         span = attention.q.storage.span
         yield unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
@@ -97,8 +97,8 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
         )
 
 
-def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Shares of a fixed number of keys are made of whole tiles."""
+def _whole_splits(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Splits of a fixed number of keys are made of whole tiles."""
     tiles = knobs["tile.kv"].choices if "tile.kv" in knobs else (64,)
     split = knobs.get("split.kv")
     for choice in split.choices if split else ():
@@ -107,9 +107,9 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
                 cut = [tile for tile in tiles if isinstance(tile, int) and size % tile]
                 if cut and split:
                     yield unsupported(
-                        f"shares of {size} keys are not made of whole tiles of {cut[0]}",
+                        f"splits of {size} keys are not made of whole tiles of {cut[0]}",
                         split.span,
-                        "a share begins and ends with a tile",
+                        "a split begins and ends with a tile",
                         f"write a multiple of {max(tile for tile in tiles if isinstance(tile, int))}",
                     )
 
