@@ -93,12 +93,6 @@ NAMES_TARGETS = {
     "attnc.bench.decode_peers": "kernels for another target may be timed beside Triton's",
 }
 
-# What is made by an object of another module and calls it back names its type, and nothing else of it.
-CALL_BACK = {
-    ("attnc.support.gradients", "attnc.support.call"): "autograd's function of a call",
-    ("attnc.support.operators", "attnc.support.call"): "torch's operators of a call",
-}
-
 GENERATED_MAY_IMPORT = {"torch", "triton", "cupy", "numpy"}
 
 
@@ -182,8 +176,6 @@ def test_there_are_no_import_cycles() -> None:
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
     for module, target, _ in attnc_imports():
         graph[module].add(target)
-    for module, target in CALL_BACK:
-        graph[module].remove(target)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

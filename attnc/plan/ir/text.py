@@ -241,7 +241,8 @@ def _softmax(softmax: Softmax) -> Iterator[str]:
     if softmax.sink is not None:
         yield f"sink = {show(softmax.sink)}"
     if softmax.dropout is not None:
-        yield f"dropout p = {show(softmax.dropout.p)}, seed = {show(softmax.dropout.seed)}"
+        drawn = softmax.dropout
+        yield f"dropout p = {show(drawn.p)}, seed = {show(drawn.seed)}, head = {show(drawn.head)}"
 
 
 def _placed(buffers: Mapping[str, int], registers: Mapping[str, int]) -> Iterator[str]:
