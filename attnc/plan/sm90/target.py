@@ -13,7 +13,6 @@ from typing import ClassVar
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule
-from attnc.plan import names
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
@@ -47,7 +46,6 @@ class Sm90a(Target):
     """Kernels in CUDA C++ for Hopper."""
 
     family: ClassVar = "sm90"
-    reserved: ClassVar = names.CUDA
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
