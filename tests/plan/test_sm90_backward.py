@@ -9,6 +9,7 @@ import pytest
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import kernels_of
+from attnc.plan.layout import KernelName
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.target.files import render_files
@@ -25,11 +26,12 @@ def planned(mask: str = CAUSAL, *, dkdv: str = "", accumulate: str = "atomic", *
     return planning.planned(mask, schedule=schedule, target="cuda.sm_90a", **given)  # type: ignore[arg-type]  # of many types
 
 
-def is_by_wgmma(module: Module) -> bool:
-    """What the plan says; the text says the same."""
+def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:
+    """Whether a kernel is, as the plan says; its text says the same."""
     assert module.backward is not None
-    text = render_files(module, path="a.attn", sha256="")["default_backward_dkdv.cu"]
-    found = isinstance(module.backward.layout, Sm90Backward)
+    text = render_files(module, path="a.attn", sha256="")[f"default_backward_{kernel}.cu"]
+    layout = module.backward.layout
+    found = isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma
     assert ("wgmma.mma_async" in text, "mma.sync" in text) == (found, not found)
     return found
 
@@ -49,6 +51,22 @@ def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> N
     assert 3 * entry_registers(2) == COPY_REGISTERS + 2 * MULTIPLY_REGISTERS
     sizes = [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")]
     assert sizes == [128 if d <= 64 else 64, 128, 12, 2]
+
+
+@pytest.mark.parametrize(
+    ("d", "keys", "tiles"), [(64, 128, (2, 2)), (128, 96, (2, 2)), (192, 80, (1, 2)), (256, 64, (1, 1))]
+)
+def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, int]) -> None:
+    module = planned(d=d, accumulate="two_pass")
+    assert is_by_wgmma(module, "dq")
+    assert module.backward is not None
+    layout, kernel = module.backward.layout, kernels_of(module)["dq"].kernel
+    assert isinstance(layout, Sm90Backward)
+    (config,) = kernel.configs
+    assert [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")] == [128, keys, 12, 2]
+    assert layout.dq_tiles == tiles
+    assert sum(layout.shared_memory(config, "dq").values()) == kernel.shared[0] <= ROOM
+    assert sum(layout.registers(config, "dq").values()) < MULTIPLY_REGISTERS
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,16 @@ from tests.plan.test_sm90_backward import CAUSAL, planned
 #: Bytes of what a thread that copies keeps in local memory, with 24 registers. That none that multiplies
 #: spills in its loop was seen in the machine code; more than this would be one that does.
 SPILLED_BY_COPIES = 96
-KERNEL = "under_test_backward_dkdv"
+KERNEL = "under_test_backward_"
+#: What is said of a missing wait, and of tiles that two use at a time, in one order of warps or another.
+EARLY, RACE = "not arrived|deadlock", "may still read|without a barrier|is under way"
 
 
-def compiled(mask: str, **options: Any) -> Any:
+def compiled(kernel: str, mask: str, **options: Any) -> Any:
     host: Any = load_module(planned(mask, **options))
-    source, (config, *_) = host._KERNELS[KERNEL]
-    assert source.endswith("_backward_dkdv.cu")
-    return compile_cubin(host._source(KERNEL), host._options(config, True, "sm_90"))
+    source, (config, *_) = host._KERNELS[KERNEL + kernel]
+    assert source.endswith(f"_backward_{kernel}.cu")
+    return compile_cubin(host._source(KERNEL + kernel), host._options(config, True, "sm_90"))
 
 
 @pytest.mark.slow
@@ -37,24 +39,34 @@ def compiled(mask: str, **options: Any) -> Any:
 @pytest.mark.parametrize("mask", ["true", CAUSAL])
 def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None:
     """ptxas says so by C75xx alone, and the kernel is a fifth slower."""
-    cubin = compiled(mask, d=d, accumulate=accumulate)
+    cubin = compiled("dkdv", mask, d=d, accumulate=accumulate)
     assert cubin.warnings == ()
     assert cubin.registers == entry_registers(CONSUMERS)
     assert cubin.spills <= SPILLED_BY_COPIES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+@pytest.mark.parametrize("mask", ["true", CAUSAL])
+def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
+    cubin = compiled("dq", mask, d=d, accumulate="two_pass")
+    assert cubin.warnings == ()
+    assert cubin.registers == entry_registers(CONSUMERS)
+    assert cubin.spills == 0
 
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes a module run on the CPU, its kernel after a change; undone, for equal modules are one."""
 
-    def load(module: Module, change: Callable[[str], str] = str) -> Any:
+    def load(module: Module, kernel: str = "dkdv", change: Callable[[str], str] = str) -> Any:
         host: Any = load_module(module)
         of_all = host._source
         for name in ("_starter", "_gpu", "_tensor_map"):
             monkeypatch.setattr(host, name, getattr(host, name))
         for name in ("_CALLS", "_GRADIENTS"):  # they know what they launch
             monkeypatch.setattr(host, name, {})
-        changed = {KERNEL: change(of_all(KERNEL))}
+        changed = {KERNEL + kernel: change(of_all(KERNEL + kernel))}
         monkeypatch.setattr(host, "_source", lambda name: changed.get(name) or of_all(name))
         attach(host)
         return host
@@ -87,6 +99,8 @@ def gradients(
         (64, "atomic"),
         pytest.param(128, "atomic", marks=pytest.mark.slow),
         pytest.param(64, "two_pass", marks=pytest.mark.slow),
+        pytest.param(128, "two_pass", marks=pytest.mark.slow),
+        pytest.param(256, "two_pass", marks=pytest.mark.slow),
     ],
 )
 def test_gradients_are_right_whatever_warps_are_first(
@@ -100,20 +114,38 @@ def test_gradients_are_right_whatever_warps_are_first(
 
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("kernel", "right", "wrong", "said"),
     [
-        (r"(left_ds\[m\]\[3\]\);\n\s+)proxy_fence\(\);", r"\1", "without a fence.proxy.async"),
-        (r"mbarrier_wait\(barrier_of\(base, DS_FULL[^;]*;", "", "may still read"),
-        (r"(mbarrier_wait\(barrier_of\(base, DO_FULL, q\.at\)), q\.parity", r"\1, q.parity ^ 1", "deadlock"),
-        (r"DS_EMPTY, i\), 4 \* CONSUMERS", "DS_EMPTY, i), 4 * CONSUMERS - 1", "may still read"),
+        ("dkdv", r"(left_ds\[m\]\[3\]\);\n\s+)proxy_fence\(\);", r"\1", "without a fence.proxy.async"),
+        ("dkdv", r"mbarrier_wait\(barrier_of\(base, DS_FULL[^;]*;", "", RACE),
+        (
+            "dkdv",
+            r"(mbarrier_wait\(barrier_of\(base, DO_FULL, q\.at\)), q\.parity",
+            r"\1, q.parity ^ 1",
+            EARLY,
+        ),
+        ("dkdv", r"DS_EMPTY, i\), 4 \* CONSUMERS", "DS_EMPTY, i), 4 * CONSUMERS - 1", RACE),
+        ("dq", r"mbarrier_wait\(barrier_of\(base, V_FULL, v\.at\), v\.parity\);", "", EARLY),
+        ("dq", r"K_EMPTY, i\), 4 \* CONSUMERS", "K_EMPTY, i), 4 * CONSUMERS - 1", RACE),
+        ("dq", r"(Ring<STAGES> k = \{0, )0\}", r"\g<1>1}", EARLY),
+        ("dq", r"tma_wait_read\(\);", "", RACE),
+        (
+            "dq",
+            r"proxy_fence\(\);(\n\s+__syncwarp\(\);\n\s+if \(lane == 0\) \{)",
+            r"\1",
+            "without a fence.proxy.async",
+        ),
     ],
 )
-def test_a_mistake_in_it_is_found(right: str, wrong: str, said: str, on_cpu: Callable[..., Any]) -> None:
+def test_a_mistake_in_it_is_found(
+    kernel: str, right: str, wrong: str, said: str, on_cpu: Callable[..., Any]
+) -> None:
     def change(source: str) -> str:
         changed, count = re.subn(right, wrong, source)
         assert count == 1
         return changed
 
-    host = on_cpu(planned(CAUSAL), change)
+    accumulate = "two_pass" if kernel == "dq" else "atomic"
+    host = on_cpu(planned(CAUSAL, accumulate=accumulate), kernel, change)
     with pytest.raises(SimtFault, match=said):
         gradients(host, (1, 2, 400, 300), 64)

@@ -20,8 +20,7 @@ from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.sm80 import Sm80
-from attnc.plan.sm80.backward import plan_cuda_backward
-from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
+from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm90.backward import (
     Sm90Backward,
@@ -67,7 +66,7 @@ class Sm90a(Target):
     ) -> tuple[Config, ...]:
         if kernel == "forward":
             return sm90_configs(variant, schedule)
-        if isinstance(layout, Sm90Backward) and not over_rows(kernel):
+        if isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma:
             return sm90_backward_configs(layout, variant, schedule, kernel)
         return _OF_GRADIENTS.configs(variant, schedule, kernel, layout)
 
@@ -77,7 +76,7 @@ class Sm90a(Target):
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
         default = self.configs(variant, schedule)[0]
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
-        return plan_sm90_backward(variant, schedule, layout) or plan_cuda_backward(variant, schedule, layout)
+        return plan_sm90_backward(variant, schedule, layout)
 
     def shared(
         self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
@@ -90,7 +89,7 @@ class Sm90a(Target):
         if kernel == "forward":
             return sm90_estimate(layout_of(module.kernels[0]), config)
         plan = None if module.backward is None else module.backward.layout
-        if isinstance(plan, Sm90Backward) and not over_rows(kernel):
+        if isinstance(plan, Sm90Backward) and kernel in plan.by_wgmma:
             return sm90_backward_estimate(plan, config, kernel)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 

@@ -11,6 +11,7 @@ from attnc.target.sm80.backward_host import CudaBackwardHost
 from attnc.target.sm80.backward_rows import finish_name
 from attnc.target.sm80.host import addresses_of, batched
 from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
+from attnc.target.triton.tensors import BY_QUERY
 
 #: Rows that a warp stores at once.
 _STORED_ROWS = 16
@@ -36,17 +37,16 @@ class Sm90BackwardHost(CudaBackwardHost):
     @property
     def layouts(self) -> Iterator[str]:
         """The map of each tensor, in the order of the struct."""
-        config = self.configs[-1]
+        queries, keys = self._plan.boxes
         for name in self._arguments.maps:
-            tensor = self._arguments.tensors.by_name[{"do": "o", "dk": "k", "dv": "v"}.get(name, name)]
-            by_query = name in ("q", "do")
+            tensor = self._arguments.tensors.by_name["o" if name == "do" else name.removeprefix("d")]
+            by_query = name in BY_QUERY
             axes = [
                 tensor.axis(role) for role in (Role.QUERY if by_query else Role.KEY, Role.HEAD, Role.BATCH)
             ]
             sizes = ", ".join("1" if axis is None else f"{name}.shape[{axis}]" for axis in axes)
             strides = ", ".join("0" if axis is None else f"{name}.stride({axis})" for axis in axes)
-            rows = f"{config}.BLOCK_M" if by_query else f"{config}.BLOCK_N"
-            rows = str(_STORED_ROWS) if name in ("dk", "dv") else rows
+            rows = _STORED_ROWS if name in ("dq", "dk", "dv") else queries if by_query else keys
             yield f"_map_of(({name}.shape[{len(tensor.shape) - 1}], {sizes}), ({strides}), {rows})"
 
     @property
@@ -104,6 +104,6 @@ class Sm90BackwardHost(CudaBackwardHost):
             yield name, source, f"tuple(map(_finish_config, {configs}))" if is_last else configs
 
     def _blocks(self, planned: BackwardKernel) -> str:
-        if planned.over_q:
+        if planned.name not in self._plan.by_wgmma:
             return super()._blocks(planned)
         return f"min({super()._blocks(planned)}, gpu.multiprocessors)"

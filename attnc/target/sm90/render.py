@@ -20,8 +20,9 @@ from attnc.target.sm80.backward_file import CudaFileText
 from attnc.target.sm80.backward_host import CudaBackwardHost
 from attnc.target.sm80.backward_rows import RowsText
 from attnc.target.sm80.render import backward_source, cuda_environment, render_backward, tidy_cuda
-from attnc.target.sm90.backward import Sm90Arguments, Sm90BackwardText, Sm90FinishText
+from attnc.target.sm90.backward import Sm90BackwardText, Sm90FinishText, Sm90RowsText
 from attnc.target.sm90.backward_host import Sm90BackwardHost
+from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.host import Sm90HostText
 from attnc.target.sm90.kernel import Sm90Text
 from attnc.target.tuning import tuning
@@ -80,11 +81,12 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardH
         RowsText(module, arguments, backward.preprocess): ("cuda/backward_preprocess", frame)
     }
     for planned in backward.kernels:
-        if planned.over_q:
-            sources[CudaBackwardText(module, arguments, planned)] = ("cuda/backward_dq", frame)
-        else:
-            text = Sm90BackwardText(module, arguments, planned)
-            sources[text] = ("sm90/backward_dkdv", "sm90/backward_module")
+        structure = planned.kernel.structure
+        if planned.name not in backward.layout.by_wgmma:
+            sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{structure}", frame)
+            continue
+        made = (Sm90RowsText if planned.over_q else Sm90BackwardText)(module, arguments, planned)
+        sources[made] = (f"sm90/{structure}", "sm90/backward_module")
     if arguments.adds_dq:
         sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
     names = {
