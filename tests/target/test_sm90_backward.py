@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from attnc.plan.ir import Module
-from attnc.plan.sm90.backward import CONSUMERS
+from attnc.plan.sm90.backward import CONSUMERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.runtime.loader import load_module
 from attnc.runtime.nvrtc import compile_cubin
+from attnc.verify.case import Case
+from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
+from attnc.verify.subjects import subject_of
 from tests.plan.test_sm90_backward import CAUSAL, planned
+from tests.verify.judging import modules_of, spec
 
 #: Bytes of what a thread that copies keeps in local memory, with 24 registers. That none that multiplies
 #: spills in its loop was seen in the machine code; more than this would be one that does.
@@ -149,3 +153,48 @@ def test_a_mistake_in_it_is_found(
     host = on_cpu(planned(CAUSAL, accumulate=accumulate), kernel, change)
     with pytest.raises(SimtFault, match=said):
         gradients(host, (1, 2, 400, 300), 64)
+
+
+#: Sequences whose rows follow each other, and ones that a length shortens: neither ends where a tensor does.
+ENDS = {
+    "packed": (
+        "input q: bf16[T, Hkv * G, 32] via ragged(cu_q)",
+        "input k, v: bf16[S, Hkv, 32] via ragged(cu_k)",
+        "input cu_q, cu_k: i32[B + 1]",
+        "output o: bf16[T, Hkv * G, 32]",
+        "output lse: f32[T, Hkv * G]",
+    ),
+    "shortened": (
+        "input q: bf16[B, M, H, 32]",
+        "input k, v: bf16[B, N, H, 32]",
+        "input lens: i32[B]",
+        "length N = lens[b]",
+        "output o: bf16[B, M, H, 32]",
+        "output lse: f32[B, H, M]",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize(
+    ("ends", "accumulate"), [("packed", "two_pass"), ("shortened", "two_pass"), ("shortened", "atomic")]
+)
+def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str) -> None:
+    """They are NaN where nobody may read them, and gradients of theirs stay as they were."""
+    inputs = [line for line in ENDS[ends] if not line.startswith("output")]
+    middle = ["score = dot(q, k) / sqrt(32)", "mask = causal", "normalize = softmax"]
+    outputs = [line for line in ENDS[ends] if line.startswith("output")]
+    schedule = f"tile.kv = 32\n  backward {{ accumulate.dq = {accumulate} }}"
+    text = spec([*inputs, *middle, *outputs, "grad q, k, v"], schedule, target="cuda.sm_90a")
+    (module,) = modules_of(text)
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    assert layout.by_wgmma == {"dkdv", *(("dq",) if accumulate == "two_pass" else ())}
+    sizes = {"Hkv": 1, "G": 2} if ends == "packed" else {"H": 2}
+    sequences = 3 if ends == "packed" else 1
+    for m, n in ((150, 200), (70, 33)):
+        case = Case(dims={"B": sequences, "M": m, "N": n, **sizes}, lengths="drawn", seed=m)
+        found = check(subject_of(module), case)
+        assert found.ok, found.message

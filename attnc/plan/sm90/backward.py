@@ -23,7 +23,7 @@ from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Config, Schedule, Value, knobs_of
-from attnc.model.tensors import Dense
+from attnc.model.tensors import Dense, Ragged
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
@@ -156,9 +156,7 @@ def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
     accumulate = configs(schedule, "backward", variant)[0]["accumulate.dq"] if "q" in grads else None
     others = grads - {"q", "k", "v"}
     d, dv = feature(attention.q), feature(attention.v)
-    if not all(isinstance(t.storage, Dense) for t in (attention.q, attention.k, attention.v)):
-        return
-    if attention.lengths:
+    if not all(isinstance(t.storage, Dense | Ragged) for t in (attention.q, attention.k, attention.v)):
         return
     if accumulate == "two_pass" and not others and max(d, dv) <= _WIDEST_OF_DQ:
         yield "dq"

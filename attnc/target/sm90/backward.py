@@ -27,7 +27,10 @@ class Sm90BackwardText(Sm90TileText):
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
-        self.clears_values = planned.fills_keys
+        is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
+        self.clears_values = planned.fills_keys or is_cut
+        unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
+        self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
         self.adds_by_bulk = self.layout.d > _ADDS_FROM_REGISTERS
 
     # -- what changes with the query head, where several share their keys ----------------------------------

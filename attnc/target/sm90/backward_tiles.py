@@ -9,6 +9,7 @@ from attnc.expr.nodes import Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Fetch, Let, Module, Row, Statement
 from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import statement_expressions
 from attnc.target.sm80.arguments import Arguments
@@ -83,6 +84,24 @@ class Sm90TileText(CudaBackwardText):
         has_head = tensor.axis(Role.HEAD) is not None and (by_query or self.kernel.kv_head != Const(0))
         head = ("h" if by_query else self.kv_name) if has_head else "0"
         return f"{row}, {head}, {'b' if tensor.axis(Role.BATCH) is not None and not packed else '0'}"
+
+    @property
+    def end_of_own(self) -> str:
+        """Where rows of the tile end that are this sequence's, if the tensor does not end there."""
+        size = "M" if self.over_q else "N"
+        return size if size in self._made else ""
+
+    @property
+    def clears_queries(self) -> bool:
+        """Whether rows past the last query have to be made zero: TMA does so behind the tensor alone."""
+        return not self.over_q and "M" in self._made
+
+    def row_stride(self, name: str) -> str:
+        """Of a gradient: from one row to the next."""
+        tensor = self.arguments.tensors.by_name[name]
+        axis = tensor.axis(Role.QUERY if name in BY_QUERY else Role.KEY)
+        assert axis is not None
+        return stride_name(tensor, axis)
 
     # -- what is said of a tile ----------------------------------------------------------------------------
 
