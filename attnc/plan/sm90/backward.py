@@ -5,7 +5,7 @@ warpgroups that multiply; a third copies K and V once, and tiles of Q and dO. S^
 are accumulators in registers, which rounded to 16 bits are left operands of dV += P^T dO and dK += dS^T Q.
 dQ = dS K sums over the keys of both warpgroups: dS goes through shared memory, and dQ is added to f32 sums.
 Accumulators of dK, dV, S^T, dP^T and dQ decide the queries of a tile: 128 up to a head dimension of 64, 64 up
-to one of 128.
+to one of 128. Wider ones have a kernel each, `dv` and `dk`, which both compute S; `atomic` is not for them.
 
 `dq`, of `accumulate.dq = two_pass`, is the same turned around: a block keeps 128 queries, keys come by, and
 dS = P (dP - delta) is the left operand of dQ += dS K without leaving registers.
@@ -39,20 +39,20 @@ from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, entry_registers
 #: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
 CONSUMERS = 2
 ROWS = CONSUMERS * WGMMA_ROWS
-K_TILES, DS_TILES = 2, 2
+_K_TILES, DS_TILES = 2, 2
 #: Registers of a thread that copies, and of one that multiplies: all that the launch holds, exactly.
 COPY_REGISTERS, MULTIPLY_REGISTERS = 24, 240
 assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS
 #: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 WARPS = 4 * (CONSUMERS + 1)
-STAGED, DQ_COLUMNS = 4096, 64
+_STAGED, DQ_COLUMNS = 4096, 64
 #: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
 _KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
 _STAGES = 2
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
 _ALIGNMENT, _BARRIERS = 1024, 512
-#: Columns of q, or of v, at most, of the kernel over keys; of that over queries.
-_WIDEST, _WIDEST_OF_DQ = 128, 256
+#: Columns of q, or of v, at most, of a kernel for dk and dv together; of all others.
+_WIDEST, _WIDEST_OF_ALL = 128, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +75,6 @@ class Sm90Backward(CudaBackward):
         return (ROWS, _KEYS_OF_DQ[widest]) if kernel == "dq" else (128 if widest == 1 else 64, ROWS)
 
     @property
-    def queries(self) -> int:
-        """Of a tile that comes by."""
-        return self.tile("dkdv")[0]
-
-    @property
     def boxes(self) -> tuple[int, int]:
         """Queries, and keys, that are copied at once: one size for all kernels, which share tensor maps."""
         rows, keys = zip(*(self.tile(kernel) for kernel in self.by_wgmma), strict=True)
@@ -97,16 +92,28 @@ class Sm90Backward(CudaBackward):
         stages, row = config.number("stages"), 2 * PIECE
         if over_rows(kernel):
             return self._over_q(stages, *self.dq_tiles)
-        return {
-            "k": K_TILES * ROWS * self.qk_pieces * row,
-            "v": ROWS * self.v_pieces * row,
-            "q": stages * self.queries * self.qk_pieces * row,
-            "do": stages * self.queries * self.v_pieces * row,
-            **({"ds": DS_TILES * self.queries * ROWS * 2} if self.adds_dq else {}),
-            "staged": 4 * CONSUMERS * STAGED,
-            "rows": stages * 2 * self.queries * 4,
+        queries, _ = self.tile(kernel)
+        buffers = {
+            "k": self.k_tiles(kernel) * ROWS * self.qk_pieces * row,
+            "v": ROWS * self.v_pieces * row if kernel != "dv" else 0,
+            "q": stages * queries * self.qk_pieces * row,
+            "do": (1 if kernel == "dk" else stages) * queries * self.v_pieces * row,
+            "ds": DS_TILES * queries * ROWS * 2 if self.adds_dq else 0,
+            "staged": 4 * CONSUMERS * self.staged(kernel),
+            "rows": stages * 2 * queries * 4,
             "barriers": _ALIGNMENT + _BARRIERS,
         }
+        return {name: size for name, size in buffers.items() if size}
+
+    def k_tiles(self, kernel: KernelName) -> int:
+        """Tiles of K in shared memory of a kernel over keys."""
+        return _K_TILES if kernel == "dkdv" else 1
+
+    def staged(self, kernel: KernelName) -> int:
+        """Bytes through which a warp's results leave; 0: they leave through its rows of K."""
+        if kernel == "dkdv":
+            return _STAGED
+        return 16 * 2 * PIECE * self.v_pieces if kernel == "dv" and self.v_pieces > self.qk_pieces else 0
 
     def _over_q(self, stages: int, q_tiles: int, v_tiles: int) -> dict[str, int]:
         """Of the kernel over queries. dq leaves through the tile of Q."""
@@ -125,13 +132,14 @@ class Sm90Backward(CudaBackward):
         rows, keys = self.tile(kernel)
         if over_rows(kernel):
             return {"dq": self.layout.d // 2, "s": keys // 2, "dp": keys // 2}
-        return {
-            "dk": self.layout.d // 2,
-            "dv": self.layout.dv // 2,
+        registers = {
+            "dk": self.layout.d // 2 if kernel != "dv" else 0,
+            "dv": self.layout.dv // 2 if kernel != "dk" else 0,
             "s": rows // 2,
-            "dp": rows // 2,
-            **({"dq": DQ_COLUMNS // 2} if self.adds_dq else {}),
+            "dp": rows // 2 if kernel != "dv" else 0,
+            "dq": DQ_COLUMNS // 2 if self.adds_dq else 0,
         }
+        return {name: count for name, count in registers.items() if count}
 
 
 _ROOM = DEVICES["sm_90"].shared_per_block
@@ -158,17 +166,18 @@ def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
     d, dv = feature(attention.q), feature(attention.v)
     if not all(isinstance(t.storage, Dense | Ragged) for t in (attention.q, attention.k, attention.v)):
         return
-    if accumulate == "two_pass" and not others and max(d, dv) <= _WIDEST_OF_DQ:
+    if accumulate == "two_pass" and not others and max(d, dv) <= _WIDEST_OF_ALL:
         yield "dq"
     # a kernel over queries makes other gradients, but for those of what is loaded of each key
     apart = accumulate == "two_pass" and all(x.along != ("kv",) for x in wanted_loads(attention))
     adds_dq = accumulate == "atomic"
-    if max(d, dv) > _WIDEST or (adds_dq and dv > PIECE >= d):
+    wide = max(d, dv) > _WIDEST
+    if max(d, dv) > _WIDEST_OF_ALL or (adds_dq and (wide or dv > PIECE >= d)):
         return
     if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
         return
     if ({"k", "v"} & grads or adds_dq) and (not others or apart) and accumulate != "sequential":
-        yield "dkdv"
+        yield from ("dv", "dk") if wide else ("dkdv",)
 
 
 def sm90_backward_configs(
@@ -232,10 +241,10 @@ def sm90_backward_estimate(plan: Sm90Backward, config: Config, kernel: KernelNam
             }
             if over_rows(kernel)
             else {
-                "k": f"{K_TILES} x {keys}x{d}",
+                "k": f"{plan.k_tiles(kernel)} x {keys}x{d}",
                 "v": f"{keys}x{dv}",
                 "q": f"{stages} x {rows}x{d}",
-                "do": f"{stages} x {rows}x{dv}",
+                "do": f"{1 if kernel == 'dk' else stages} x {rows}x{dv}",
             }
         ),
     }

@@ -44,7 +44,6 @@ class Sm90a(Target):
     has_backward: ClassVar = True
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
-    splits_wide: ClassVar = False
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)
@@ -77,6 +76,9 @@ class Sm90a(Target):
         default = self.configs(variant, schedule)[0]
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
         return plan_sm90_backward(variant, schedule, layout)
+
+    def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
+        return isinstance(layout, Sm90Backward) and "dk" in layout.by_wgmma
 
     def shared(
         self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None

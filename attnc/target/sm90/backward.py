@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attnc.expr.nodes import Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.sm90.backward import DS_TILES, K_TILES, STAGED, Sm90Backward
+from attnc.plan.sm90.backward import DS_TILES, Sm90Backward
 from attnc.plan.steps import fetch_expressions, of_a_head
 from attnc.target.sm80.backward_rows import FinishText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
@@ -23,10 +23,13 @@ FINISH_WARPS, FINISH_PITCH = 8, 8
 class Sm90BackwardText(Sm90TileText):
     """Attribute by attribute what `templates/sm90/backward_dkdv.cu.jinja` and its parts print."""
 
-    k_tiles, ds_tiles, staged = K_TILES, DS_TILES, STAGED
+    ds_tiles = DS_TILES
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
+        self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
+        self.k_tiles, self.staged = self.plan.k_tiles(planned.name), self.plan.staged(planned.name)
+        self.do_tiles = "1" if planned.name == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
         self.clears_values = planned.fills_keys or is_cut
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"

@@ -25,7 +25,7 @@ class Sm90Arguments(Arguments):
         super().__init__(module)
         layout = self._backward.layout
         assert isinstance(layout, Sm90Backward)
-        owners = {"dq": ("dq",), "dkdv": ("dk", "dv")}
+        owners = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}
         leave = {name for kernel in layout.by_wgmma for name in owners.get(kernel, ())}
         self.maps = ("q", "k", "v", "do", *(name for name in self.made if name in leave))
 
@@ -95,6 +95,11 @@ class Sm90TileText(CudaBackwardText):
     def clears_queries(self) -> bool:
         """Whether rows past the last query have to be made zero: TMA does so behind the tensor alone."""
         return not self.over_q and "M" in self._made
+
+    @property
+    def meets(self) -> bool:
+        """Whether warps of a warpgroup wait for each other: results leave through what they have read."""
+        return self.over_q or self.clears_queries or not self.plan.staged(self.planned.name)
 
     def row_stride(self, name: str) -> str:
         """Of a gradient: from one row to the next."""

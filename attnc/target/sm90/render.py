@@ -90,7 +90,7 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardH
     if arguments.adds_dq:
         sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
     names = {
-        made.name: f"{module.variant.name}_{template.split('/')[1]}.cu"
+        made.name: f"{module.variant.name}_{_file_of(made, template)}.cu"
         for made, (template, _) in sources.items()
     }
     files = {
@@ -98,3 +98,10 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardH
         for made, (template, frame) in sources.items()
     }
     return Sm90BackwardHost(module, backward, arguments, names), files
+
+
+def _file_of(made: CudaFileText, template: str) -> str:
+    """The end of a file's name: a kernel of wgmma over keys is named after what it makes."""
+    if isinstance(made, Sm90BackwardText):
+        return f"backward_{made.planned.name}"
+    return template.split("/")[1]
