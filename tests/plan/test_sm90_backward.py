@@ -69,6 +69,22 @@ def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, i
     assert sum(layout.registers(config, "dq").values()) < MULTIPLY_REGISTERS
 
 
+@pytest.mark.parametrize("d", [192, 256])
+def test_wide_heads_have_a_kernel_for_dk_and_one_for_dv(d: int) -> None:
+    module = planned(d=d, accumulate="two_pass")
+    assert list(kernels_of(module)) == ["dq", "dv", "dk"]
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    for name in ("dv", "dk"):
+        kernel = kernels_of(module)[name].kernel
+        assert is_by_wgmma(module, name)
+        (config,) = kernel.configs
+        assert [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")] == [64, 128, 12, 2]
+        assert sum(layout.shared_memory(config, name).values()) == kernel.shared[0] <= ROOM
+        assert sum(layout.registers(config, name).values()) < MULTIPLY_REGISTERS
+
+
 @pytest.mark.parametrize(
     ("mask", "options"),
     [

@@ -198,3 +198,29 @@ def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str) -> Non
         case = Case(dims={"B": sequences, "M": m, "N": n, **sizes}, lengths="drawn", seed=m)
         found = check(subject_of(module), case)
         assert found.ok, found.message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize(("d", "dv", "staged"), [(192, 64, 0), (32, 144, 3 * 2048)])
+def test_keys_and_values_have_widths_of_their_own(d: int, dv: int, staged: int) -> None:
+    """dv leaves through rows of k where they are as wide; and a tile that nobody sees is left as zeros."""
+    lines = [
+        f"input q: bf16[B, M, H, {d}]",
+        f"input k: bf16[B, N, H, {d}]",
+        f"input v: bf16[B, N, H, {dv}]",
+        "score = softcap(dot(q, k) / 8, 20)",
+        "mask = causal and kv_idx >= 150",
+        "normalize = softmax",
+        f"output o: bf16[B, M, H, {dv}]",
+        "output lse: f32[B, H, M]",
+        "grad q, k, v",
+    ]
+    (module,) = modules_of(spec(lines, "backward { accumulate.dq = two_pass }", target="cuda.sm_90a"))
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    assert layout.by_wgmma == {"dq", "dv", "dk"}
+    assert layout.staged("dv") == staged
+    found = check(subject_of(module), Case(dims={"B": 1, "M": 130, "N": 300, "H": 1}))
+    assert found.ok, found.message
