@@ -14,6 +14,7 @@ from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Bac
 from attnc.plan.steps import statement_expressions
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
+from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.wgmma import wgmma
 from attnc.target.triton.tensors import BY_QUERY
 
@@ -84,6 +85,16 @@ class Sm90TileText(CudaBackwardText):
         has_head = tensor.axis(Role.HEAD) is not None and (by_query or self.kernel.kv_head != Const(0))
         head = ("h" if by_query else self.kv_name) if has_head else "0"
         return f"{row}, {head}, {'b' if tensor.axis(Role.BATCH) is not None and not packed else '0'}"
+
+    @property
+    def dropout_p(self) -> str:
+        assert self.kernel.softmax.dropout is not None
+        return scalar(self.kernel.softmax.dropout.p)
+
+    @property
+    def seed(self) -> str:
+        assert self.kernel.softmax.dropout is not None
+        return scalar(self.kernel.softmax.dropout.seed)
 
     @property
     def end_of_own(self) -> str:
