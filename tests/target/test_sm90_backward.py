@@ -13,7 +13,7 @@ import torch
 from attnc.plan.ir import Module
 from attnc.plan.sm90.backward import CONSUMERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
-from attnc.runtime.loader import load_module
+from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.verify.case import Case
 from attnc.verify.check import check
@@ -31,10 +31,10 @@ EARLY, RACE = "not arrived|deadlock", "may still read|without a barrier|is under
 
 
 def compiled(kernel: str, mask: str, **options: Any) -> Any:
-    host: Any = load_module(planned(mask, **options))
-    source, (config, *_) = host._KERNELS[KERNEL + kernel]
+    program = program_of(load_module(planned(mask, **options)))
+    _, source, (config, *_) = program.kernels[KERNEL + kernel]
     assert source.endswith(f"_backward_{kernel}.cu")
-    return compile_cubin(host._source(KERNEL + kernel), host._options(config, True, "sm_90"))
+    return compile_cubin(program.source(KERNEL + kernel), program.options(config, True, "sm_90"))
 
 
 @pytest.mark.slow
@@ -63,15 +63,13 @@ def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes a module run on the CPU, its kernel after a change; undone, for equal modules are one."""
 
-    def load(module: Module, kernel: str = "dkdv", change: Callable[[str], str] = str) -> Any:
+    def load(module: Module, kernel: str = "preprocess", change: Callable[[str], str] = str) -> Any:
         host: Any = load_module(module)
-        of_all = host._source
-        for name in ("_starter", "_gpu", "_tensor_map"):
-            monkeypatch.setattr(host, name, getattr(host, name))
-        for name in ("_CALLS", "_GRADIENTS"):  # they know what they launch
-            monkeypatch.setattr(host, name, {})
+        of_all = host.CALL.program.source
+        for name in ("launch_type", "gpu_of", "tensor_map"):
+            monkeypatch.setattr(host.CALL, name, getattr(host.CALL, name))
         changed = {KERNEL + kernel: change(of_all(KERNEL + kernel))}
-        monkeypatch.setattr(host, "_source", lambda name: changed.get(name) or of_all(name))
+        monkeypatch.setattr(host.CALL.program, "source", lambda name: changed.get(name) or of_all(name))
         attach(host)
         return host
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Index, Ref, walk
-from attnc.plan.ir import Fetch, Module, Statement
+from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm90.backward import DS_TILES, Sm90Backward
-from attnc.plan.steps import fetch_expressions, of_a_head
+from attnc.plan.steps import of_a_head
 from attnc.target.sm80.backward_rows import FinishText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
@@ -83,4 +83,3 @@ class Sm90FinishText(FinishText):
     def constants(self) -> Iterator[str]:
         yield f"constexpr int DQ_SIZE = {64 * self.plan.qk_pieces} * BLOCK_M;"
         yield f"constexpr int PITCH = D + {FINISH_PITCH};  // rows of a fragment lie in different banks"
-        yield "struct alignas(16) Four { float values[4]; };"

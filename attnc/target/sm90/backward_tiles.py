@@ -7,11 +7,10 @@ from functools import cached_property
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.model.tensors import DType, Role
-from attnc.plan.ir import Fetch, Let, Module, Row, Statement
+from attnc.plan.ir import Fetch, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
-from attnc.plan.steps import statement_expressions
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import scalar
@@ -27,7 +26,8 @@ class Sm90Arguments(Arguments):
         layout = self._backward.layout
         assert isinstance(layout, Sm90Backward)
         owners = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}
-        leave = {name for kernel in layout.by_wgmma for name in owners.get(kernel, ())}
+        by_wgmma = {name for kernel in layout.by_wgmma for name in owners.get(kernel, ())}
+        leave = by_wgmma & {"dq", *self.as_elements}
         self.maps = ("q", "k", "v", "do", *(name for name in self.made if name in leave))
 
     @property
@@ -39,13 +39,6 @@ class Sm90Arguments(Arguments):
         yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
         yield from super().fields
 
-    @property
-    def formats(self) -> tuple[str, str]:
-        """As before; the struct is as long as a multiple of the alignment of maps."""
-        strides, sizes = sum(map(len, self.strides)), len(self.sizes)
-        padding = -(8 * (len(self.pointers) + strides) + 4 * sizes) % 64
-        return f"={len(self.pointers)}Q", f"={strides}q{sizes}i{f'{padding}x' if padding else ''}"
-
 
 class Sm90TileText(CudaBackwardText):
     """Attribute by attribute what `templates/sm90/backward_d*.cu.jinja` and their parts print; scores, masks
@@ -56,7 +49,6 @@ class Sm90TileText(CudaBackwardText):
 
     plan: Sm90Backward
     is_backward = True
-    stores_by_tma, stores_by_thread = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
 
@@ -69,9 +61,13 @@ class Sm90TileText(CudaBackwardText):
         derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
         self.p_first = not derives and self.kernel.softmax.dropout is None
         self.queries_in_box, self.keys_in_box = self.plan.boxes
+
+    @property
+    def searches_together(self) -> bool:
+        """Whether bounds are searched for by all lanes of a warp; who copies, and tests tiles, is one."""
         in_tiles = (expr for x in self.tests for expr in statement_expressions(x))
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
-        self.searches_together = not alone  # who copies is one lane
+        return self.uses("_bound") and not alone
 
     def wgmma(self, columns: int, *, registers: bool, by_rows: bool = False) -> str:
         return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)
@@ -92,9 +88,10 @@ class Sm90TileText(CudaBackwardText):
         return scalar(self.kernel.softmax.dropout.p)
 
     @property
-    def seed(self) -> str:
+    def drawn_by(self) -> str:
+        """What a draw depends on besides the position: seed, sequence and head."""
         assert self.kernel.softmax.dropout is not None
-        return scalar(self.kernel.softmax.dropout.seed)
+        return self.dropout.removeprefix(f"{self.dropout_p}, ")
 
     @property
     def end_of_own(self) -> str:
@@ -111,6 +108,10 @@ class Sm90TileText(CudaBackwardText):
     def meets(self) -> bool:
         """Whether warps of a warpgroup wait for each other: results leave through what they have read."""
         return self.over_q or self.clears_queries or not self.plan.staged(self.planned.name)
+
+    def is_summed(self, name: str) -> bool:
+        """Whether a gradient leaves in f32, to be added to."""
+        return name != "dq" and name not in self.as_elements
 
     def row_stride(self, name: str) -> str:
         """Of a gradient: from one row to the next."""
@@ -189,7 +190,8 @@ class Sm90TileText(CudaBackwardText):
         exprs += [expr for item in statements for expr in statement_expressions(item)]
         exprs += [x for x in (step.score, step.keep, step.kept, step.kept_inside) if x is not None]
         if kernel.softmax.dropout is not None:
-            exprs += [kernel.softmax.dropout.p, kernel.softmax.dropout.seed]
+            dropout = kernel.softmax.dropout
+            exprs += [dropout.p, dropout.seed, dropout.head]
         exprs += self.chain.expressions
         nodes = [node for expr in exprs for node in walk(expr)]
         return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
