@@ -60,7 +60,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
     if over_kv:
         summed = columns if over_q else [*columns, *others]
         wide = are_wide(*(block(feature(t)) for t in (attention.q, attention.v)))
-        if adds_dq is None and wide and target.splits_wide:
+        if adds_dq is None and target.splits_keys(layout, wide=wide):
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))

@@ -32,8 +32,7 @@ class Target(ABC):
     has_backward: there are kernels for gradients; has_f32_dq: that of q can be f32 where q is not, as
     those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
-    has_rows_kernel: what a backward needs of its rows is made by a kernel of its own; splits_wide: dk and dv
-    of wide heads by two.
+    has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     """
 
     name: str
@@ -45,7 +44,6 @@ class Target(ABC):
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
-    splits_wide: ClassVar[bool]
 
     @property
     def folder(self) -> str:
@@ -75,6 +73,12 @@ class Target(ABC):
     @abstractmethod
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         """The lines of a schedule for an attention that has none."""
+
+    def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
+        """Whether dk and dv have a kernel each, where dq is not summed in memory; wide: their rows are, for
+        one of them.
+        """
+        return False
 
     # --- what a kernel takes
 

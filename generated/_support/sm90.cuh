@@ -273,6 +273,9 @@ __device__ int upper_bound_real(const Value* row, long long stride, int length, 
 }
 #endif
 
+// Computed by now: the compiler would rather do so where it is read.
+__device__ __forceinline__ void settle(u32& x) { asm volatile("" : "+r"(x)); }
+
 // What a word of random bits must reach, without its last 8, so that its element is kept.
 __device__ __forceinline__ u32 least_kept(float p) { return p == p ? (u32)ceilf(p * 16777216.0f) : 1u << 24; }
 

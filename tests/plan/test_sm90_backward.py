@@ -8,6 +8,7 @@ import pytest
 
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.ir import Module, kernels_of
+from attnc.plan.layout import KernelName
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.target.files import render_files
@@ -24,12 +25,13 @@ def planned(mask: str = CAUSAL, *, dkdv: str = "", accumulate: str = "atomic", *
     return planning.planned(mask, schedule=schedule, target="cuda.sm_90a", **given)
 
 
-def is_by_wgmma(module: Module) -> bool:
-    """What the plan says; the text says the same."""
+def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:
+    """Whether a kernel is, as the plan says; its text says the same."""
     assert module.backward is not None
-    text = render_files(module, path="a.attn", sha256="")["default_backward_dkdv.cu"]
-    found = isinstance(module.backward.layout, Sm90Backward)
-    assert ('"sm90.cuh"' in text, '"sm80.cuh"' in text) == (found, not found)
+    text = render_files(module, path="a.attn", sha256="")[f"default_backward_{kernel}.cu"]
+    layout = module.backward.layout
+    found = isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma
+    assert ("wgmma.mma_async" in text, '"sm80.cuh"' in text) == (found, not found)
     return found
 
 
@@ -48,6 +50,38 @@ def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> N
     assert 3 * entry_registers(2) == COPY_REGISTERS + 2 * MULTIPLY_REGISTERS
     sizes = [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")]
     assert sizes == [128 if d <= 64 else 64, 128, 12, 2]
+
+
+@pytest.mark.parametrize(
+    ("d", "keys", "tiles"), [(64, 128, (2, 2)), (128, 96, (2, 2)), (192, 80, (1, 2)), (256, 64, (1, 1))]
+)
+def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, int]) -> None:
+    module = planned(d=d, accumulate="two_pass")
+    assert is_by_wgmma(module, "dq")
+    assert module.backward is not None
+    layout, kernel = module.backward.layout, kernels_of(module)["dq"].kernel
+    assert isinstance(layout, Sm90Backward)
+    (config,) = kernel.configs
+    assert [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")] == [128, keys, 12, 2]
+    assert layout.dq_tiles == tiles
+    assert sum(layout.shared_memory(config, "dq").values()) == kernel.shared[0] <= ROOM
+    assert sum(layout.registers(config, "dq").values()) < MULTIPLY_REGISTERS
+
+
+@pytest.mark.parametrize("d", [192, 256])
+def test_wide_heads_have_a_kernel_for_dk_and_one_for_dv(d: int) -> None:
+    module = planned(d=d, accumulate="two_pass")
+    assert list(kernels_of(module)) == ["dq", "dv", "dk"]
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    for name in ("dv", "dk"):
+        kernel = kernels_of(module)[name].kernel
+        assert is_by_wgmma(module, name)
+        (config,) = kernel.configs
+        assert [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")] == [64, 128, 12, 2]
+        assert sum(layout.shared_memory(config, name).values()) == kernel.shared[0] <= ROOM
+        assert sum(layout.registers(config, name).values()) < MULTIPLY_REGISTERS
 
 
 @pytest.mark.parametrize(

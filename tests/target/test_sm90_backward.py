@@ -11,24 +11,30 @@ import pytest
 import torch
 
 from attnc.plan.ir import Module
-from attnc.plan.sm90.backward import CONSUMERS
+from attnc.plan.sm90.backward import CONSUMERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
+from attnc.verify.case import Case
+from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
+from attnc.verify.subjects import subject_of
 from tests.plan.test_sm90_backward import CAUSAL, planned
+from tests.verify.judging import modules_of, spec
 
 #: Bytes of what a thread that copies keeps in local memory, with 24 registers. That none that multiplies
 #: spills in its loop was seen in the machine code; more than this would be one that does.
 SPILLED_BY_COPIES = 96
-KERNEL = "under_test_backward_dkdv"
+KERNEL = "under_test_backward_"
+#: What is said of a missing wait, and of tiles that two use at a time, in one order of warps or another.
+EARLY, RACE = "not arrived|deadlock", "may still read|without a barrier|is under way"
 
 
-def compiled(mask: str, **options: Any) -> Any:
+def compiled(kernel: str, mask: str, **options: Any) -> Any:
     program = program_of(load_module(planned(mask, **options)))
-    _, source, (config, *_) = program.kernels[KERNEL]
-    assert source.endswith("_backward_dkdv.cu")
-    return compile_cubin(program.source(KERNEL), program.options(config, True, "sm_90"))
+    _, source, (config, *_) = program.kernels[KERNEL + kernel]
+    assert source.endswith(f"_backward_{kernel}.cu")
+    return compile_cubin(program.source(KERNEL + kernel), program.options(config, True, "sm_90"))
 
 
 @pytest.mark.slow
@@ -37,22 +43,32 @@ def compiled(mask: str, **options: Any) -> Any:
 @pytest.mark.parametrize("mask", ["true", CAUSAL])
 def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None:
     """ptxas says so by C75xx alone, and the kernel is a fifth slower."""
-    cubin = compiled(mask, d=d, accumulate=accumulate)
+    cubin = compiled("dkdv", mask, d=d, accumulate=accumulate)
     assert cubin.warnings == ()
     assert cubin.registers == entry_registers(CONSUMERS)
     assert cubin.spills <= SPILLED_BY_COPIES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+@pytest.mark.parametrize("mask", ["true", CAUSAL])
+def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
+    cubin = compiled("dq", mask, d=d, accumulate="two_pass")
+    assert cubin.warnings == ()
+    assert cubin.registers == entry_registers(CONSUMERS)
+    assert cubin.spills == 0
 
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes a module run on the CPU, its kernel after a change; undone, for equal modules are one."""
 
-    def load(module: Module, change: Callable[[str], str] = str) -> Any:
+    def load(module: Module, kernel: str = "preprocess", change: Callable[[str], str] = str) -> Any:
         host: Any = load_module(module)
         of_all = host.CALL.program.source
         for name in ("launch_type", "gpu_of", "tensor_map"):
             monkeypatch.setattr(host.CALL, name, getattr(host.CALL, name))
-        changed = {KERNEL: change(of_all(KERNEL))}
+        changed = {KERNEL + kernel: change(of_all(KERNEL + kernel))}
         monkeypatch.setattr(host.CALL.program, "source", lambda name: changed.get(name) or of_all(name))
         attach(host)
         return host
@@ -85,6 +101,8 @@ def gradients(
         (64, "atomic"),
         pytest.param(128, "atomic", marks=pytest.mark.slow),
         pytest.param(64, "two_pass", marks=pytest.mark.slow),
+        pytest.param(128, "two_pass", marks=pytest.mark.slow),
+        pytest.param(256, "two_pass", marks=pytest.mark.slow),
     ],
 )
 def test_gradients_are_right_whatever_warps_are_first(
@@ -98,20 +116,109 @@ def test_gradients_are_right_whatever_warps_are_first(
 
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("kernel", "right", "wrong", "said"),
     [
-        (r"(left_ds\[m\]\[3\]\);\n\s+)proxy_fence\(\);", r"\1", "without a fence.proxy.async"),
-        (r"mbarrier_wait\(barrier_of\(base, DS_FULL[^;]*;", "", "may still read"),
-        (r"(mbarrier_wait\(barrier_of\(base, DO_FULL, q\.at\)), q\.parity", r"\1, q.parity ^ 1", "deadlock"),
-        (r"DS_EMPTY, i\), 4 \* CONSUMERS", "DS_EMPTY, i), 4 * CONSUMERS - 1", "may still read"),
+        ("dkdv", r"(left_ds\[m\]\[3\]\);\n\s+)proxy_fence\(\);", r"\1", "without a fence.proxy.async"),
+        ("dkdv", r"mbarrier_wait\(barrier_of\(base, DS_FULL[^;]*;", "", RACE),
+        (
+            "dkdv",
+            r"(mbarrier_wait\(barrier_of\(base, DO_FULL, q\.at\)), q\.parity",
+            r"\1, q.parity ^ 1",
+            EARLY,
+        ),
+        ("dkdv", r"DS_EMPTY, i\), 4 \* CONSUMERS", "DS_EMPTY, i), 4 * CONSUMERS - 1", RACE),
+        ("dq", r"mbarrier_wait\(barrier_of\(base, V_FULL, v\.at\), v\.parity\);", "", EARLY),
+        ("dq", r"K_EMPTY, i\), 4 \* CONSUMERS", "K_EMPTY, i), 4 * CONSUMERS - 1", RACE),
+        ("dq", r"(Ring<STAGES> k = \{0, )0\}", r"\g<1>1}", EARLY),
+        ("dq", r"tma_wait_read\(\);", "", RACE),
+        (
+            "dq",
+            r"proxy_fence\(\);(\n\s+__syncwarp\(\);\n\s+if \(lane == 0\) \{)",
+            r"\1",
+            "without a fence.proxy.async",
+        ),
     ],
 )
-def test_a_mistake_in_it_is_found(right: str, wrong: str, said: str, on_cpu: Callable[..., Any]) -> None:
+def test_a_mistake_in_it_is_found(
+    kernel: str, right: str, wrong: str, said: str, on_cpu: Callable[..., Any]
+) -> None:
     def change(source: str) -> str:
         changed, count = re.subn(right, wrong, source)
         assert count == 1
         return changed
 
-    host = on_cpu(planned(CAUSAL), change)
+    accumulate = "two_pass" if kernel == "dq" else "atomic"
+    host = on_cpu(planned(CAUSAL, accumulate=accumulate), kernel, change)
     with pytest.raises(SimtFault, match=said):
         gradients(host, (1, 2, 400, 300), 64)
+
+
+#: Sequences whose rows follow each other, and ones that a length shortens: neither ends where a tensor does.
+ENDS = {
+    "packed": (
+        "input q: bf16[T, Hkv * G, 32] via ragged(cu_q)",
+        "input k, v: bf16[S, Hkv, 32] via ragged(cu_k)",
+        "input cu_q, cu_k: i32[B + 1]",
+        "output o: bf16[T, Hkv * G, 32]",
+        "output lse: f32[T, Hkv * G]",
+    ),
+    "shortened": (
+        "input q: bf16[B, M, H, 32]",
+        "input k, v: bf16[B, N, H, 32]",
+        "input lens: i32[B]",
+        "length N = lens[b]",
+        "output o: bf16[B, M, H, 32]",
+        "output lse: f32[B, H, M]",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize(
+    ("ends", "accumulate"), [("packed", "two_pass"), ("shortened", "two_pass"), ("shortened", "atomic")]
+)
+def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str) -> None:
+    """They are NaN where nobody may read them, and gradients of theirs stay as they were."""
+    inputs = [line for line in ENDS[ends] if not line.startswith("output")]
+    middle = ["score = dot(q, k) / sqrt(32)", "mask = causal", "normalize = softmax"]
+    outputs = [line for line in ENDS[ends] if line.startswith("output")]
+    schedule = f"tile.kv = 32\n  backward {{ accumulate.dq = {accumulate} }}"
+    text = spec([*inputs, *middle, *outputs, "grad q, k, v"], schedule, target="cuda.sm_90a")
+    (module,) = modules_of(text)
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    assert layout.by_wgmma == {"dkdv", *(("dq",) if accumulate == "two_pass" else ())}
+    sizes = {"Hkv": 1, "G": 2} if ends == "packed" else {"H": 2}
+    sequences = 3 if ends == "packed" else 1
+    for m, n in ((150, 200), (70, 33)):
+        case = Case(dims={"B": sequences, "M": m, "N": n, **sizes}, lengths="drawn", seed=m)
+        found = check(subject_of(module), case)
+        assert found.ok, found.message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize(("d", "dv", "staged"), [(192, 64, 0), (32, 144, 3 * 2048)])
+def test_keys_and_values_have_widths_of_their_own(d: int, dv: int, staged: int) -> None:
+    """dv leaves through rows of k where they are as wide; and a tile that nobody sees is left as zeros."""
+    lines = [
+        f"input q: bf16[B, M, H, {d}]",
+        f"input k: bf16[B, N, H, {d}]",
+        f"input v: bf16[B, N, H, {dv}]",
+        "score = softcap(dot(q, k) / 8, 20)",
+        "mask = causal and kv_idx >= 150",
+        "normalize = softmax",
+        f"output o: bf16[B, M, H, {dv}]",
+        "output lse: f32[B, H, M]",
+        "grad q, k, v",
+    ]
+    (module,) = modules_of(spec(lines, "backward { accumulate.dq = two_pass }", target="cuda.sm_90a"))
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    assert layout.by_wgmma == {"dq", "dv", "dk"}
+    assert layout.staged("dv") == staged
+    found = check(subject_of(module), Case(dims={"B": 1, "M": 130, "N": 300, "H": 1}))
+    assert found.ok, found.message

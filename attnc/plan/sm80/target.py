@@ -44,7 +44,6 @@ class Sm80(Target):
     always_fills: ClassVar = False
     has_backward: ClassVar = True
     has_rows_kernel: ClassVar = True
-    splits_wide: ClassVar = False
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_cuda(variant, schedule)

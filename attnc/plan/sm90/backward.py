@@ -1,55 +1,65 @@
-"""The backward of the Hopper target by wgmma: who has it, and how its kernel lies on the machine.
+"""The backward of the Hopper target by wgmma: which kernels it makes, and how they lie on the machine.
 
-One kernel makes dk and dv, and with `accumulate.dq = atomic` dq. A block keeps 128 keys, 64 for each of two
+`dkdv` makes dk and dv, and with `accumulate.dq = atomic` dq. A block keeps 128 keys, 64 for each of two
 warpgroups that multiply; a third copies K and V once, and tiles of Q and dO. S^T = K Q^T and dP^T = V dO^T
 are accumulators in registers, which rounded to 16 bits are left operands of dV += P^T dO and dK += dS^T Q.
 dQ = dS K sums over the keys of both warpgroups: dS goes through shared memory, and dQ is added to f32 sums.
-
 Accumulators of dK, dV, S^T, dP^T and dQ decide the queries of a tile: 128 up to a head dimension of 64, 64 up
-to one of 128. What the kernel does not make (dq in two passes, other gradients, wider heads, packed
-sequences) the kernels of `cuda.sm_80` make.
+to one of 128. Wider ones have a kernel each, `dv` and `dk`, which both compute S; `atomic` is not for them.
+
+`dq`, of `accumulate.dq = two_pass`, is the same turned around: a block keeps 128 queries, keys come by, and
+dS = P (dP - delta) is the left operand of dQ += dS K without leaving registers.
+
+What these do not make the kernels of `cuda.sm_80` make, each by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 
 from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Schedule, knobs_of
-from attnc.model.tensors import Dense
+from attnc.model.schedule import Config, Schedule, Value, knobs_of
+from attnc.model.tensors import Dense, Ragged
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import SIZES, nothing_fits
+from attnc.plan.fitting import SIZES, nothing_fits, phase_of
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.layout import KernelName
 from attnc.plan.signature import kv_heads, normalise
+from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, entry_registers
 
-#: Warpgroups that multiply; keys of a tile; tiles of K, and of dS, in shared memory.
+#: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
 CONSUMERS = 2
-KEYS = CONSUMERS * WGMMA_ROWS
-K_TILES, DS_TILES = 2, 2
+ROWS = CONSUMERS * WGMMA_ROWS
+_K_TILES, DS_TILES = 2, 2
 #: Registers of a thread that copies, and of one that multiplies: all that the launch holds, exactly.
 COPY_REGISTERS, MULTIPLY_REGISTERS = 24, 240
 assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS
 #: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 WARPS = 4 * (CONSUMERS + 1)
-STAGED, DQ_COLUMNS = 4096, 64
-#: Bytes that may be skipped so that tiles lie right; of barriers and the number of the tile at hand.
-_ALIGNMENT, _BARRIERS = 1024, 256
-#: Columns of q, or of v, at most.
-_WIDEST = 128
+_STAGED, DQ_COLUMNS = 4096, 64
+#: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
+_KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
+_STAGES = 2
+#: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
+_ALIGNMENT, _BARRIERS = 1024, 512
+#: Columns of q, or of v, at most, of a kernel for dk and dv together; of all others.
+_WIDEST, _WIDEST_OF_ALL = 128, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Backward(CudaBackward):
-    """As for `CudaBackward`, for the kernel of wgmma; those for the rows, before and after, are the same."""
+    """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same."""
+
+    by_wgmma: frozenset[KernelName]
 
     @property
     def qk_pieces(self) -> int:
@@ -59,71 +69,127 @@ class Sm90Backward(CudaBackward):
     def v_pieces(self) -> int:
         return -(-self.layout.dv // PIECE)
 
+    def tile(self, kernel: KernelName) -> tuple[int, int]:
+        """tile.q and tile.kv: what registers leave for S and dP beside the sums."""
+        widest = max(self.qk_pieces, self.v_pieces)
+        return (ROWS, _KEYS_OF_DQ[widest]) if kernel == "dq" else (128 if widest == 1 else 64, ROWS)
+
     @property
-    def queries(self) -> int:
-        """Of a tile: what registers leave for S^T and dP^T beside dK and dV."""
-        return 128 if self.qk_pieces == 1 else 64
+    def boxes(self) -> tuple[int, int]:
+        """Queries, and keys, that are copied at once: one size for all kernels, which share tensor maps."""
+        rows, keys = zip(*(self.tile(kernel) for kernel in self.by_wgmma), strict=True)
+        return math.gcd(*rows), math.gcd(*keys)
+
+    @property
+    def dq_tiles(self) -> tuple[int, int]:
+        """Tiles of Q and dO, and of V, in the kernel over queries: the most that fit."""
+        choices = [(2, _STAGES), (1, _STAGES), (1, 1)]
+        return next((pair for pair in choices if sum(self._over_q(_STAGES, *pair).values()) <= _ROOM), (1, 1))
 
     def shared_memory(self, config: Config, kernel: KernelName) -> dict[str, int]:
-        if over_rows(kernel):
+        if kernel not in self.by_wgmma:
             return CudaBackward.shared_memory(self, config, kernel)
         stages, row = config.number("stages"), 2 * PIECE
+        if over_rows(kernel):
+            return self._over_q(stages, *self.dq_tiles)
+        queries, _ = self.tile(kernel)
+        buffers = {
+            "k": self.k_tiles(kernel) * ROWS * self.qk_pieces * row,
+            "v": ROWS * self.v_pieces * row if kernel != "dv" else 0,
+            "q": stages * queries * self.qk_pieces * row,
+            "do": (1 if kernel == "dk" else stages) * queries * self.v_pieces * row,
+            "ds": DS_TILES * queries * ROWS * 2 if self.adds_dq else 0,
+            "staged": 4 * CONSUMERS * self.staged(kernel),
+            "rows": stages * 2 * queries * 4,
+            "barriers": _ALIGNMENT + _BARRIERS,
+        }
+        return {name: size for name, size in buffers.items() if size}
+
+    def k_tiles(self, kernel: KernelName) -> int:
+        """Tiles of K in shared memory of a kernel over keys."""
+        return _K_TILES if kernel == "dkdv" else 1
+
+    def staged(self, kernel: KernelName) -> int:
+        """Bytes through which a warp's results leave; 0: they leave through its rows of K."""
+        if kernel == "dkdv":
+            return _STAGED
+        return 16 * 2 * PIECE * self.v_pieces if kernel == "dv" and self.v_pieces > self.qk_pieces else 0
+
+    def _over_q(self, stages: int, q_tiles: int, v_tiles: int) -> dict[str, int]:
+        """Of the kernel over queries. dq leaves through the tile of Q."""
+        (rows, keys), row = self.tile("dq"), 2 * PIECE
         return {
-            "k": K_TILES * KEYS * self.qk_pieces * row,
-            "v": KEYS * self.v_pieces * row,
-            "q": stages * self.queries * self.qk_pieces * row,
-            "do": stages * self.queries * self.v_pieces * row,
-            **({"ds": DS_TILES * self.queries * KEYS * 2} if self.adds_dq else {}),
-            "staged": 4 * CONSUMERS * STAGED,
-            "rows": stages * 2 * self.queries * 4,
+            "q": q_tiles * rows * self.qk_pieces * row,
+            "do": q_tiles * rows * self.v_pieces * row,
+            "k": stages * keys * self.qk_pieces * row,
+            "v": (stages if v_tiles > 1 else 1) * keys * self.v_pieces * row,
             "barriers": _ALIGNMENT + _BARRIERS,
         }
 
     def registers(self, config: Config, kernel: KernelName) -> dict[str, int]:
-        if over_rows(kernel):
+        if kernel not in self.by_wgmma:
             return CudaBackward.registers(self, config, kernel)
-        scores = self.queries // 2
-        return {
-            "dk": self.layout.d // 2,
-            "dv": self.layout.dv // 2,
-            "s": scores,
-            "dp": scores,
-            **({"dq": DQ_COLUMNS // 2} if self.adds_dq else {}),
+        rows, keys = self.tile(kernel)
+        if over_rows(kernel):
+            return {"dq": self.layout.d // 2, "s": keys // 2, "dp": keys // 2}
+        registers = {
+            "dk": self.layout.d // 2 if kernel != "dv" else 0,
+            "dv": self.layout.dv // 2 if kernel != "dk" else 0,
+            "s": rows // 2,
+            "dp": rows // 2 if kernel != "dv" else 0,
+            "dq": DQ_COLUMNS // 2 if self.adds_dq else 0,
         }
+        return {name: count for name, count in registers.items() if count}
 
 
-def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> Sm90Backward | None:
-    """How the kernels of a schedule lie; None where wgmma does not make dk and dv as they are asked for."""
-    attention = normalise(variant.attention)
-    accumulate = (
-        configs(schedule, "backward", variant)[0]["accumulate.dq"] if "q" in attention.grads else None
+_ROOM = DEVICES["sm_90"].shared_per_block
+
+
+def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
+    """How the kernels of a schedule lie; a `Sm90Backward` where wgmma makes some of them."""
+    plan = plan_cuda_backward(variant, schedule, layout)
+    by_wgmma = frozenset(_by_wgmma(variant, schedule))
+    if not by_wgmma:
+        return plan
+    return Sm90Backward(
+        **{field.name: getattr(plan, field.name) for field in fields(plan)},
+        by_wgmma=by_wgmma,
     )
-    adds_dq = accumulate == "atomic"
-    others = set(attention.grads) - {"q", "k", "v"}
+
+
+def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
+    """The kernels that wgmma makes, as they are asked for."""
+    attention = normalise(variant.attention)
+    grads = set(attention.grads)
+    accumulate = configs(schedule, "backward", variant)[0]["accumulate.dq"] if "q" in grads else None
+    others = grads - {"q", "k", "v"}
+    d, dv = feature(attention.q), feature(attention.v)
+    if not all(isinstance(t.storage, Dense | Ragged) for t in (attention.q, attention.k, attention.v)):
+        return
+    if accumulate == "two_pass" and not others and max(d, dv) <= _WIDEST_OF_ALL:
+        yield "dq"
     # a kernel over queries makes other gradients, but for those of what is loaded of each key
     apart = accumulate == "two_pass" and all(x.along != ("kv",) for x in wanted_loads(attention))
-    d, dv = feature(attention.q), feature(attention.v)
-    if dv > PIECE if d <= PIECE else max(d, dv) > _WIDEST:
-        return None
-    if not all(isinstance(t.storage, Dense) for t in (attention.q, attention.k, attention.v)):
-        return None
-    if attention.lengths or (kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask)):
-        return None
-    if not {"k", "v"} & set(attention.grads) and not adds_dq:
-        return None
-    if (others and not apart) or accumulate == "sequential":
-        return None
-    return Sm90Backward(layout=layout, exchange=False, adds_dq=adds_dq, sums=bool(others))
+    adds_dq = accumulate == "atomic"
+    wide = max(d, dv) > _WIDEST
+    if max(d, dv) > _WIDEST_OF_ALL or (adds_dq and (wide or dv > PIECE >= d)):
+        return
+    if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
+        return
+    if ({"k", "v"} & grads or adds_dq) and (not others or apart) and accumulate != "sequential":
+        yield from ("dv", "dk") if wide else ("dkdv",)
 
 
 def sm90_backward_configs(
     plan: Sm90Backward, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[Config, ...]:
     """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
-    knobs = knobs_of(schedule, "dkdv")
-    sizes = {"tile.q": plan.queries, "tile.kv": KEYS, "warps": WARPS, "stages": 2}
-    left_open = {key: value for key, value in sizes.items() if key not in knobs}
-    found = tuple(config.changed(left_open) for config in configs(schedule, "dkdv", variant))
+    knobs = knobs_of(schedule, phase_of(kernel))
+    tile_q, tile_kv = plan.tile(kernel)
+    sizes: dict[str, Value] = {"tile.q": tile_q, "tile.kv": tile_kv, "warps": WARPS, "stages": _STAGES}
+    order: dict[str, Value] = {"order": "longest_first"} if over_rows(kernel) else {}  # costs nothing
+    left_open = {key: value for key, value in {**sizes, **order}.items() if key not in knobs}
+    found = tuple(config.changed(left_open) for config in configs(schedule, phase_of(kernel), variant))
     candidates = tuple(dict.fromkeys(found))
     reasons = [_misfit(config, plan, kernel) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
@@ -135,9 +201,12 @@ def sm90_backward_configs(
 
 def _misfit(config: Config, plan: Sm90Backward, kernel: KernelName) -> str | None:
     """Why the config cannot run; None if it can."""
+    tile_q, tile_kv = plan.tile(kernel)
+    room = f"what the registers of a head dimension of {max(plan.layout.d, plan.layout.dv)} leave room for"
+    stays = f"{WGMMA_ROWS} for each of {CONSUMERS} warpgroups"
     for key, size, why in (
-        ("tile.q", plan.queries, f"what the registers of a head dimension of {plan.layout.d} leave room for"),
-        ("tile.kv", KEYS, f"{WGMMA_ROWS} for each of {CONSUMERS} warpgroups"),
+        ("tile.q", tile_q, stays if over_rows(kernel) else room),
+        ("tile.kv", tile_kv, room if over_rows(kernel) else stays),
         ("warps", WARPS, f"4 for each of {CONSUMERS} warpgroups that multiply, and 4 that copy"),
     ):
         if config.number(key) != size:
@@ -147,25 +216,37 @@ def _misfit(config: Config, plan: Sm90Backward, kernel: KernelName) -> str | Non
     if config["maxnreg"] != "none":
         return "maxnreg is not for warpgroups, which share registers as they need them"
     shared = plan.shared_memory(config, kernel)
-    room = DEVICES["sm_90"].shared_per_block
-    if sum(shared.values()) > room:
+    if sum(shared.values()) > _ROOM:
         parts = " + ".join(f"{name} {size}" for name, size in shared.items())
-        return f"needs {sum(shared.values())} B of shared memory ({parts}); the limit is {room} B"
+        return f"needs {sum(shared.values())} B of shared memory ({parts}); the limit is {_ROOM} B"
     return None
 
 
 def sm90_backward_estimate(plan: Sm90Backward, config: Config, kernel: KernelName) -> Estimate:
     """What a block takes: shared memory exactly, registers as far as the plan knows."""
     d, dv, stages = plan.qk_pieces * PIECE, plan.v_pieces * PIECE, config["stages"]
+    rows, keys = plan.tile(kernel)
+    q_tiles, v_tiles = plan.dq_tiles
     shapes: Mapping[str, str] = {
-        "k": f"{K_TILES} x {KEYS}x{d}",
-        "v": f"{KEYS}x{dv}",
-        "q": f"{stages} x {plan.queries}x{d}",
-        "do": f"{stages} x {plan.queries}x{dv}",
-        "ds": f"{DS_TILES} x {plan.queries}x{KEYS}",
+        "ds": f"{DS_TILES} x {rows}x{ROWS}",
         "staged": f"{4 * CONSUMERS} warps",
-        "rows": f"{stages} x 2x{plan.queries}",
-        "barriers": "and the number of the tile at hand",
+        "rows": f"{stages} x 2x{rows}",
+        "barriers": "and what is known of tiles",
+        **(
+            {
+                "q": f"{q_tiles} x {rows}x{d}",
+                "do": f"{q_tiles} x {rows}x{dv}",
+                "k": f"{stages} x {keys}x{d}",
+                "v": f"{stages if v_tiles > 1 else 1} x {keys}x{dv}",
+            }
+            if over_rows(kernel)
+            else {
+                "k": f"{plan.k_tiles(kernel)} x {keys}x{d}",
+                "v": f"{keys}x{dv}",
+                "q": f"{stages} x {rows}x{d}",
+                "do": f"{1 if kernel == 'dk' else stages} x {rows}x{dv}",
+            }
+        ),
     }
     return Estimate(
         buffers=tuple(

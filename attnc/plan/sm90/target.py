@@ -20,8 +20,7 @@ from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.sm80 import Sm80
-from attnc.plan.sm80.backward import plan_cuda_backward
-from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
+from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm90.backward import (
     Sm90Backward,
@@ -51,7 +50,6 @@ class Sm90a(Target):
     has_backward: ClassVar = True
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
-    splits_wide: ClassVar = False
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)
@@ -73,7 +71,7 @@ class Sm90a(Target):
     ) -> tuple[Config, ...]:
         if kernel == "forward":
             return (sm90_decode_configs if is_decode(schedule) else sm90_configs)(variant, schedule)
-        if isinstance(layout, Sm90Backward) and not over_rows(kernel):
+        if isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma:
             return sm90_backward_configs(layout, variant, schedule, kernel)
         return _OF_GRADIENTS.configs(variant, schedule, kernel, layout)
 
@@ -83,7 +81,10 @@ class Sm90a(Target):
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
         default = self.configs(variant, schedule)[0]
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
-        return plan_sm90_backward(variant, schedule, layout) or plan_cuda_backward(variant, schedule, layout)
+        return plan_sm90_backward(variant, schedule, layout)
+
+    def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
+        return isinstance(layout, Sm90Backward) and "dk" in layout.by_wgmma
 
     def shared(
         self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
@@ -99,7 +100,7 @@ class Sm90a(Target):
                 return sm90_decode_estimate(layout, config)
             return sm90_estimate(layout, config)
         plan = None if module.backward is None else module.backward.layout
-        if isinstance(plan, Sm90Backward) and not over_rows(kernel):
+        if isinstance(plan, Sm90Backward) and kernel in plan.by_wgmma:
             return sm90_backward_estimate(plan, config, kernel)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 

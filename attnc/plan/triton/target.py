@@ -33,7 +33,9 @@ class Triton(Target):
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
     has_rows_kernel: ClassVar = False
-    splits_wide: ClassVar = True
+
+    def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
+        return wide
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         for knob in knobs_of(schedule, "forward").values():

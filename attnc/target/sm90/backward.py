@@ -1,26 +1,16 @@
-"""The pieces of the text of the Hopper backward kernel that its templates place."""
+"""The pieces of the text of the Hopper kernel for dk and dv that its templates place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Const, Index, Ref, walk
-from attnc.model.tensors import Role
+from attnc.expr.nodes import Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.sm90.backward import (
-    COPY_REGISTERS,
-    DS_TILES,
-    K_TILES,
-    MULTIPLY_REGISTERS,
-    STAGED,
-    Sm90Backward,
-)
+from attnc.plan.sm90.backward import DS_TILES, Sm90Backward
 from attnc.plan.steps import of_a_head
-from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_rows import FinishText
-from attnc.target.sm90.wgmma import wgmma
+from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
 #: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
 #: beyond (measured on an H200).
@@ -30,71 +20,27 @@ _ADDS_FROM_REGISTERS = 64
 FINISH_WARPS, FINISH_PITCH = 8, 8
 
 
-class Sm90Arguments(Arguments):
-    """As for `cuda.sm_80`, behind tensor maps, and with the counter that blocks take tiles from."""
+class Sm90BackwardText(Sm90TileText):
+    """Attribute by attribute what `templates/sm90/backward_dkdv.cu.jinja` and its parts print."""
 
-    def __init__(self, module: Module) -> None:
-        super().__init__(module)
-        self.maps = ("q", "k", "v", "do", *self.as_elements)
-
-    @property
-    def pointers(self) -> list[tuple[str, str]]:
-        return [*super().pointers, ("int", "counter")]
-
-    @property
-    def fields(self) -> Iterator[str]:
-        yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
-        yield from super().fields
-
-
-class Sm90BackwardText(CudaBackwardText):
-    """Attribute by attribute what `templates/sm90/backward_dkdv.cu.jinja` and its parts print; scores, masks
-    and derivatives are as for `cuda.sm_80`.
-    """
-
-    plan: Sm90Backward
-    is_backward, is_decode = True, False
-    stores_by_tma, stores_by_thread = True, False
-    searches_together = False
-    vectors = ()
-    k_tiles, ds_tiles, staged = K_TILES, DS_TILES, STAGED
-    copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
+    ds_tiles = DS_TILES
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
-        self.clears_values = planned.fills_keys
-        self.key_tiles = [self.plan.queries]
+        self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
+        self.k_tiles, self.staged = self.plan.k_tiles(planned.name), self.plan.staged(planned.name)
+        self.do_tiles = "1" if planned.name == "dk" else "STAGES"
+        is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
+        self.clears_values = planned.fills_keys or is_cut
+        unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
+        self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
         self.adds_by_bulk = self.layout.d > _ADDS_FROM_REGISTERS
-        derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
-        self.p_first = not derives and self.kernel.softmax.dropout is None
-
-    @property
-    def value_columns(self) -> int:
-        return self.layout.dv
-
-    def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
-        return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)
-
-    def coordinates(self, name: str, row: str) -> str:
-        """Row, head and batch of a box."""
-        tensor = self.arguments.tensors.by_name[name.removeprefix("d") if name != "do" else "o"]
-        by_query = name in ("q", "do")
-        has_head = tensor.axis(Role.HEAD) is not None and (by_query or self.kernel.kv_head != Const(0))
-        head = ("h" if by_query else self.kv_name) if has_head else "0"
-        return f"{row}, {head}, {'b' if tensor.axis(Role.BATCH) is not None else '0'}"
 
     # -- what changes with the query head, where several share their keys ----------------------------------
 
     @property
     def late_program(self) -> tuple[Statement, ...]:
-        """What is computed anew for each tile of queries."""
         return of_a_head(self.kernel.program) if self.groups else ()
-
-    @property
-    def tile_program(self) -> tuple[Statement, ...]:
-        """What is computed once for a tile of keys."""
-        late = self.late_program
-        return tuple(item for item in self.kernel.program if item not in late)
 
     @property
     def late_fetches(self) -> tuple[Fetch, ...]:
@@ -110,6 +56,22 @@ class Sm90BackwardText(CudaBackwardText):
         nodes = [node for expr in fetch_expressions((fetch,)) for node in walk(expr)]
         by_name = row in names or any(isinstance(node, Ref) and node.name in names for node in nodes)
         return self.groups and (by_name or Index("h") in nodes)
+
+
+class Sm90RowsText(Sm90TileText):
+    """Attribute by attribute what `templates/sm90/backward_dq.cu.jinja` and its parts print."""
+
+    adds_by_bulk = False
+
+    def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
+        super().__init__(module, arguments, planned)
+        self.q_tiles_ahead, v_tiles = self.plan.dq_tiles
+        self.v_tiles_ahead = "STAGES" if v_tiles > 1 else "1"
+
+    @property
+    def clears_values(self) -> bool:
+        """Whether rows of k in a partial tile have to be made zero: TMA does so behind the tensor alone."""
+        return self.kernel.step.kept is not None or "N" in self._made
 
 
 class Sm90FinishText(FinishText):

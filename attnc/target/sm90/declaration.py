@@ -22,7 +22,8 @@ from attnc.target.sm80.declaration import (
     parts_fields,
     share_size,
 )
-from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS, Sm90Arguments
+from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
+from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
 from attnc.target.triton.decode import DecodeText
@@ -98,10 +99,9 @@ class HopperBackward(CudaBackward):
 
     @property
     def maps(self) -> dict[str, str]:
-        config = self.configs[-1]
-        queries, keys, stored = f"{config}.BLOCK_M", f"{config}.BLOCK_N", str(_STORED_ROWS)
-        rows = {"q": queries, "do": queries, "dk": stored, "dv": stored}
-        return {name: rows.get(name, keys) for name in self._arguments.maps}
+        queries, keys = map(str, self._plan.boxes)
+        rows = {"q": queries, "do": queries, "k": keys, "v": keys}
+        return {name: rows.get(name, str(_STORED_ROWS)) for name in self._arguments.maps}
 
     @property
     def size_of_dq(self) -> str:
@@ -127,4 +127,5 @@ class HopperBackward(CudaBackward):
 
     def blocks(self, planned: BackwardKernel) -> str:
         blocks = super().blocks(planned)
-        return blocks if planned.over_q else f"min({blocks}, multiprocessors())"
+        is_persistent = planned.name in self._plan.by_wgmma
+        return f"min({blocks}, multiprocessors())" if is_persistent else blocks

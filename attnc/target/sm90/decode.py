@@ -23,17 +23,13 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     def __init__(self, module: Module, kernel: Kernel, layout: Sm90DecodeLayout) -> None:
         super().__init__(module, kernel, layout)
         self.shares_columns = layout.consumers == 2
+        self.sum_columns = [layout.columns]  # of o, that a warpgroup has
         self.keeps_rest = self.shares_columns and layout.rest > 0
         self.registers, self.blocks = REGISTERS[layout.consumers], BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
         self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
 
     # -- tiles ---------------------------------------------------------------------------------------------
-
-    @property
-    def value_columns(self) -> int:
-        """Of o, that a warpgroup has."""
-        return self.layout.columns
 
     @property
     def parts_of_a_stage(self) -> str:

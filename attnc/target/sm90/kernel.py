@@ -38,14 +38,10 @@ class Sm90Text(BoxText):
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.uses("_bound") and not alone  # who copies is one lane
         self.sequences_are_packed = kernel.grid.sequences is not None
+        self.sum_columns = [layout.dv]  # of what is summed in registers
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
 
     # -- tiles ---------------------------------------------------------------------------------------------
-
-    @property
-    def value_columns(self) -> int:
-        """Of o, that a warpgroup has."""
-        return self.layout.dv
 
     @property
     def row(self) -> str:
@@ -288,18 +284,6 @@ class Sm90Text(BoxText):
         read = self._read_by(self.tests) if self.guard else set()
         read.add(self.rows("k").table)
         return [self.statement(item) for item in self._late if item.name in read]
-
-    @property
-    def sizes(self) -> Iterator[str]:
-        """By who finds tiles: those of the tensors."""
-        yield from self._sizes(())
-
-    @property
-    def sizes_of_tile(self) -> Iterator[str]:
-        """What lengths shorten, for one tile alone: the next one's sequence may be a longer one."""
-        names = [name for name in self.kernel.dims if name in self._made]
-        if names:
-            yield f"int {', '.join(f'{name} = args.{name}' for name in names)};"
 
     def _sizes(self, without: Iterable[str]) -> list[str]:
         names = [name for name in self.kernel.dims if name not in without]

@@ -22,7 +22,8 @@ from attnc.target.sm80.render import (
     render_host,
     tidy_cuda,
 )
-from attnc.target.sm90.backward import Sm90Arguments, Sm90BackwardText, Sm90FinishText
+from attnc.target.sm90.backward import Sm90BackwardText, Sm90FinishText, Sm90RowsText
+from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
@@ -71,15 +72,16 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         RowsText(module, arguments, backward.preprocess): ("cuda/backward_preprocess", frame)
     }
     for planned in backward.kernels:
-        if planned.over_q:
-            sources[CudaBackwardText(module, arguments, planned)] = ("cuda/backward_dq", frame)
-        else:
-            text = Sm90BackwardText(module, arguments, planned)
-            sources[text] = ("sm90/backward_dkdv", "sm90/backward_module")
+        structure = planned.kernel.structure
+        if planned.name not in backward.layout.by_wgmma:
+            sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{structure}", frame)
+            continue
+        made = (Sm90RowsText if planned.over_q else Sm90BackwardText)(module, arguments, planned)
+        sources[made] = (f"sm90/{structure}", "sm90/backward_module")
     if arguments.adds_dq:
         sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
     names = {
-        made.name: f"{module.variant.name}_{template.split('/')[1]}.cu"
+        made.name: f"{module.variant.name}_{_file_of(made, template)}.cu"
         for made, (template, _) in sources.items()
     }
     files = {
@@ -87,3 +89,10 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         for made, (template, frame) in sources.items()
     }
     return HopperBackward(module, arguments, names), files
+
+
+def _file_of(made: CudaFileText, template: str) -> str:
+    """The end of a file's name: a kernel of wgmma over keys is named after what it makes."""
+    if isinstance(made, Sm90BackwardText):
+        return f"backward_{made.planned.name}"
+    return template.split("/")[1]

@@ -111,6 +111,7 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], const u32 (&a)[4], u64 b
                  : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
+
 #endif
 
 // Of barrier `index` of a kind.

@@ -20,27 +20,49 @@
 // ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
+//
+// Blocks stay on their multiprocessors and take tiles of queries from a counter. Of a block, one warp finds tiles and one thread copies by
+// TMA; each of two warpgroups has 64 queries: s = q k^T and dp = do v^T by wgmma, so that ds in registers is the left operand of dq.
 
 // One compilation for each configuration: d64.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
-#define BLOCK_N 64  // keys of a tile
-#define WARPS 4
-#define STAGES 2  // tiles in shared memory of what the inner loop copies
-#define ALIGNED 1  // rows start at multiples of 16 bytes
+#define BLOCK_N 128  // keys of a tile
+#define STAGES 2  // tiles in shared memory of what comes by
 #endif
 
 #define ELEMENT bf16
-#include "sm80.cuh"
+#define LANES_SEARCH
+#include "sm90.cuh"
 
+// Rows of the tile that stays, 64 for each warpgroup that multiplies, and of those that come by.
+constexpr int TILE_ROWS = BLOCK_M, COLUMNS = BLOCK_N;
+constexpr int CONSUMERS = TILE_ROWS / 64, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 64, DV = 64;
-constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys
-constexpr int COLUMNS = BLOCK_N;  // of the scores of a warp
-constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
+constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 of its warp
 constexpr float SCALE = 0.18033688011112042f;  // factor of the raw score in base-2 units
 
+// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
+constexpr int QK_PIECES = 1, V_PIECES = 1;
+constexpr int Q_BOX = 128, K_BOX = 128;  // rows that are copied at once, of queries and of keys
+constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, DO_BYTES = V_PIECES * BLOCK_M * 128;
+constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
+constexpr int Q_TILES = 2, V_TILES = STAGES;  // of Q and dO, and of V; of K there are STAGES
+constexpr int Q_AT = 0, DO_AT = Q_AT + Q_TILES * Q_BYTES, K_AT = DO_AT + Q_TILES * DO_BYTES, V_AT = K_AT + STAGES * K_BYTES;
+// Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
+constexpr int BARRIERS_AT = V_AT + V_TILES * V_BYTES;
+constexpr int RECORDS = 2;  // tiles of queries that are known: that at hand, and the next
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + V_TILES;
+constexpr int RECORDS_AT = BARRIERS_AT + 8 * (V_EMPTY + V_TILES);
+
+// More registers than the launch holds would be waited for for ever.
+constexpr int COPY_REGISTERS = 24, MULTIPLY_REGISTERS = 240;
+static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers");
+static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
+
 struct Args {
-    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
+    TensorMap q_map, k_map, v_map, do_map, dq_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;
@@ -69,251 +91,378 @@ struct Args {
     int B, H, M, N, M_padded, SECTION, KV_SECTION;
 };
 
-// Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8
-// neighbouring rows in different banks: chunk c of row r lies at c ^ (r / (8 / PERIOD) % PERIOD).
-template <int WIDTH>
-constexpr int PERIOD = WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2;
+// What is said of a tile of queries.
+struct Record {
+    int q_lo;  // its first row; negative: there are no more tiles
+    int b, h, hi, full_hi;
+};
 
-// Where chunk `chunk` of row `row` lies, in elements.
-template <int WIDTH>
-__device__ int at(int row, int chunk)
+#ifndef ATTNC_SHIM
+// d += a b, or d = a b, of 128 columns: both in shared memory, b transposed.
+__device__ __forceinline__ void wgmma(float (&d)[16][4], u64 a, u64 b, bool accumulate)
 {
-    return row * WIDTH + (chunk ^ (row / (8 / PERIOD<WIDTH>) & (PERIOD<WIDTH> - 1))) * 8;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+                 "%64, %65, p, 1, 1, 0, 0; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
+                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
-// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-template <int WIDTH>
-__device__ u32 after(u32 first, int chunks)
+// d += a b, or d = a b, of 64 columns: a in registers, b by rows.
+__device__ __forceinline__ void wgmma(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulate)
 {
-    return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+                 "{ %32, %33, %34, %35 }, %36, p, 1, 1, 1; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
-{
-    constexpr int CHUNKS = WIDTH / 8, AT_ONCE = THREADS / CHUNKS;  // rows
-    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    const element* source = from + (first + row) * stride + chunk * 8;
-    if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at<WIDTH>(row + i, chunk), source,
-                           first + row + i < stop && (WIDTH == SIZE || chunk < SIZE / 8));
-}
+#endif
 
-// Rows first .. first + COUNT - 1 of a matrix with SIZE columns, below row `stop`, from a tile in shared memory.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void store_rows(element* to, long long stride, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = SIZE / 8;
-    for (int i = threadIdx.x; i < COUNT * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(to + (first + row) * stride + chunk * 8, tile + at<WIDTH>(row, chunk));
-    }
-}
+// Of barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
-template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
-    const u32 right_first = address(right + at<WIDTH>(column + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int j = 0; j < J; ++j)
-            products[i][j][0] = products[i][j][1] = products[i][j][2] = products[i][j][3] = 0.0f;
-    #pragma unroll
-    for (int d = 0; d < WIDTH / 16; ++d) {
-        u32 a[I][4], b[J / 2][4];
-        #pragma unroll
-        for (int i = 0; i < I; ++i)
-            load_pieces(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            load_pieces(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            #pragma unroll
-            for (int i = 0; i < I; ++i) {
-                multiply_add(products[i][2 * j], a[i], b[j][0], b[j][1]);
-                multiply_add(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
-            }
-    }
-}
-
-// Accumulator pieces rounded to left operands: two neighbouring 8 columns wide ones are one of depth 16.
-template <int I, int N>
-__device__ void to_left(u32 (&left)[I][N][4], const float (&pieces)[I][2 * N][4])
+// A tile of so many rows, a box at a time.
+template <int TILE, int BOX, int PIECES>
+__device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch)
 {
     #pragma unroll
-    for (int i = 0; i < I; ++i)
+    for (int piece = 0; piece < PIECES; ++piece)
         #pragma unroll
-        for (int n = 0; n < N; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                left[i][n][x] = pack(pieces[i][2 * n + x / 2][x % 2 * 2], pieces[i][2 * n + x / 2][x % 2 * 2 + 1]);
+        for (int first = 0; first < TILE; first += BOX)
+            tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
 }
 
-// sums += left right, for 8 J columns from `column` on; `right` is a tile whose rows are the depth. Not WHOLE: some of
-// the columns may be past the last one.
-template <int WIDTH, bool WHOLE, int I, int N, int J>
-__device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], const element* right, int column)
+// products = left right^T: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+template <int DEPTH>
+__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right)
 {
-    const int lane = threadIdx.x % 32;
-    const u32 first = address(right + at<WIDTH>(lane % 16, lane / 16));
     #pragma unroll
-    for (int j = 0; j < J / 2; ++j)
-        if (WHOLE || column + 16 * j < WIDTH)
-            #pragma unroll
-            for (int n = 0; n < N; ++n) {
-                u32 b[4];
-                load_pieces_transposed(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
-                #pragma unroll
-                for (int i = 0; i < I; ++i) {
-                    multiply_add(sums[i][2 * j], left[i][n], b[0], b[1]);
-                    multiply_add(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
-                }
-            }
+    for (int d = 0; d < DEPTH / 16; ++d)
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, d > 0);
+    wgmma_commit();
 }
 
-// Accumulator pieces times `scale` to columns `column` and on of a tile, rounded.
-template <int WIDTH, bool WHOLE, int I, int J>
-__device__ void to_tile(element* tile, int row, int column, const float (&sums)[I][J][4], float scale)
+// sums += left right: `right` is a tile that comes by, whose rows are the depth.
+template <int PIECES>
+__device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
 {
-    const int lane = threadIdx.x % 32;
     #pragma unroll
-    for (int i = 0; i < 2 * I; ++i)
+    for (int m = 0; m < COLUMNS / 16; ++m)
+        wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
+}
+
+// Rounded: pieces of the accumulator of a product are those of a left operand.
+__device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const float (&x)[COLUMNS / 8][4])
+{
+    #pragma unroll
+    for (int m = 0; m < COLUMNS / 16; ++m)
         #pragma unroll
-        for (int j = 0; j < J; ++j)
-            if (WHOLE || column + 8 * j < WIDTH)
-                *(u32*)(tile + at<WIDTH>(row + 8 * i + lane / 4, column / 8 + j) + 2 * (lane % 4)) =
-                    pack(sums[i / 2][j][i % 2 * 2] * scale, sums[i / 2][j][i % 2 * 2 + 1] * scale);
+        for (int i = 0; i < 4; ++i)
+            left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
-// dq of one q tile of one head: the scores once more, so that nothing is added in an order of chance.
-extern "C" __global__ void __launch_bounds__(THREADS) dropout_backward_dq(const __grid_constant__ Args args)
+// A warp: which tiles this block takes, and where their loops begin and end. All lanes compute alike, and search together.
+__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
-    extern __shared__ __align__(128) element shared[];
-    element* const q_tile = shared;  // [BLOCK_M][D]; dq leaves through it
-    element* const do_tile = q_tile + BLOCK_M * D;  // [BLOCK_M][DV]
-    element* const k_tiles = do_tile + BLOCK_M * DV;  // [STAGES][BLOCK_N][D]
-    element* const v_tiles = k_tiles + STAGES * BLOCK_N * D;  // [STAGES][BLOCK_N][DV]
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int first_query = warp * WARP_M;
     const int B = args.B, H = args.H, M = args.M, N = args.N;
-
     // Tiles are walked in sections of heads whose K and V share the L2 cache.
-    const int q_tiles = args.M_padded / BLOCK_M, tile = blockIdx.x;
-    const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
-    const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
-    const int q_lo = rank / heads * BLOCK_M;
-    const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-    const long long first_row = (long long)(b * H + h) * args.M_padded;
-    const float p_value = args.p_ptr[0];
-    const long long seed = args.seed_ptr[0];
-    const element* const K = args.k_ptr + b * args.stride_kb + h * args.stride_kh;
-    const element* const V = args.v_ptr + b * args.stride_vb + h * args.stride_vh;
-    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-    copy_rows<D, D, BLOCK_M>(q_tile, args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm, q_lo, M);
-    copy_rows<DV, DV, BLOCK_M>(do_tile, args.do_ptr + b * args.stride_dob + h * args.stride_doh, args.stride_dom, q_lo, M);
-    if (STAGES == 1)
-        commit_copies();  // else they belong to the first group
-
-    // Row r of a thread is row first_query + 8 * r + g of the tile.
-    int q_idx[ROWS], q_pos[ROWS];
-    float lse2[ROWS], delta[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-        q_idx[r] = q_lo + first_query + 8 * r + g;
-        q_pos[r] = q_idx[r] + N - M;
-        lse2[r] = args.lse2_ptr[first_row + q_idx[r]];
-        delta[r] = args.delta_ptr[first_row + q_idx[r]];
+    // In a section the last rows, which see most keys, come first.
+    const int q_tiles = args.M_padded / BLOCK_M, tiles = q_tiles * (B * H);
+    const bool leads = threadIdx.x % 32 == 0;
+    Ring<RECORDS> at = {0, 1};
+    for (int tile = -1;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
+        __syncwarp();  // a lane that came late would find the next phase but one
+        Record& record = records[at.at];
+        tile = tile < 0 ? blockIdx.x : uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        if (tile >= tiles) {
+            if (leads)
+                record.q_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+            break;
+        }
+        const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
+        const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
+        const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
+        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
+        // causal: which kv tiles are partial, and which are full
+        const int first_pos = q_lo + N - M;
+        const int last_pos = q_hi + N - M;
+        const int hi = last_pos + 1;
+        const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
+        if (leads) {
+            record.q_lo = q_lo;
+            record.b = b;
+            record.h = h;
+            record.hi = hi;
+            record.full_hi = full_hi;
+        }
+        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
     }
-    float dq[WARP_M / 16][D / 8][4] = {};
-
-    // causal: which kv tiles are partial, and which are full
-    const int first_pos = q_lo + N - M;
-    const int last_pos = q_hi + N - M;
-    const int hi = last_pos + 1;
-    const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-    auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
-    int kv_lo = 0, kv_next = kv_lo;
-
-    // Copies run ahead of the loop: each group is a tile of K and one of V.
-    auto copy = [&](int stage) {
-        if (kv_next < hi) {
-            copy_rows<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, K, args.stride_kn, kv_next, N);
-            copy_rows<DV, DV, BLOCK_N>(v_tiles + stage * BLOCK_N * DV, V, args.stride_vn, kv_next, N);
+    if (leads) {
+        __threadfence();
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+            args.counter_ptr[0] = 0;
+            args.counter_ptr[1] = 0;
         }
-        commit_copies();
-        kv_next = next(kv_next);
+    }
+}
+
+// One thread: copies Q and dO of a tile, then K and V, tile by tile, as buffers become free.
+__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+{
+    Ring<RECORDS> at = {0, 0};
+    Ring<Q_TILES> q = {0, 1};
+    Ring<STAGES> k = {0, 1};
+    Ring<V_TILES> v = {0, 1};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record record = records[at.at];
+        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
+        const int q_lo = record.q_lo;
+        if (q_lo < 0)
+            return;
+        const int b = record.b;
+        const int h = record.h;
+        const int hi = record.hi;
+        auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
+        const int kv_start = 0;
+        int kv_lo = kv_start;
+        mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
+        mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + DO_BYTES);
+        load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
+        load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
+        q.step();
+        #pragma unroll 1
+        for (; kv_lo < hi; kv_lo = next(kv_lo)) {
+            mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
+            mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
+            load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h, b);
+            k.step();
+            mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
+            mbarrier_expect(barrier_of(base, V_FULL, v.at), V_BYTES);
+            load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT + v.at * V_BYTES, args.v_map, barrier_of(base, V_FULL, v.at), kv_lo, h, b);
+            v.step();
+        }
+    }
+}
+
+// A warpgroup: dq of 64 queries of each tile. FlashAttention-2, algorithm 2, the scores once more, so that nothing is added in an order
+// of chance.
+__device__ __forceinline__ void multiply_tiles(
+    const Args& args, u32 base, const Record* records, const unsigned char* tiles, int consumer, int warp)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_query = 64 * consumer + 16 * warp;
+    const int H = args.H, M = args.M, N = args.N;
+    float dq[D / 8][4];
+    int leaving = -1;  // the tile of q that the last dq leaves through
+    auto release_q = [&] {
+        if (leaving >= 0) {
+            if (lane == 0)
+                tma_wait_read();
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, leaving), lane == 0);
+            leaving = -1;
+        }
     };
-    for (int stage = 0; stage < STAGES - 1; ++stage)
-        copy(stage);
-    for (int stage = 0; kv_lo < hi; kv_lo = next(kv_lo), stage = (stage + 1) % STAGES) {
-        const element* const k_tile = k_tiles + stage * BLOCK_N * D;
-        const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
-        if (STAGES > 1)
-            wait_copies<STAGES - 2>();
-        __syncthreads();  // the tiles are there, and nobody reads those before any more
-        copy((stage + STAGES - 1) % STAGES);
-        if (STAGES == 1) {
-            wait_copies<0>();
-            __syncthreads();  // now they are there
-        }
+    Ring<RECORDS> at = {0, 0};
+    Ring<Q_TILES> q = {0, 0};
+    Ring<STAGES> k = {0, 0};
+    Ring<V_TILES> v = {0, 0};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record& record = records[at.at];
+        const int q_lo = uniform(record.q_lo);
+        if (q_lo < 0)
+            break;
+        const int b = uniform(record.b);
+        const int h = uniform(record.h);
+        const int hi = uniform(record.hi);
+        const int full_hi = uniform(record.full_hi);
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        const float p_value = args.p_ptr[0];
+        const long long seed = args.seed_ptr[0];
+        const long long first_row = (long long)(b * H + h) * args.M_padded;
 
-        float scores[WARP_M / 16][COLUMNS / 8][4], gradients[WARP_M / 16][COLUMNS / 8][4];
-        multiply_rows<D>(scores, q_tile, first_query, k_tile, 0);
-        multiply_rows<DV>(gradients, do_tile, first_query, v_tile, 0);
-        u32 kept[ROWS] = {};
-        for (int r = 0; r < ROWS; ++r)
-            for (int j = 0; j < COLUMNS / 8; ++j)
-                kept[r] |= (draw_four(p_value, seed, b, h, q_idx[r], kv_lo + 8 * j + 2 * t) >> (2 * t & 2) & 3) << 2 * j;
-        const float keep_scale = p_value < 1.0f ? 1.0f / (1.0f - p_value) : 0.0f;
+        // Row r of a thread is row first_query + 8 * r + g of the tile.
+        int q_idx[ROWS], q_pos[ROWS];
+        float lse2[ROWS], delta[ROWS];
         #pragma unroll
-        for (int j = 0; j < COLUMNS / 8; ++j) {
-            #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                #pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    float& s = scores[r / 2][j][r % 2 * 2 + c];
-                    float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                    const float p = exp2_(s * SCALE - lse2[r]);
-                    const bool keep = kept[r] >> (2 * j + c) & 1;
-                    dp = keep ? dp * keep_scale : 0.0f;
-                    const float ds = p * (dp - delta[r]);
-                    s = keep ? p * keep_scale : 0.0f;
-                    dp = ds;
-                }
-            }
+        for (int r = 0; r < ROWS; ++r) {
+            q_idx[r] = q_lo + first_query + 8 * r + g;
+            q_pos[r] = q_idx[r] + N - M;
+            lse2[r] = args.lse2_ptr[first_row + q_idx[r]];
+            delta[r] = args.delta_ptr[first_row + q_idx[r]];
         }
-        if (kv_lo >= full_hi) {
-            branch();  // not selects in every tile
-            // dropout.attn:10  mask = causal
+        #pragma unroll
+        for (int j = 0; j < D / 8; ++j)
+            dq[j][0] = dq[j][1] = dq[j][2] = dq[j][3] = 0.0f;
+        pin(dq);
+        auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
+        const int kv_start = 0;
+        int kv_lo = kv_start;
+        const u64 q_rows = wgmma_descriptor(base + Q_AT + q.at * Q_BYTES + consumer * 64 * 128, 16, 1024);
+        const u64 do_rows = wgmma_descriptor(base + DO_AT + q.at * DO_BYTES + consumer * 64 * 128, 16, 1024);
+
+        // One tile of keys.
+        auto step = [&](int kv_lo) {
+            const u32 k_tile = base + K_AT + k.at * K_BYTES;
+            u32 kept[ROWS] = {};
+            {
+                const u32 least = least_kept(p_value);
+                // Two lanes share four neighbouring elements of two rows: each draws for one row, and shows the other.
+                #pragma unroll 4
+                for (int j = 0; j < COLUMNS / 8; ++j) {
+                    const u32 mine = keep_four(least, seed, b, h, q_idx[0] + 8 * (t & 1), kv_lo + 8 * j + 4 * (t / 2));
+                    const u32 other = from_lane(mine, 1), first = t & 1 ? 2 : 0;
+                    kept[0] |= ((t & 1 ? other : mine) >> first & 3) << 2 * j;
+                    kept[1] |= ((t & 1 ? mine : other) >> first & 3) << 2 * j;
+                }
+                for (int r = 0; r < ROWS; ++r)
+                    settle(kept[r]);
+            }
+            float scores[1][BLOCK_N / 8][4], gradients[1][BLOCK_N / 8][4];
+            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            wgmma_fence();
+            multiply_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
+            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+            wgmma_fence();
+            multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024));
+            wgmma_wait<0>();
+            pin(scores[0]);
+            pin(gradients[0]);
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
+            v.step();
+            const float keep_scale = p_value < 1.0f ? 1.0f / (1.0f - p_value) : 0.0f;
             #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; ++j)
+            for (int j = 0; j < COLUMNS / 8; ++j) {
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int kv_idx = kv_lo + 8 * j + 2 * t + c;
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        if (!(kv_idx <= q_pos[r]))
-                            scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                        float& s = scores[r / 2][j][r % 2 * 2 + c];
+                        float& dp = gradients[r / 2][j][r % 2 * 2 + c];
+                        const float p = exp2_(s * SCALE - lse2[r]);
+                        const bool keep = kept[r] >> (2 * j + c) & 1;
+                        dp = keep ? dp * keep_scale : 0.0f;
+                        const float ds = p * (dp - delta[r]);
+                        s = keep ? p * keep_scale : 0.0f;
+                        dp = ds;
                     }
                 }
-        }
+            }
+            if (kv_lo >= full_hi) {
+                branch();  // not selects in every tile
+                // dropout.attn:10  mask = causal
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
+                    #pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        const int kv_idx = kv_lo + 8 * j + 2 * t + c;
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r) {
+                            if (!(kv_idx <= q_pos[r]))
+                                scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                        }
+                    }
+            }
+            u32 left[BLOCK_N / 16][4];
+            to_left(left, gradients[0]);
+            pin(left);
+            wgmma_fence();
+            add_product(dq, left, wgmma_descriptor(k_tile, BLOCK_N * 128, 1024));
+            wgmma_commit();
+            wgmma_wait<0>();
+            pin(dq);
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
+            k.step();
+        };
 
-        u32 left[WARP_M / 16][COLUMNS / 16][4];
-        to_left(left, gradients);
-        add_product<D, true>(dq, left, k_tile, 0);
+        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+        #pragma unroll 1
+        for (; kv_lo < hi; kv_lo = next(kv_lo)) {
+            step(kv_lo);
+            if (Q_TILES > 1)
+                release_q();
+        }
+        if (Q_TILES > 1)
+            release_q();
+
+        // dq: each warp stores its own 16 rows, through those of q.
+        warpgroups_meet(2 + consumer, 128);  // the warpgroup has read them
+        const int staged = Q_AT + q.at * Q_BYTES + first_query * 128;
+        #pragma unroll
+        for (int j = 0; j < D / 8; j += 2)
+            store_pieces(base + staged + j / 8 * BLOCK_M * 128 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                         pack(dq[j][0] * 0.125f, dq[j][1] * 0.125f), pack(dq[j][2] * 0.125f, dq[j][3] * 0.125f),
+                         pack(dq[j + 1][0] * 0.125f, dq[j + 1][1] * 0.125f), pack(dq[j + 1][2] * 0.125f, dq[j + 1][3] * 0.125f));
+        proxy_fence();
+        __syncwarp();
+        if (lane == 0) {
+            #pragma unroll
+            for (int piece = 0; piece < QK_PIECES; ++piece)
+                tma_store(args.dq_map, base + staged + piece * BLOCK_M * 128, 64 * piece, q_lo + first_query, h, b);
+            tma_commit();
+        }
+        leaving = q.at;
+        q.step();
+        if (Q_TILES == 1)
+            release_q();
     }
-    wait_copies<0>();
-    __syncthreads();  // q_tile is free
-    to_tile<D, true>(q_tile, first_query, 0, dq, 0.125f);
+    if (lane == 0)
+        tma_wait();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dropout_backward_dq(const __grid_constant__ Args args)
+{
+    extern __shared__ unsigned char shared[];
+    const u32 base = (address(shared) + 1023) & ~1023u;
+    unsigned char* const tiles = shared + (base - address(shared));
+    Record* const records = (Record*)(tiles + RECORDS_AT);
+    const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RECORDS; ++i) {
+            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
+            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+        }
+        for (int i = 0; i < Q_TILES; ++i) {
+            mbarrier_init(barrier_of(base, Q_FULL, i), 1);
+            mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < STAGES; ++i) {
+            mbarrier_init(barrier_of(base, K_FULL, i), 1);
+            mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < V_TILES; ++i) {
+            mbarrier_init(barrier_of(base, V_FULL, i), 1);
+            mbarrier_init(barrier_of(base, V_EMPTY, i), 4 * CONSUMERS);
+        }
+        mbarrier_fence();
+    }
     __syncthreads();
-    store_rows<D, D, BLOCK_M>(args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh, args.stride_dqm, q_tile, q_lo, M);
+
+    if (warpgroup == 0) {
+        warpgroup_give_registers<COPY_REGISTERS>();
+        if (threadIdx.x == 0) {
+            tma_prefetch(args.q_map);
+            tma_prefetch(args.k_map);
+            tma_prefetch(args.v_map);
+            tma_prefetch(args.do_map);
+            copy_tiles(args, base, records);
+        } else if (warp == 1) {
+            find_tiles(args, base, records);
+        }
+    } else {
+        warpgroup_take_registers<MULTIPLY_REGISTERS>();
+        multiply_tiles(args, base, records, tiles, warpgroup - 1, warp);
+    }
 }

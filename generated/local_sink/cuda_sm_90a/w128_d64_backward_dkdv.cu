@@ -20,44 +20,50 @@
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Blocks stay on their multiprocessors and take tiles of keys from a counter. Of a block, one thread copies by TMA, and each of two
-// warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are left operands of
-// dv and dk.
+// Blocks stay on their multiprocessors and take tiles of keys from a counter. Of a block, one warp finds tiles and one thread copies by TMA;
+// each of two warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are left
+// operands of dv and dk.
 
 // One compilation for each configuration: w128_d64.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
-#define BLOCK_N 128  // keys of a tile, 64 for each warpgroup that multiplies
-#define STAGES 2  // tiles of Q and of dO in shared memory
+#define BLOCK_N 128  // keys of a tile
+#define STAGES 2  // tiles in shared memory of what comes by
 #endif
 
 #define ELEMENT bf16
+#define LANES_SEARCH
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = BLOCK_N / 64, THREADS = 128 * (CONSUMERS + 1);
+// Rows of the tile that stays, 64 for each warpgroup that multiplies, and of those that come by.
+constexpr int TILE_ROWS = BLOCK_N, COLUMNS = BLOCK_M;
+constexpr int CONSUMERS = TILE_ROWS / 64, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 64, DV = 64;
-constexpr int ROWS = 2, COLUMNS = BLOCK_M;  // of a thread's scores: keys 8 * r + lane / 4 of its warp, and all queries of a tile
+constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 of its warp
 constexpr float SCALE = 72.13475204444816f;  // factor of the raw score in base-2 units
 
 // Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
 constexpr int QK_PIECES = 1, V_PIECES = 1;
-constexpr int K_TILES = 2;
-constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
+constexpr int Q_BOX = 128, K_BOX = 128;  // rows that are copied at once, of queries and of keys
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, DO_BYTES = V_PIECES * BLOCK_M * 128;
+constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
+constexpr int K_TILES = 2, DO_TILES = STAGES;
 constexpr int STAGED = 4096;  // bytes through which a warp's results leave
 constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES;
-constexpr int STAGED_AT = DO_AT + STAGES * DO_BYTES;
+constexpr int STAGED_AT = DO_AT + DO_TILES * DO_BYTES;
 constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
-// Behind them the barriers, and the number of the tile at hand. FULL: it can be read; EMPTY: nobody reads it any more.
+// Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
-constexpr int TILE_FULL = 0, TILE_EMPTY = 1, V_FULL = 2, V_EMPTY = 3, K_FULL = 4, K_EMPTY = K_FULL + K_TILES;
-constexpr int Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES, DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + STAGES;
-constexpr int TILE_AT = BARRIERS_AT + 8 * (DO_EMPTY + STAGES);
+constexpr int RECORDS = 2;  // tiles of keys that are known: that at hand, and the next
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
+constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
+constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
+constexpr int RECORDS_AT = BARRIERS_AT + 8 * (DO_EMPTY + DO_TILES);
 
 // More registers than the launch holds would be waited for for ever.
 constexpr int COPY_REGISTERS = 24, MULTIPLY_REGISTERS = 240;
 static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers");
-static_assert(BLOCK_N == 128 && BLOCK_M * QK_PIECES == 128 && STAGES >= 2, "tiles");
+static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
 
 struct Args {
     TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
@@ -90,6 +96,12 @@ struct Args {
     int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION;
 };
 
+// What is said of a tile of keys.
+struct Record {
+    int kv_lo;  // its first row; negative: there are no more tiles
+    int b, h_kv, lo, hi, full_lo, full_hi;
+};
+
 #ifndef ATTNC_SHIM
 // d += a b, or d = a b, of 128 columns: both in shared memory, b transposed.
 __device__ __forceinline__ void wgmma(float (&d)[16][4], u64 a, u64 b, bool accumulate)
@@ -117,141 +129,71 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], const u32 (&a)[4], u64 b
                  : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
+
 #endif
 
 // Of barrier `index` of a kind.
 __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// products = left right^T: 64 rows of a tile of BLOCK_N rows times a tile of BLOCK_M rows, DEPTH columns of both.
+// A tile of so many rows, a box at a time.
+template <int TILE, int BOX, int PIECES>
+__device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch)
+{
+    #pragma unroll
+    for (int piece = 0; piece < PIECES; ++piece)
+        #pragma unroll
+        for (int first = 0; first < TILE; first += BOX)
+            tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
+}
+
+// products = left right^T: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
 template <int DEPTH>
-__device__ __forceinline__ void multiply_rows(float (&products)[BLOCK_M / 8][4], u64 left, u64 right)
+__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right)
 {
     #pragma unroll
     for (int d = 0; d < DEPTH / 16; ++d)
-        wgmma(products, left + (d / 4 * BLOCK_N * 128 + d % 4 * 32) / 16, right + (d / 4 * BLOCK_M * 128 + d % 4 * 32) / 16, d > 0);
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, d > 0);
     wgmma_commit();
 }
 
-// sums += left right: `right` is a tile whose BLOCK_M rows are the depth.
+// sums += left right: `right` is a tile that comes by, whose rows are the depth.
 template <int PIECES>
-__device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 (&left)[BLOCK_M / 16][4], u64 right)
+__device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
 {
     #pragma unroll
-    for (int m = 0; m < BLOCK_M / 16; ++m)
+    for (int m = 0; m < COLUMNS / 16; ++m)
         wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
 // Rounded: pieces of the accumulator of a product are those of a left operand.
-__device__ __forceinline__ void to_left(u32 (&left)[BLOCK_M / 16][4], const float (&x)[BLOCK_M / 8][4])
+__device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const float (&x)[COLUMNS / 8][4])
 {
     #pragma unroll
-    for (int m = 0; m < BLOCK_M / 16; ++m)
+    for (int m = 0; m < COLUMNS / 16; ++m)
         #pragma unroll
         for (int i = 0; i < 4; ++i)
             left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
-// One thread: takes tiles from the counter, says which, and copies K, V, and tiles of Q and dO as buffers become free.
-__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, volatile int* number)
+// A warp: which tiles this block takes, and where their loops begin and end. All lanes compute alike, and search together.
+__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
-    const int B = args.B, H = args.H, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
+    const int B = args.B, M = args.M, N = args.N, Hkv = args.Hkv;
+    // Tiles are walked in sections of heads whose q and do share the L2 cache.
     const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * Hkv);
-    Ring<1> at = {0, 1}, v = {0, 1};
-    Ring<K_TILES> k = {0, 1};
-    Ring<STAGES> q = {0, 1};
-    for (int tile = blockIdx.x;; at.step()) {
-        mbarrier_wait(barrier_of(base, TILE_EMPTY, 0), at.parity);
-        *number = tile < tiles ? tile : -1;
-        mbarrier_arrive(barrier_of(base, TILE_FULL, 0));
-        if (tile >= tiles)
+    const bool leads = threadIdx.x % 32 == 0;
+    Ring<RECORDS> at = {0, 1};
+    for (int tile = -1;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
+        __syncwarp();  // a lane that came late would find the next phase but one
+        Record& record = records[at.at];
+        tile = tile < 0 ? blockIdx.x : uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        if (tile >= tiles) {
+            if (leads)
+                record.kv_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
-        // Tiles are walked in sections of KV heads whose q and do share the L2 cache.
-        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
-        const int heads = min(args.KV_SECTION, B * Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
-        const int kv_lo = rank / heads * BLOCK_N;
-        const int b = (first_head + rank % heads) / Hkv, h_kv = (first_head + rank % heads) % Hkv;
-        const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
-        // window(W, 0): which q tiles are partial, and which are full
-        const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
-        const int hi = min(kv_hi + M - N + 129, M);
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_first = lo;
-        int q_lo = q_first;
-        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
-        int h = h_kv * G;
-        tile = gridDim.x + atomicAdd(args.counter_ptr, 1);
-        if (q_lo >= hi)
-            continue;
-        // K of this tile arrives while the one before is still at work.
-        mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-        mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
-        #pragma unroll
-        for (int piece = 0; piece < QK_PIECES; ++piece)
-            tma_load(base + K_AT + k.at * K_BYTES + piece * BLOCK_N * 128, args.k_map, barrier_of(base, K_FULL, k.at), 64 * piece,
-                     kv_lo, h_kv, b);
-        k.step();
-        bool first = true;
-        #pragma unroll 1
-        while (q_lo < hi) {
-            const int q_next = next(q_lo);
-            const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
-            mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);
-            #pragma unroll
-            for (int piece = 0; piece < QK_PIECES; ++piece)
-                tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
-                         q_lo, h, b);
-            bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
-            mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES + BLOCK_M * 4);
-            #pragma unroll
-            for (int piece = 0; piece < V_PIECES; ++piece)
-                tma_load(base + DO_AT + q.at * DO_BYTES + piece * BLOCK_M * 128, args.do_map, barrier_of(base, DO_FULL, q.at), 64 * piece,
-                         q_lo, h, b);
-            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, DO_FULL, q.at));
-            q.step();
-            if (first) {
-                mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
-                mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
-                #pragma unroll
-                for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_load(base + V_AT + piece * BLOCK_N * 128, args.v_map, barrier_of(base, V_FULL, 0), 64 * piece,
-                             kv_lo, h_kv, b);
-                v.step();
-                first = false;
-            }
-            q_lo = q_next;
-            if (q_lo >= hi && h < h_last) {
-                ++h;
-                q_lo = q_first;
-            }
         }
-    }
-    __threadfence();
-    if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
-        args.counter_ptr[0] = 0;
-        args.counter_ptr[1] = 0;
-    }
-}
-
-// A warpgroup: dk and dv of 64 keys of each tile. FlashAttention-2, algorithm 2.
-__device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsigned char* tiles, int consumer, int warp)
-{
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
-    const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
-    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N;
-    const u32 staged = base + STAGED_AT + (4 * consumer + warp) * STAGED;
-    float dk[D / 8][4], dv[DV / 8][4];
-    Ring<1> at = {0, 0}, v = {0, 0};
-    Ring<K_TILES> k = {0, 0};
-    Ring<STAGES> q = {0, 0};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, TILE_FULL, 0), at.parity);
-        const int tile = uniform(*(volatile int*)(tiles + TILE_AT));
-        mbarrier_arrive_if(barrier_of(base, TILE_EMPTY, 0), lane == 0);
-        if (tile < 0)
-            break;
-        // Tiles are walked in sections of KV heads whose q and do share the L2 cache.
         const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
         const int heads = min(args.KV_SECTION, B * Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
         const int kv_lo = rank / heads * BLOCK_N;
@@ -262,9 +204,115 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
         const int hi = min(kv_hi + M - N + 129, M);
         const int full_lo = max(kv_hi + M - N, 0);
         const int full_hi = min(kv_lo + M - N + 129, M);
+        if (leads) {
+            record.kv_lo = kv_lo;
+            record.b = b;
+            record.h_kv = h_kv;
+            record.lo = lo;
+            record.hi = hi;
+            record.full_lo = full_lo;
+            record.full_hi = full_hi;
+        }
+        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+    }
+    if (leads) {
+        __threadfence();
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+            args.counter_ptr[0] = 0;
+            args.counter_ptr[1] = 0;
+        }
+    }
+}
+
+// One thread: copies K and V of a tile, and tiles of Q and dO, as buffers become free.
+__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+{
+    const int H = args.H, G = args.G;
+    Ring<RECORDS> at = {0, 0};
+    Ring<K_TILES> k = {0, 1};
+    Ring<1> v = {0, 1};
+    Ring<STAGES> q = {0, 1};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record record = records[at.at];
+        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
+        const int kv_lo = record.kv_lo;
+        if (kv_lo < 0)
+            return;
+        const int b = record.b;
+        const int h_kv = record.h_kv;
+        const int lo = record.lo;
+        const int hi = record.hi;
         auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_first = lo;
-        int q_lo = q_first;
+        const int q_start = lo;
+        int q_lo = q_start;
+        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        int h = h_kv * G;
+        if (q_lo >= hi)
+            continue;
+        // K of this tile arrives while the one before is still at work.
+        mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
+        mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
+        load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h_kv, b);
+        k.step();
+        bool first = true;
+        #pragma unroll 1
+        while (q_lo < hi) {
+            const int q_next = next(q_lo);
+            const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
+            mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
+            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);
+            load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
+            bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
+            mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
+            mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES + BLOCK_M * 4);
+            load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
+            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, DO_FULL, q.at));
+            q.step();
+            if (first) {
+                mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
+                mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
+                load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), kv_lo, h_kv, b);
+                v.step();
+                first = false;
+            }
+            q_lo = q_next;
+            if (q_lo >= hi && h < h_last) {
+                ++h;
+                q_lo = q_start;
+            }
+        }
+    }
+}
+
+// A warpgroup: dk and dv of 64 keys of each tile. FlashAttention-2, algorithm 2.
+__device__ __forceinline__ void multiply_tiles(
+    const Args& args, u32 base, const Record* records, unsigned char* tiles, int consumer, int warp)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
+    const int G = args.G, M = args.M, N = args.N;
+    float dk[D / 8][4];
+    float dv[DV / 8][4];
+    Ring<RECORDS> at = {0, 0};
+    Ring<K_TILES> k = {0, 0};
+    Ring<1> v = {0, 0};
+    Ring<STAGES> q = {0, 0};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record& record = records[at.at];
+        const int kv_lo = uniform(record.kv_lo);
+        if (kv_lo < 0)
+            break;
+        const int b = uniform(record.b);
+        const int h_kv = uniform(record.h_kv);
+        const int lo = uniform(record.lo);
+        const int hi = uniform(record.hi);
+        const int full_lo = uniform(record.full_lo);
+        const int full_hi = uniform(record.full_hi);
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_start = lo;
+        int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
 
@@ -275,10 +323,10 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
         #pragma unroll
         for (int j = 0; j < D / 8; ++j)
             dk[j][0] = dk[j][1] = dk[j][2] = dk[j][3] = 0.0f;
+        pin(dk);
         #pragma unroll
         for (int j = 0; j < DV / 8; ++j)
             dv[j][0] = dv[j][1] = dv[j][2] = dv[j][3] = 0.0f;
-        pin(dk);
         pin(dv);
 
         const u64 k_rows = wgmma_descriptor(base + K_AT + k.at * K_BYTES + consumer * 64 * 128, 16, 1024);
@@ -337,8 +385,10 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
                         }
                     }
             }
-            u32 left_p[BLOCK_M / 16][4], left_ds[BLOCK_M / 16][4];  // rounded only now: p needs no second set of registers
+            // Rounded only now: p needs no second set of registers.
+            u32 left_p[BLOCK_M / 16][4];
             to_left(left_p, scores[0]);
+            u32 left_ds[BLOCK_M / 16][4];
             to_left(left_ds, gradients[0]);
             pin(left_p);
             pin(left_ds);
@@ -362,23 +412,24 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
                 q_lo = q_next;
                 if (q_lo >= hi && h < h_last) {
                     ++h;
-                    q_lo = q_first;
+                    q_lo = q_start;
                 }
             }
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
+            k.step();
             pin(dk);
             pin(dv);
-            k.step();
             v.step();
         }
 
+        const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
         // dv: each warp stores its own 16 keys.
         if (lane == 0)
             tma_wait_read();
         __syncwarp();
         #pragma unroll
         for (int j = 0; j < DV / 8; j += 2)
-            store_pieces(staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
                          pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
                          pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
         proxy_fence();
@@ -386,7 +437,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
         if (lane == 0) {
             #pragma unroll
             for (int piece = 0; piece < V_PIECES; ++piece)
-                tma_store(args.dv_map, staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
+                tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
             tma_commit();
         }
         // dk: each warp stores its own 16 keys.
@@ -395,7 +446,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
         __syncwarp();
         #pragma unroll
         for (int j = 0; j < D / 8; j += 2)
-            store_pieces(staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
                          pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
                          pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f), pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
         proxy_fence();
@@ -403,7 +454,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, unsig
         if (lane == 0) {
             #pragma unroll
             for (int piece = 0; piece < QK_PIECES; ++piece)
-                tma_store(args.dk_map, staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
+                tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
             tma_commit();
         }
     }
@@ -416,10 +467,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) local_sink_backward_dkd
     extern __shared__ unsigned char shared[];
     const u32 base = (address(shared) + 1023) & ~1023u;
     unsigned char* const tiles = shared + (base - address(shared));
+    Record* const records = (Record*)(tiles + RECORDS_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
-        mbarrier_init(barrier_of(base, TILE_FULL, 0), 1);
-        mbarrier_init(barrier_of(base, TILE_EMPTY, 0), 4 * CONSUMERS);  // a warp arrives by one lane
+        for (int i = 0; i < RECORDS; ++i) {
+            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
+            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+        }
         mbarrier_init(barrier_of(base, V_FULL, 0), 1);
         mbarrier_init(barrier_of(base, V_EMPTY, 0), 4 * CONSUMERS);
         for (int i = 0; i < K_TILES; ++i) {
@@ -429,6 +483,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) local_sink_backward_dkd
         for (int i = 0; i < STAGES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < DO_TILES; ++i) {
             mbarrier_init(barrier_of(base, DO_FULL, i), 1);
             mbarrier_init(barrier_of(base, DO_EMPTY, i), 4 * CONSUMERS);
         }
@@ -443,10 +499,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) local_sink_backward_dkd
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
             tma_prefetch(args.do_map);
-            copy_tiles(args, base, (volatile int*)(tiles + TILE_AT));
+            copy_tiles(args, base, records);
+        } else if (warp == 1) {
+            find_tiles(args, base, records);
         }
     } else {
         warpgroup_take_registers<MULTIPLY_REGISTERS>();
-        multiply_tiles(args, base, tiles, warpgroup - 1, warp);
+        multiply_tiles(args, base, records, tiles, warpgroup - 1, warp);
     }
 }

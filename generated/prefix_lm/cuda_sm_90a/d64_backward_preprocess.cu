@@ -22,7 +22,7 @@
 // One compilation for each configuration: d64.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
-#define BLOCK_N 64  // keys of a tile
+#define BLOCK_N 128  // keys of a tile
 #define WARPS 4
 #define STAGES 1  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes
@@ -35,7 +35,7 @@ constexpr int DV = 64;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
-    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
+    TensorMap q_map, k_map, v_map, do_map, dq_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;

@@ -114,6 +114,7 @@ __device__ __forceinline__ void wgmma(float (&d)[32][4], const u32 (&a)[4], u64 
                    WGMMA_PIECE(24), WGMMA_PIECE(25), WGMMA_PIECE(26), WGMMA_PIECE(27), WGMMA_PIECE(28), WGMMA_PIECE(29), WGMMA_PIECE(30), WGMMA_PIECE(31)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
+
 #endif
 
 // Of barrier `index` of a kind.

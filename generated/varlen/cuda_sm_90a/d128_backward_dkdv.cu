@@ -20,30 +20,54 @@
 // ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
+//
+// Blocks stay on their multiprocessors and take tiles of keys from a counter. Of a block, one warp finds tiles and one thread copies by TMA;
+// each of two warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are left
+// operands of dv and dk.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
-#define BLOCK_N 64  // keys of a tile
-#define WARPS 4
-#define STAGES 2  // tiles in shared memory of what the inner loop copies
-#define ALIGNED 1  // rows start at multiples of 16 bytes
+#define BLOCK_N 128  // keys of a tile
+#define STAGES 2  // tiles in shared memory of what comes by
 #endif
 
 #define ELEMENT bf16
-#include "sm80.cuh"
+#define LANES_SEARCH
+#include "sm90.cuh"
 
+// Rows of the tile that stays, 64 for each warpgroup that multiplies, and of those that come by.
+constexpr int TILE_ROWS = BLOCK_N, COLUMNS = BLOCK_M;
+constexpr int CONSUMERS = TILE_ROWS / 64, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 128, DV = 128;
-constexpr int WARP_N = 32;  // keys of a warp: PARTS warps share them
-constexpr int PARTS = WARPS * WARP_N / BLOCK_N;
-constexpr int COLUMNS = BLOCK_M / PARTS;  // queries of the scores of a warp
-constexpr int D_COLUMNS = (D / 16 + PARTS - 1) / PARTS * 16;  // of dk, for each
-constexpr int DV_COLUMNS = (DV / 16 + PARTS - 1) / PARTS * 16;  // of dv
-constexpr bool WHOLE_D = D_COLUMNS * PARTS == D, WHOLE_DV = DV_COLUMNS * PARTS == DV;
-constexpr int ROWS = WARP_N / 8;  // rows of a thread: 8 * r + lane / 4
+constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 of its warp
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
 
+// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
+constexpr int QK_PIECES = 2, V_PIECES = 2;
+constexpr int Q_BOX = 64, K_BOX = 32;  // rows that are copied at once, of queries and of keys
+constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, DO_BYTES = V_PIECES * BLOCK_M * 128;
+constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
+constexpr int K_TILES = 2, DO_TILES = STAGES;
+constexpr int STAGED = 4096;  // bytes through which a warp's results leave
+constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES;
+constexpr int STAGED_AT = DO_AT + DO_TILES * DO_BYTES;
+constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
+// Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
+constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
+constexpr int RECORDS = 2;  // tiles of keys that are known: that at hand, and the next
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
+constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
+constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
+constexpr int RECORDS_AT = BARRIERS_AT + 8 * (DO_EMPTY + DO_TILES);
+
+// More registers than the launch holds would be waited for for ever.
+constexpr int COPY_REGISTERS = 24, MULTIPLY_REGISTERS = 240;
+static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers");
+static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
+
 struct Args {
+    TensorMap q_map, k_map, v_map, do_map, dq_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;
@@ -58,6 +82,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    int* counter_ptr;
     long long stride_qm, stride_qh;
     long long stride_kn, stride_kh;
     long long stride_vn, stride_vh;
@@ -73,307 +98,468 @@ struct Args {
     int B, H, G, T, Hkv, S, M_padded, ROW_TILE, SECTION, KV_SECTION;
 };
 
-// Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8
-// neighbouring rows in different banks: chunk c of row r lies at c ^ (r / (8 / PERIOD) % PERIOD).
-template <int WIDTH>
-constexpr int PERIOD = WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2;
+// What is said of a tile of keys.
+struct Record {
+    int kv_lo;  // its first row; negative: there are no more tiles
+    int b, h_kv, q_first, k_first, M, N, lo, full_lo;
+};
 
-// Where chunk `chunk` of row `row` lies, in elements.
-template <int WIDTH>
-__device__ int at(int row, int chunk)
+#ifndef ATTNC_SHIM
+// d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
+__device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accumulate)
 {
-    return row * WIDTH + (chunk ^ (row / (8 / PERIOD<WIDTH>) & (PERIOD<WIDTH> - 1))) * 8;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+                 "%32, %33, p, 1, 1, 0, 0; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
-// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-template <int WIDTH>
-__device__ u32 after(u32 first, int chunks)
+// d += a b, or d = a b, of 128 columns: a in registers, b by rows.
+__device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulate)
 {
-    return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+                 "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
+                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
-{
-    constexpr int CHUNKS = WIDTH / 8, AT_ONCE = THREADS / CHUNKS;  // rows
-    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    const element* source = from + (first + row) * stride + chunk * 8;
-    if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at<WIDTH>(row + i, chunk), source,
-                           first + row + i < stop && (WIDTH == SIZE || chunk < SIZE / 8));
-}
+#endif
 
-// Rows first .. first + COUNT - 1 of a matrix with SIZE columns, below row `stop`, from a tile in shared memory.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void store_rows(element* to, long long stride, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = SIZE / 8;
-    for (int i = threadIdx.x; i < COUNT * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(to + (first + row) * stride + chunk * 8, tile + at<WIDTH>(row, chunk));
-    }
-}
+// Of barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
-template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
-    const u32 right_first = address(right + at<WIDTH>(column + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int j = 0; j < J; ++j)
-            products[i][j][0] = products[i][j][1] = products[i][j][2] = products[i][j][3] = 0.0f;
-    #pragma unroll
-    for (int d = 0; d < WIDTH / 16; ++d) {
-        u32 a[I][4], b[J / 2][4];
-        #pragma unroll
-        for (int i = 0; i < I; ++i)
-            load_pieces(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            load_pieces(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            #pragma unroll
-            for (int i = 0; i < I; ++i) {
-                multiply_add(products[i][2 * j], a[i], b[j][0], b[j][1]);
-                multiply_add(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
-            }
-    }
-}
-
-// Accumulator pieces rounded to left operands: two neighbouring 8 columns wide ones are one of depth 16.
-template <int I, int N>
-__device__ void to_left(u32 (&left)[I][N][4], const float (&pieces)[I][2 * N][4])
+// A tile of so many rows, a box at a time.
+template <int TILE, int BOX, int PIECES>
+__device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch)
 {
     #pragma unroll
-    for (int i = 0; i < I; ++i)
+    for (int piece = 0; piece < PIECES; ++piece)
         #pragma unroll
-        for (int n = 0; n < N; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                left[i][n][x] = pack(pieces[i][2 * n + x / 2][x % 2 * 2], pieces[i][2 * n + x / 2][x % 2 * 2 + 1]);
+        for (int first = 0; first < TILE; first += BOX)
+            tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
 }
 
-// sums += left right, for 8 J columns from `column` on; `right` is a tile whose rows are the depth. Not WHOLE: some of
-// the columns may be past the last one.
-template <int WIDTH, bool WHOLE, int I, int N, int J>
-__device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], const element* right, int column)
+// products = left right^T: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+template <int DEPTH>
+__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right)
 {
-    const int lane = threadIdx.x % 32;
-    const u32 first = address(right + at<WIDTH>(lane % 16, lane / 16));
     #pragma unroll
-    for (int j = 0; j < J / 2; ++j)
-        if (WHOLE || column + 16 * j < WIDTH)
-            #pragma unroll
-            for (int n = 0; n < N; ++n) {
-                u32 b[4];
-                load_pieces_transposed(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
-                #pragma unroll
-                for (int i = 0; i < I; ++i) {
-                    multiply_add(sums[i][2 * j], left[i][n], b[0], b[1]);
-                    multiply_add(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
-                }
-            }
+    for (int d = 0; d < DEPTH / 16; ++d)
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, d > 0);
+    wgmma_commit();
 }
 
-// Accumulator pieces times `scale` to columns `column` and on of a tile, rounded.
-template <int WIDTH, bool WHOLE, int I, int J>
-__device__ void to_tile(element* tile, int row, int column, const float (&sums)[I][J][4], float scale)
+// sums += left right: `right` is a tile that comes by, whose rows are the depth.
+template <int PIECES>
+__device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
 {
-    const int lane = threadIdx.x % 32;
     #pragma unroll
-    for (int i = 0; i < 2 * I; ++i)
+    for (int m = 0; m < COLUMNS / 16; ++m)
+        wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
+}
+
+// Rounded: pieces of the accumulator of a product are those of a left operand.
+__device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const float (&x)[COLUMNS / 8][4])
+{
+    #pragma unroll
+    for (int m = 0; m < COLUMNS / 16; ++m)
         #pragma unroll
-        for (int j = 0; j < J; ++j)
-            if (WHOLE || column + 8 * j < WIDTH)
-                *(u32*)(tile + at<WIDTH>(row + 8 * i + lane / 4, column / 8 + j) + 2 * (lane % 4)) =
-                    pack(sums[i / 2][j][i % 2 * 2] * scale, sums[i / 2][j][i % 2 * 2 + 1] * scale);
+        for (int i = 0; i < 4; ++i)
+            left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
-// Left operands, as rows of a tile from `row` on and columns from 8 `chunk` on.
-template <int WIDTH, int I, int N>
-__device__ void left_to_tile(element* tile, int row, int chunk, const u32 (&left)[I][N][4])
+// A warp: which tiles this block takes, and where their loops begin and end. All lanes compute alike, and search together.
+__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
-    const int lane = threadIdx.x % 32;
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int n = 0; n < N; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                *(u32*)(tile + at<WIDTH>(row + 16 * i + x % 2 * 8 + lane / 4, chunk + 2 * n + x / 2) + 2 * (lane % 4)) =
-                    left[i][n][x];
-}
-
-// What left_to_tile put there.
-template <int WIDTH, int I, int N>
-__device__ void load_left(u32 (&left)[I][N][4], const element* tile, int row, int chunk)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 first = address(tile + at<WIDTH>(row + lane % 16, lane / 16));
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int n = 0; n < N; ++n)
-            load_pieces(left[i][n], after<WIDTH>(first, chunk + 2 * n) + 16 * i * WIDTH * sizeof(element));
-}
-
-// dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
-extern "C" __global__ void __launch_bounds__(THREADS) varlen_backward_dkdv(const __grid_constant__ Args args)
-{
-    extern __shared__ __align__(128) element shared[];
-    element* const k_tile = shared;  // [BLOCK_N][D]; dk leaves through it
-    element* const v_tile = k_tile + BLOCK_N * D;  // [BLOCK_N][DV]; and dv
-    element* const q_tiles = v_tile + BLOCK_N * DV;  // [STAGES][BLOCK_M][D]
-    element* const do_tiles = q_tiles + STAGES * BLOCK_M * D;  // [STAGES][BLOCK_M][DV]
-    element* const ds_tile = do_tiles + STAGES * BLOCK_M * DV;  // [BLOCK_N][BLOCK_M]
-    element* const p_tile = ds_tile + BLOCK_N * BLOCK_M;  // [BLOCK_N][BLOCK_M]
-    float* const row_tiles = (float*)(p_tile + BLOCK_N * BLOCK_M);  // [STAGES][lse2, delta][BLOCK_M]
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int part = warp % PARTS, first_key = warp / PARTS * WARP_N, first_query = part * COLUMNS;
-    const int G = args.G, Hkv = args.Hkv;
-
-    // Tiles are walked in sections of KV heads whose q and do share the L2 cache.
-    const int kv_tiles = args.S / BLOCK_N + args.B + 1, tile = blockIdx.x;
-    const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
-    const int heads = min(args.KV_SECTION, Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
-    const int h_kv = first_head + rank % heads, number = rank / heads;
-    const int sequence = find_sequence(args.cu_k_ptr, args.stride_cu_k_0, number, args.B, BLOCK_N);
-    const int k_first = args.cu_k_ptr[sequence * args.stride_cu_k_0];
-    const int k_end = sequence < args.B ? args.cu_k_ptr[(sequence + 1) * args.stride_cu_k_0] : k_first;
-    const int kv_lo = (number - k_first / BLOCK_N - sequence) * BLOCK_N;
-    const int b = min(sequence, args.B - 1);
-    int N = k_end - k_first;  // what follows the last sequence has no keys
-    const int q_first = args.cu_q_ptr[b * args.stride_cu_q_0];
-    const int q_end = args.cu_q_ptr[(b + 1) * args.stride_cu_q_0];
-    int M = q_end - q_first;
-    M = where<int>(kv_lo < N, M, 0);
-    const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
-    copy_rows<D, D, BLOCK_N>(k_tile, args.k_ptr + k_first * args.stride_kn + h_kv * args.stride_kh, args.stride_kn, kv_lo, N);
-    copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + k_first * args.stride_vn + h_kv * args.stride_vh, args.stride_vn, kv_lo, N);
-    if (STAGES == 1)
-        commit_copies();  // else they belong to the first group
-
-    // Row r of a thread is key first_key + 8 * r + g of the tile.
-    int kv_idx[ROWS];
-    for (int r = 0; r < ROWS; ++r)
-        kv_idx[r] = kv_lo + first_key + 8 * r + g;
-    float dk[WARP_N / 16][D_COLUMNS / 8][4] = {}, dv[WARP_N / 16][DV_COLUMNS / 8][4] = {};
-    for (int group = 0; group < G; ++group) {  // the query heads that share this KV head
-        const int h = h_kv * G + group;
-        const element* const Q = args.q_ptr + q_first * args.stride_qm + h * args.stride_qh;
-        const element* const DO = args.do_ptr + q_first * args.stride_dom + h * args.stride_doh;
-        const long long first_row = (long long)h * args.M_padded + (q_first / args.ROW_TILE + b) * args.ROW_TILE;
-
+    const int Hkv = args.Hkv;
+    // Tiles are walked in sections of heads whose q and do share the L2 cache.
+    const int kv_tiles = args.S / BLOCK_N + args.B + 1, tiles = kv_tiles * (Hkv);
+    const bool leads = threadIdx.x % 32 == 0;
+    Ring<RECORDS> at = {0, 1};
+    for (int tile = -1;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
+        __syncwarp();  // a lane that came late would find the next phase but one
+        Record& record = records[at.at];
+        tile = tile < 0 ? blockIdx.x : uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        if (tile >= tiles) {
+            if (leads)
+                record.kv_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+            break;
+        }
+        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
+        const int heads = min(args.KV_SECTION, Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
+        const int h_kv = first_head + rank % heads, number = rank / heads;
+        const int sequence = find_sequence(args.cu_k_ptr, args.stride_cu_k_0, number, args.B, BLOCK_N);
+        const int k_first = args.cu_k_ptr[sequence * args.stride_cu_k_0];
+        const int k_end = sequence < args.B ? args.cu_k_ptr[(sequence + 1) * args.stride_cu_k_0] : k_first;
+        const int kv_lo = (number - k_first / BLOCK_N - sequence) * BLOCK_N;
+        const int b = min(sequence, args.B - 1);
+        int N = k_end - k_first;  // what follows the last sequence has no keys
+        const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal: which q tiles are partial, and which are full
+        const int q_first = args.cu_q_ptr[b * args.stride_cu_q_0];
+        const int q_end = args.cu_q_ptr[(b + 1) * args.stride_cu_q_0];
+        int M = q_end - q_first;
+        M = where<int>(kv_lo < N, M, 0);
         const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
         const int full_lo = min((max(kv_hi + M - N, 0) + (BLOCK_M - 1)) / BLOCK_M * BLOCK_M, M);
+        if (leads) {
+            record.kv_lo = kv_lo;
+            record.b = b;
+            record.h_kv = h_kv;
+            record.q_first = q_first;
+            record.k_first = k_first;
+            record.M = M;
+            record.N = N;
+            record.lo = lo;
+            record.full_lo = full_lo;
+        }
+        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+    }
+    if (leads) {
+        __threadfence();
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+            args.counter_ptr[0] = 0;
+            args.counter_ptr[1] = 0;
+        }
+    }
+}
+
+// One thread: copies K and V of a tile, and tiles of Q and dO, as buffers become free.
+__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+{
+    const int G = args.G;
+    Ring<RECORDS> at = {0, 0};
+    Ring<K_TILES> k = {0, 1};
+    Ring<1> v = {0, 1};
+    Ring<STAGES> q = {0, 1};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record record = records[at.at];
+        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
+        const int kv_lo = record.kv_lo;
+        if (kv_lo < 0)
+            return;
+        const int b = record.b;
+        const int h_kv = record.h_kv;
+        const int q_first = record.q_first;
+        const int k_first = record.k_first;
+        const int M = record.M;
+        const int lo = record.lo;
         const int hi = M;
         auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        int q_lo = lo, q_next = q_lo;
-
-        // Copies run ahead of the loop: each group is a tile of q and one of do, and the numbers of their rows.
-        auto copy = [&](int stage) {
-            if (q_next < hi) {
-                copy_rows<D, D, BLOCK_M>(q_tiles + stage * BLOCK_M * D, Q, args.stride_qm, q_next, M);
-                copy_rows<DV, DV, BLOCK_M>(do_tiles + stage * BLOCK_M * DV, DO, args.stride_dom, q_next, M);
-                for (int i = 4 * threadIdx.x; i < BLOCK_M; i += 4 * THREADS) {
-                    copy_async(row_tiles + 2 * stage * BLOCK_M + i, args.lse2_ptr + first_row + q_next + i, true);
-                    copy_async(row_tiles + (2 * stage + 1) * BLOCK_M + i, args.delta_ptr + first_row + q_next + i, true);
-                }
+        const int q_start = lo;
+        int q_lo = q_start;
+        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        int h = h_kv * G;
+        if (q_lo >= hi)
+            continue;
+        // K of this tile arrives while the one before is still at work.
+        mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
+        mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
+        load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), k_first + kv_lo, h_kv, 0);
+        k.step();
+        bool first = true;
+        #pragma unroll 1
+        while (q_lo < hi) {
+            const int q_next = next(q_lo);
+            const long long row = (long long)h * args.M_padded + (q_first / args.ROW_TILE + b) * args.ROW_TILE + q_lo;
+            mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
+            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);
+            load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_first + q_lo, h, 0);
+            bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
+            mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
+            mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES + BLOCK_M * 4);
+            load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_first + q_lo, h, 0);
+            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, DO_FULL, q.at));
+            q.step();
+            if (first) {
+                mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
+                mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
+                load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), k_first + kv_lo, h_kv, 0);
+                v.step();
+                first = false;
             }
-            commit_copies();
-            q_next = next(q_next);
-        };
-        __syncthreads();  // nobody reads the tiles of the head before any more
-        for (int stage = 0; stage < STAGES - 1; ++stage)
-            copy(stage);
-        for (int stage = 0; q_lo < hi; q_lo = next(q_lo), stage = (stage + 1) % STAGES) {
-            const element* const q_tile = q_tiles + stage * BLOCK_M * D;
-            const element* const do_tile = do_tiles + stage * BLOCK_M * DV;
-            const float* const lse2_tile = row_tiles + 2 * stage * BLOCK_M;
-            const float* const delta_tile = lse2_tile + BLOCK_M;
-            if (STAGES > 1)
-                wait_copies<STAGES - 2>();
-            __syncthreads();  // the tiles are there, and nobody reads those before any more
-            copy((stage + STAGES - 1) % STAGES);
-            if (STAGES == 1) {
-                wait_copies<0>();
-                __syncthreads();  // now they are there
+            q_lo = q_next;
+            if (q_lo >= hi && h < h_last) {
+                ++h;
+                q_lo = q_start;
             }
+        }
+    }
+}
 
-            float scores[WARP_N / 16][COLUMNS / 8][4], gradients[WARP_N / 16][COLUMNS / 8][4];
-            multiply_rows<D>(scores, k_tile, first_key, q_tile, first_query);
-            multiply_rows<DV>(gradients, v_tile, first_key, do_tile, first_query);
+// A warpgroup: dk and dv of 64 keys of each tile. FlashAttention-2, algorithm 2.
+__device__ __forceinline__ void multiply_tiles(
+    const Args& args, u32 base, const Record* records, unsigned char* tiles, int consumer, int warp)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
+    const int G = args.G;
+    float dk[D / 8][4];
+    float dv[DV / 8][4];
+    Ring<RECORDS> at = {0, 0};
+    Ring<K_TILES> k = {0, 0};
+    Ring<1> v = {0, 0};
+    Ring<STAGES> q = {0, 0};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record& record = records[at.at];
+        const int kv_lo = uniform(record.kv_lo);
+        if (kv_lo < 0)
+            break;
+        const int h_kv = uniform(record.h_kv);
+        const int k_first = uniform(record.k_first);
+        const int M = uniform(record.M);
+        const int N = uniform(record.N);
+        const int lo = uniform(record.lo);
+        const int full_lo = uniform(record.full_lo);
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        const int hi = M;
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_start = lo;
+        int q_lo = q_start;
+        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        int h = h_kv * G;
+
+        // Row r of a thread is key first_key + 8 * r + g of the tile.
+        int kv_idx[ROWS];
+        for (int r = 0; r < ROWS; ++r)
+            kv_idx[r] = kv_lo + first_key + 8 * r + g;
+        #pragma unroll
+        for (int j = 0; j < D / 8; ++j)
+            dk[j][0] = dk[j][1] = dk[j][2] = dk[j][3] = 0.0f;
+        pin(dk);
+        #pragma unroll
+        for (int j = 0; j < DV / 8; ++j)
+            dv[j][0] = dv[j][1] = dv[j][2] = dv[j][3] = 0.0f;
+        pin(dv);
+
+        const u64 k_rows = wgmma_descriptor(base + K_AT + k.at * K_BYTES + consumer * 64 * 128, 16, 1024);
+        const u64 v_rows = wgmma_descriptor(base + V_AT + consumer * 64 * 128, 16, 1024);
+        // One tile of queries. last: v is not needed any more.
+        auto step = [&](bool last) {
+            const u32 q_tile = base + Q_AT + q.at * Q_BYTES, do_tile = base + DO_AT + q.at * DO_BYTES;
+            const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.at * BLOCK_M;
+            const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.at * BLOCK_M;
+            float scores[1][BLOCK_M / 8][4], gradients[1][BLOCK_M / 8][4];
+            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+            if (q_lo + BLOCK_M > M) {
+                // What follows the last query is of no row here, or of the next sequence: its p is 0, but 0 * NaN is NaN.
+                mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
+                for (int row = max(M - q_lo, 0) + 4 * consumer + warp; row < BLOCK_M; row += 4 * CONSUMERS)
+                    for (int chunk = lane; chunk < (QK_PIECES + V_PIECES) * 8; chunk += 32)
+                        store_shared((chunk < QK_PIECES * 8 ? q_tile + chunk / 8 * BLOCK_M * 128 : do_tile + (chunk / 8 - QK_PIECES) * BLOCK_M * 128)
+                                         + row * 128 + chunk % 8 * 16, Chunk{});
+                proxy_fence();
+                warpgroups_meet(1, 128 * CONSUMERS);
+            }
+            wgmma_fence();
+            multiply_rows<D>(scores[0], k_rows, wgmma_descriptor(q_tile, 16, 1024));
+            mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
+            wgmma_fence();
+            multiply_rows<DV>(gradients[0], v_rows, wgmma_descriptor(do_tile, 16, 1024));
+            wgmma_wait<1>();
+            pin(scores[0]);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
-                const int at_tile = first_query + 8 * j + 2 * t;
-                const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile), delta_pair = *(const Pair*)(delta_tile + at_tile);
+                const int at_tile = 8 * j + 2 * t;
+                const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const float lse2 = lse2_pair.values[c], delta = delta_pair.values[c];
+                    const float lse2 = lse2_pair.values[c];
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
-                        float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                        const float p = exp2_(s * SCALE - lse2);
-                        const float ds = p * (dp - delta);
+                        float& s = scores[0][j][r % 2 * 2 + c];
+                        float p = exp2_(s * SCALE - lse2);
                         s = p;
-                        dp = ds;
                     }
                 }
             }
-            if (q_lo < full_lo) {
+            const bool partial = q_lo < full_lo;
+            if (partial) {
                 branch();  // not selects in every tile
                 // varlen.attn:9  mask = causal
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
-                        const int q_idx = q_lo + first_query + 8 * j + 2 * t + c;
+                        const int q_idx = q_lo + 8 * j + 2 * t + c;
                         const int q_pos = q_idx + N - M;
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx[r] <= q_pos))
-                                scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                                scores[r / 2][j][r % 2 * 2 + c] = 0.0f;
                         }
                     }
             }
-
-            // The warps that share keys show each other p^T and ds^T, each of some queries, and begin with their own.
-            u32 left[WARP_N / 16][COLUMNS / 16][4];
-            to_left(left, scores);
-            left_to_tile<BLOCK_M>(p_tile, first_key, first_query / 8, left);
-            add_product<DV, WHOLE_DV>(dv, left, do_tile + first_query * DV, part * DV_COLUMNS);
-            to_left(left, gradients);
-            left_to_tile<BLOCK_M>(ds_tile, first_key, first_query / 8, left);
-            add_product<D, WHOLE_D>(dk, left, q_tile + first_query * D, part * D_COLUMNS);
-            __syncthreads();  // p and ds are there
+            wgmma_wait<0>();
+            pin(gradients[0]);
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
-            for (int i = 1; i < PARTS; ++i) {
-                const int theirs = (part + i) % PARTS * COLUMNS;
-                load_left<BLOCK_M>(left, p_tile, first_key, theirs / 8);
-                add_product<DV, WHOLE_DV>(dv, left, do_tile + theirs * DV, part * DV_COLUMNS);
-                load_left<BLOCK_M>(left, ds_tile, first_key, theirs / 8);
-                add_product<D, WHOLE_D>(dk, left, q_tile + theirs * D, part * D_COLUMNS);
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    gradients[0][j][i] = scores[0][j][i] * (gradients[0][j][i] - delta_pair.values[i % 2]);
             }
+            if (partial) {
+                branch();
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];  // dp of what is masked may be anything
+            }
+            // Rounded only now: p needs no second set of registers.
+            u32 left_p[BLOCK_M / 16][4];
+            to_left(left_p, scores[0]);
+            u32 left_ds[BLOCK_M / 16][4];
+            to_left(left_ds, gradients[0]);
+            pin(left_p);
+            pin(left_ds);
+            wgmma_fence();
+            add_product(dv, left_p, wgmma_descriptor(do_tile, BLOCK_M * 128, 1024));
+            add_product(dk, left_ds, wgmma_descriptor(q_tile, BLOCK_M * 128, 1024));
+            wgmma_commit();
+            wgmma_wait<0>();
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
+            q.step();
+        };
+
+        if (q_lo < hi) {
+            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
+            #pragma unroll 1
+            while (q_lo < hi) {
+                const int q_next = next(q_lo);
+                step(h == h_last && q_next >= hi);
+                q_lo = q_next;
+                if (q_lo >= hi && h < h_last) {
+                    ++h;
+                    q_lo = q_start;
+                }
+            }
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
+            k.step();
+            pin(dk);
+            pin(dv);
+            v.step();
+        }
+
+        const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
+        // dv: each warp stores its own 16 keys.
+        if (lane == 0)
+            tma_wait_read();
+        __syncwarp();
+        #pragma unroll
+        for (int j = 0; j < DV / 8; j += 2)
+            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                         pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                         pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+        proxy_fence();
+        __syncwarp();
+        if (kv_lo + first_key + 16 <= N && lane == 0) {
+            #pragma unroll
+            for (int piece = 0; piece < V_PIECES; ++piece)
+                tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, k_first + kv_lo + first_key, h_kv, 0);
+            tma_commit();
+        }
+        if (kv_lo + first_key + 16 > N) {  // what follows is not of this sequence
+            element* const rows = args.dv_ptr + k_first * args.stride_dvn + h_kv * args.stride_dvh;
+            for (int i = lane; i < 2 * DV; i += 32) {
+                const int row = i / (DV / 8), chunk = i % (DV / 8);
+                if (kv_lo + first_key + row < N)
+                    *(Chunk*)(rows + (kv_lo + first_key + row) * args.stride_dvn + 8 * chunk) =
+                        *(const Chunk*)(tiles + staged + chunk / 8 * 2048 + row * 128 + (chunk % 8 ^ row % 8) * 16);
+            }
+            __syncwarp();
+        }
+        // dk: each warp stores its own 16 keys.
+        if (lane == 0)
+            tma_wait_read();
+        __syncwarp();
+        #pragma unroll
+        for (int j = 0; j < D / 8; j += 2)
+            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                         pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
+                         pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
+        proxy_fence();
+        __syncwarp();
+        if (kv_lo + first_key + 16 <= N && lane == 0) {
+            #pragma unroll
+            for (int piece = 0; piece < QK_PIECES; ++piece)
+                tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, k_first + kv_lo + first_key, h_kv, 0);
+            tma_commit();
+        }
+        if (kv_lo + first_key + 16 > N) {  // what follows is not of this sequence
+            element* const rows = args.dk_ptr + k_first * args.stride_dkn + h_kv * args.stride_dkh;
+            for (int i = lane; i < 2 * D; i += 32) {
+                const int row = i / (D / 8), chunk = i % (D / 8);
+                if (kv_lo + first_key + row < N)
+                    *(Chunk*)(rows + (kv_lo + first_key + row) * args.stride_dkn + 8 * chunk) =
+                        *(const Chunk*)(tiles + staged + chunk / 8 * 2048 + row * 128 + (chunk % 8 ^ row % 8) * 16);
+            }
+            __syncwarp();
         }
     }
+    if (lane == 0)
+        tma_wait();
+}
 
-    wait_copies<0>();
-    __syncthreads();  // k_tile and v_tile are free
-    to_tile<D, WHOLE_D>(k_tile, first_key, part * D_COLUMNS, dk, 0.08838834764831843f);
-    to_tile<DV, WHOLE_DV>(v_tile, first_key, part * DV_COLUMNS, dv, 1.0f);
+extern "C" __global__ void __launch_bounds__(THREADS, 1) varlen_backward_dkdv(const __grid_constant__ Args args)
+{
+    extern __shared__ unsigned char shared[];
+    const u32 base = (address(shared) + 1023) & ~1023u;
+    unsigned char* const tiles = shared + (base - address(shared));
+    Record* const records = (Record*)(tiles + RECORDS_AT);
+    const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RECORDS; ++i) {
+            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
+            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+        }
+        mbarrier_init(barrier_of(base, V_FULL, 0), 1);
+        mbarrier_init(barrier_of(base, V_EMPTY, 0), 4 * CONSUMERS);
+        for (int i = 0; i < K_TILES; ++i) {
+            mbarrier_init(barrier_of(base, K_FULL, i), 1);
+            mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < STAGES; ++i) {
+            mbarrier_init(barrier_of(base, Q_FULL, i), 1);
+            mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < DO_TILES; ++i) {
+            mbarrier_init(barrier_of(base, DO_FULL, i), 1);
+            mbarrier_init(barrier_of(base, DO_EMPTY, i), 4 * CONSUMERS);
+        }
+        mbarrier_fence();
+    }
     __syncthreads();
-    store_rows<D, D, BLOCK_N>(args.dk_ptr + k_first * args.stride_dkn + h_kv * args.stride_dkh, args.stride_dkn, k_tile, kv_lo, N);
-    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + k_first * args.stride_dvn + h_kv * args.stride_dvh, args.stride_dvn, v_tile, kv_lo, N);
+
+    if (warpgroup == 0) {
+        warpgroup_give_registers<COPY_REGISTERS>();
+        if (threadIdx.x == 0) {
+            tma_prefetch(args.q_map);
+            tma_prefetch(args.k_map);
+            tma_prefetch(args.v_map);
+            tma_prefetch(args.do_map);
+            copy_tiles(args, base, records);
+        } else if (warp == 1) {
+            find_tiles(args, base, records);
+        }
+    } else {
+        warpgroup_take_registers<MULTIPLY_REGISTERS>();
+        multiply_tiles(args, base, records, tiles, warpgroup - 1, warp);
+    }
 }

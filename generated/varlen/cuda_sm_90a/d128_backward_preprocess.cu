@@ -24,7 +24,7 @@
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
-#define BLOCK_N 32  // keys of a tile
+#define BLOCK_N 96  // keys of a tile
 #define WARPS 4
 #define STAGES 1  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes
@@ -37,6 +37,7 @@ constexpr int DV = 128;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
+    TensorMap q_map, k_map, v_map, do_map, dq_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;
@@ -51,6 +52,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    int* counter_ptr;
     long long stride_qm, stride_qh;
     long long stride_kn, stride_kh;
     long long stride_vn, stride_vh;

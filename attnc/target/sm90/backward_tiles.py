@@ -1,0 +1,209 @@
+"""The pieces of the text of Hopper backward kernels that their templates share: what is known of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from attnc.expr.nodes import Const, Dim, Expr, Index, Ref, Search, walk
+from attnc.model.tensors import DType, Role
+from attnc.plan.ir import Fetch, Let, Module, Row, Statement, statement_expressions
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.signature import stride_name
+from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.backward import CudaBackwardText
+from attnc.target.sm80.printer import scalar
+from attnc.target.sm90.wgmma import wgmma
+from attnc.target.triton.tensors import BY_QUERY
+
+
+class Sm90Arguments(Arguments):
+    """As for `cuda.sm_80`, behind tensor maps, and with the counter that blocks take tiles from."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        layout = self._backward.layout
+        assert isinstance(layout, Sm90Backward)
+        owners = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}
+        by_wgmma = {name for kernel in layout.by_wgmma for name in owners.get(kernel, ())}
+        leave = by_wgmma & {"dq", *self.as_elements}
+        self.maps = ("q", "k", "v", "do", *(name for name in self.made if name in leave))
+
+    @property
+    def pointers(self) -> list[tuple[str, str]]:
+        return [*super().pointers, ("int", "counter")]
+
+    @property
+    def fields(self) -> Iterator[str]:
+        yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
+        yield from super().fields
+
+
+class Sm90TileText(CudaBackwardText):
+    """Attribute by attribute what `templates/sm90/backward_d*.cu.jinja` and their parts print; scores, masks
+    and derivatives are as for `cuda.sm_80`.
+
+    One warp finds what tiles are; the others read in a record what it publishes of them.
+    """
+
+    plan: Sm90Backward
+    is_backward, is_decode = True, False
+    vectors = ()
+    copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
+
+    def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
+        super().__init__(module, arguments, planned)
+        self.exchange, self.first_query, self.first_column = False, "0", ""  # each warp has its own rows
+        self.key_tiles = [self.plan.tile(planned.name)[1 if self.over_q else 0]]
+        width = {"dv": self.layout.dv}
+        self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
+        derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
+        self.p_first = not derives and self.kernel.softmax.dropout is None
+        self.queries_in_box, self.keys_in_box = self.plan.boxes
+
+    @property
+    def searches_together(self) -> bool:
+        """Whether bounds are searched for by all lanes of a warp; who copies, and tests tiles, is one."""
+        in_tiles = (expr for x in self.tests for expr in statement_expressions(x))
+        alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
+        return self.uses("_bound") and not alone
+
+    def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
+        return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)
+
+    def coordinates(self, name: str, row: str) -> str:
+        """Row, head and batch of a box."""
+        tensor = self.arguments.tensors.by_name["o" if name == "do" else name.removeprefix("d")]
+        by_query = name in BY_QUERY
+        packed = self.arguments.tensors.packs(Role.QUERY if by_query else Role.KEY)
+        row = f"{'q_first' if by_query else 'k_first'} + {row}" if packed else row
+        has_head = tensor.axis(Role.HEAD) is not None and (by_query or self.kernel.kv_head != Const(0))
+        head = ("h" if by_query else self.kv_name) if has_head else "0"
+        return f"{row}, {head}, {'b' if tensor.axis(Role.BATCH) is not None and not packed else '0'}"
+
+    @property
+    def dropout_p(self) -> str:
+        assert self.kernel.softmax.dropout is not None
+        return scalar(self.kernel.softmax.dropout.p)
+
+    @property
+    def drawn_by(self) -> str:
+        """What a draw depends on besides the position: seed, sequence and head."""
+        assert self.kernel.softmax.dropout is not None
+        return self.dropout.removeprefix(f"{self.dropout_p}, ")
+
+    @property
+    def end_of_own(self) -> str:
+        """Where rows of the tile end that are this sequence's, if the tensor does not end there."""
+        size = "M" if self.over_q else "N"
+        return size if size in self._made else ""
+
+    @property
+    def clears_queries(self) -> bool:
+        """Whether rows past the last query have to be made zero: TMA does so behind the tensor alone."""
+        return not self.over_q and "M" in self._made
+
+    @property
+    def meets(self) -> bool:
+        """Whether warps of a warpgroup wait for each other: results leave through what they have read."""
+        return self.over_q or self.clears_queries or not self.plan.staged(self.planned.name)
+
+    def is_summed(self, name: str) -> bool:
+        """Whether a gradient leaves in f32, to be added to."""
+        return name != "dq" and name not in self.as_elements
+
+    def row_stride(self, name: str) -> str:
+        """Of a gradient: from one row to the next."""
+        tensor = self.arguments.tensors.by_name[name]
+        axis = tensor.axis(Role.QUERY if name in BY_QUERY else Role.KEY)
+        assert axis is not None
+        return stride_name(tensor, axis)
+
+    # -- what is said of a tile ----------------------------------------------------------------------------
+
+    @property
+    def own(self) -> str:
+        """The first row of the tile that stays."""
+        return "q_lo" if self.over_q else "kv_lo"
+
+    @property
+    def late_program(self) -> tuple[Statement, ...]:
+        """What is computed anew for each tile that comes by."""
+        return ()
+
+    @property
+    def _statements(self) -> tuple[Statement, ...]:
+        """In front of the loops: what is computed once for a tile, and the bounds."""
+        late = self.late_program
+        return tuple(x for x in (*self.kernel.program, *self.kernel.regions.bounds) if x not in late)
+
+    @property
+    def found_program(self) -> list[Statement]:
+        """What who finds tiles computes: integers, and the pointers that they are loaded through."""
+        return [x for x in self._statements if isinstance(x, Row) or self._is_integer(x)]
+
+    @property
+    def read_program(self) -> list[Statement]:
+        """What is not published, and so computed by whoever reads it: pointers, and floats of a head."""
+        return [x for x in self._statements if not self._is_integer(x)]
+
+    @cached_property
+    def published(self) -> list[str]:
+        """Integers that those who copy and multiply read: its place, its lengths, and bounds of its loops."""
+        tensors = self.arguments.tensors
+        firsts = [
+            *(["q_first"] if tensors.packs(Role.QUERY) else []),
+            *(["k_first"] if tensors.packs(Role.KEY) else []),
+        ]
+        sequence = ["sequence"] if self.kernel.grid.sequences is not None and self.over_q else []
+        values = [item.name for item in self._statements if self._is_integer(item)]
+        wanted = self._wanted
+        always = ["b", "h" if self.over_q else self.kv_name, *sequence, *firsts]
+        candidates = dict.fromkeys((*always, *sorted(self._made), *values))
+        return [name for name in candidates if name in (*always, *self._made) or name in wanted]
+
+    @cached_property
+    def _made(self) -> frozenset[str]:
+        """Sizes that are found on the device."""
+        names = {item.name for item in self.kernel.program if isinstance(item, Let)} & {"M", "N"}
+        sequences = self.kernel.grid.sequences
+        return frozenset(names | ({"M" if self.over_q else "N"} if sequences is not None else set()))
+
+    def _is_integer(self, item: Statement) -> bool:
+        match item:
+            case Let(value=value):
+                return value.type not in ("float", "bool")
+            case Fetch(axes=()) as fetch:
+                is_short = fetch.load.within is not None or self.dtypes[fetch.load.tensor] is DType.I32
+                return fetch.load.type == "int" and is_short
+            case _:
+                return False
+
+    @cached_property
+    def _wanted(self) -> frozenset[str]:
+        """Names that are read after a tile has been found."""
+        kernel, step = self.kernel, self.kernel.step
+        exprs: list[Expr] = [expr for loop in kernel.regions.loops for expr in loop.expressions]
+        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self.read_program]
+        statements += [*self.late_program, *step.fetches, *step.masked_fetches]
+        exprs += [expr for item in statements for expr in statement_expressions(item)]
+        exprs += [x for x in (step.score, step.keep, step.kept, step.kept_inside) if x is not None]
+        if kernel.softmax.dropout is not None:
+            dropout = kernel.softmax.dropout
+            exprs += [dropout.p, dropout.seed, dropout.head]
+        exprs += self.chain.expressions
+        nodes = [node for expr in exprs for node in walk(expr)]
+        return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
+
+    @property
+    def read_sizes(self) -> Iterator[str]:
+        """Those that are no part of a record."""
+        if names := [name for name in self.kernel.dims if name not in self._made]:
+            yield f"const int {', '.join(f'{name} = args.{name}' for name in names)};"
+
+    @property
+    def reads_own_end(self) -> str:
+        """The last row of the tile, where somebody who reads a record wants it."""
+        name = "q_hi" if self.over_q else "kv_hi"
+        return name if name in self._wanted else ""

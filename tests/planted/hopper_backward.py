@@ -1,0 +1,182 @@
+"""Bugs planted in Hopper's backward kernels: waits, phases, stages, fences, rows of other sequences."""
+
+from __future__ import annotations
+
+from tests.planted.bug import HopperBug
+
+BUGS: tuple[HopperBug, ...] = (
+    # The kernel over queries
+    HopperBug(
+        name="K not waited for",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="Q and dO were, which are copied first",
+        anchor="mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity); wgmma_fence();",
+        patch="wgmma_fence();",
+    ),
+    HopperBug(
+        name="K given back before dq has it",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="K was released with V, but is multiplied twice",
+        anchor="wgmma_wait<0>(); pin(dq); mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);",
+        patch="mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0); wgmma_wait<0>(); pin(dq);",
+    ),
+    HopperBug(
+        name="V copied in the phase of those who read it",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="V got a ring of its own, with the parity of another role",
+        anchor="Ring<V_TILES> v = {0, 1};",
+        patch="Ring<V_TILES> v = {0, 0};",
+    ),
+    HopperBug(
+        name="bytes of Q without those of dO",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="dO had a barrier of its own once",
+        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + DO_BYTES);",
+        patch="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);",
+    ),
+    HopperBug(
+        name="every other box of a tile",
+        attention="hopper_wide",
+        file="backward_dq",
+        story="boxes became half as high as tiles, and a loop did not",
+        anchor="first < TILE; first += BOX",
+        patch="first < TILE; first += 2 * BOX",
+    ),
+    HopperBug(
+        name="arrivals of one warpgroup for K",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="each warpgroup has queries of its own, but both read all keys",
+        anchor="mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);",
+        patch="mbarrier_init(barrier_of(base, K_EMPTY, i), 4);",
+    ),
+    HopperBug(
+        name="Q copied over while dq leaves through it",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="a store reads shared memory when it likes",
+        anchor="tma_wait_read(); mbarrier_arrive_if(barrier_of(base, Q_EMPTY, leaving), lane == 0);",
+        patch="{} mbarrier_arrive_if(barrier_of(base, Q_EMPTY, leaving), lane == 0);",
+    ),
+    HopperBug(
+        name="no proxy fence before dq leaves",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="stmatrix writes by another way than TMA reads",
+        anchor="proxy_fence(); __syncwarp(); if (lane == 0) {",
+        patch="__syncwarp(); if (lane == 0) {",
+    ),
+    HopperBug(
+        name="no wgmma fence before ds is multiplied",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="the fence before S and dP was thought to be enough",
+        anchor="pin(left); wgmma_fence();",
+        patch="pin(left);",
+    ),
+    HopperBug(
+        name="late lanes of who finds tiles",
+        attention="hopper_backward",
+        file="backward_dq",
+        story="a lane that comes late waits for the next phase but one",
+        anchor="mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity); __syncwarp();",
+        patch="mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);",
+    ),
+    # The kernel over keys
+    HopperBug(
+        name="bytes of Q without those of lse",
+        attention="hopper_backward",
+        file="backward_dkdv",
+        story="lse came to ride on the barrier of Q, and the count stayed",
+        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);",
+        patch="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);",
+    ),
+    HopperBug(
+        name="V not waited for",
+        attention="hopper_backward",
+        file="backward_dkdv",
+        story="K was, which is copied first",
+        anchor="mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);",
+        patch="",
+    ),
+    HopperBug(
+        name="no wgmma fence before p and ds are multiplied",
+        attention="hopper_backward",
+        file="backward_dkdv",
+        story="registers that ordinary instructions wrote are read by the tensor cores",
+        anchor="pin(left_p); pin(left_ds); wgmma_fence();",
+        patch="pin(left_p); pin(left_ds);",
+    ),
+    # ds through shared memory
+    HopperBug(
+        name="ds shown without a proxy fence",
+        attention="hopper_added",
+        file="backward_dkdv",
+        story="the barrier was thought to order stmatrix before wgmma",
+        anchor="proxy_fence(); __syncwarp(); mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.at),",
+        patch="__syncwarp(); mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.at),",
+    ),
+    HopperBug(
+        name="ds of the other warpgroup not waited for",
+        attention="hopper_added",
+        file="backward_dkdv",
+        story="dq sums over the keys of both",
+        anchor="mbarrier_wait(barrier_of(base, DS_FULL, ds_before.at), ds_before.parity);",
+        patch="",
+    ),
+    HopperBug(
+        name="ds given back a warp early",
+        attention="hopper_added",
+        file="backward_dkdv",
+        story="the warp that stores was not counted among those that read",
+        anchor="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS);",
+        patch="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS - 1);",
+    ),
+    # A kernel each for dk and dv
+    HopperBug(
+        name="K copied over while dk leaves through it",
+        attention="hopper_wide",
+        file="backward_dk",
+        story="K was given back after its last product",
+        anchor="tma_wait_read(); mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);",
+        patch="{} mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);",
+    ),
+    HopperBug(
+        name="dO not waited for",
+        attention="hopper_wide",
+        file="backward_dv",
+        story="the wait stood with dp, which this kernel does not make",
+        anchor="mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity); wgmma_fence();",
+        patch="wgmma_fence();",
+    ),
+    # Rows of other sequences
+    HopperBug(
+        name="queries of the next sequence",
+        attention="hopper_packed",
+        file="backward_dkdv",
+        story="their p is 0, but 0 * NaN is NaN, and behind the last sequence anything may lie",
+        anchor="if (q_lo + BLOCK_M > M) {",
+        patch="if (false) {",
+    ),
+    HopperBug(
+        name="keys of the next sequence",
+        attention="hopper_packed",
+        file="backward_dq",
+        story="their ds is 0, but 0 * NaN is NaN",
+        anchor="if (kv_idx < N) continue;",
+        patch="continue;",
+    ),
+    HopperBug(
+        name="dk of the next sequence",
+        attention="hopper_packed",
+        file="backward_dkdv",
+        story="TMA drops rows past the end of the tensor, and a sequence ends before",
+        anchor="kv_lo + first_key + 16 <= N && lane == 0) { "
+        "#pragma unroll for (int piece = 0; piece < QK_PIECES; ++piece)",
+        patch="lane == 0) { for (int piece = 0; piece < QK_PIECES; ++piece)",
+    ),
+)
