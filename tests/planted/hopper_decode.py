@@ -1,8 +1,8 @@
-"""Bugs planted in Hopper's decode kernels: two warpgroups that take turns, pages, stages given back."""
+"""Bugs planted in what serves on Hopper: two warpgroups that take turns, pages, stages given back."""
 
 from __future__ import annotations
 
-from tests.planted.bug import HopperBug
+from tests.planted.bug import HopperBug, Place
 
 BUGS: tuple[HopperBug, ...] = (
     # Two warpgroups that share the columns of o
@@ -133,5 +133,29 @@ BUGS: tuple[HopperBug, ...] = (
         story="their p is 0, but 0 * NaN is NaN",
         anchor="if (kv_idx < N) continue;",
         patch="continue;",
+    ),
+    # Pages in prefill, where V comes a tile behind K
+    HopperBug(
+        name="V from the pages of K",
+        attention="hopper_pages",
+        story="a tile had one set of pages, before its V was copied behind the next K",
+        anchor="v_page = page; page = page_of(kv_lo + lane * BOX);",
+        patch="page = page_of(kv_lo + lane * BOX); v_page = page;",
+    ),
+    HopperBug(
+        name="length of the tile before",
+        attention="hopper_pages",
+        story="a block takes several tiles, and N was shortened for one and for good",
+        anchor="int N = args.N; const int",
+        patch="int& N = shortened; const int",
+        also=(Place(anchor="auto claim =", patch="int shortened = args.N; auto claim ="),),
+    ),
+    HopperBug(
+        name="every lane announces",
+        attention="hopper_pages",
+        story="what one thread did became a warp's, lane by lane",
+        anchor="if (lane == 0) "
+        "mbarrier_expect(barrier_of(base, V_FULL, v.at), V_PIECES * boxes * BOX * 128);",
+        patch="mbarrier_expect(barrier_of(base, V_FULL, v.at), V_PIECES * boxes * BOX * 128);",
     ),
 )

@@ -6,7 +6,7 @@ wgmma makes (`sm90_backward`) are made by those of mma.sync, which run on it too
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -92,6 +92,9 @@ class Sm90a(Target):
         if kernel == "forward":
             return sum(_any_layout(layout).shared_memory(config).values())
         return _OF_GRADIENTS.shared(variant, config, kernel, layout)
+
+    def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
+        return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0
 
     def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":

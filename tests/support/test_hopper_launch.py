@@ -1,0 +1,57 @@
+"""Launches of Hopper kernels that start while the kernel before them ends."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnc.support import hopper_call
+
+
+class Driver:
+    """In the place of libcuda: notes the configuration of each launch."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.seen: list[Any] = []
+
+    def __call__(self, config: Any, function: int, arguments: int, extra: object) -> int:
+        made = config._obj
+        attribute = made.attributes[0]
+        sizes = (*made.grid, *made.block, made.shared)
+        self.seen.append((function, sizes, made.stream, made.count, attribute.id, attribute.value, arguments))
+        return self.error
+
+
+def started(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Any:
+    library = SimpleNamespace(cuLaunchKernelEx=driver)
+    monkeypatch.setattr(ctypes, "PyDLL", lambda name: library)
+    return hopper_call.launcher_behind(7, 66, 384, 6144)
+
+
+def test_structs_are_those_of_the_driver() -> None:
+    """cuda.h: CUlaunchAttribute is an id, padding and a union of 64 bytes; CUlaunchConfig ends with a
+    count.
+    """
+    config = hopper_call.LaunchConfig
+    offsets = (config.stream.offset, config.attributes.offset, config.count.offset)
+    assert ctypes.sizeof(hopper_call.LaunchAttribute) == 72
+    assert (ctypes.sizeof(config), offsets) == (56, (32, 40, 48))
+
+
+def test_every_stream_has_a_configuration_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    start = started(monkeypatch, driver)
+    for stream in (0x10, 0x20, 0x10):
+        start(stream, 0x1000, 0)
+    sizes = (66, 1, 1, 384, 1, 1, 6144)
+    assert driver.seen == [(7, sizes, stream, 1, 6, 1, 0x1000) for stream in (0x10, 0x20, 0x10)]
+
+
+def test_an_error_of_the_driver_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = started(monkeypatch, Driver(error=701))
+    with pytest.raises(RuntimeError, match="cuLaunchKernelEx: error 701"):
+        start(0, 0x1000, 0)
