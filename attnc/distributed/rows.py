@@ -13,7 +13,9 @@ from attnc.distributed.spans import Ints
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Rows of a tensor: a slice where they follow each other, else an index."""
+    """Rows of a tensor: a slice where they follow each other, else an index. What is done with no rows calls
+    nothing: most pairs of ranks have none for each other.
+    """
 
     first: int
     count: int
@@ -27,6 +29,8 @@ class Places:
 
     def copy(self, x: torch.Tensor, axis: int, into: torch.Tensor) -> None:
         """Writes these rows of x into other memory."""
+        if not self.count:
+            return
         if self.index is None:
             into.copy_(x.narrow(axis, self.first, self.count))
         else:
@@ -34,6 +38,8 @@ class Places:
 
     def put(self, x: torch.Tensor, axis: int, rows: torch.Tensor) -> None:
         """Writes these rows."""
+        if not self.count:
+            return
         if self.index is None:
             x.narrow(axis, self.first, self.count).copy_(rows)
         else:
@@ -41,6 +47,8 @@ class Places:
 
     def clear(self, x: torch.Tensor, axis: int) -> None:
         """Makes these rows zero."""
+        if not self.count:
+            return
         if self.index is None:
             x.narrow(axis, self.first, self.count).zero_()
         else:
@@ -48,6 +56,8 @@ class Places:
 
     def add(self, x: torch.Tensor, axis: int, rows: torch.Tensor) -> None:
         """Adds to these rows; none is there twice, so that sums do not depend on an order."""
+        if not self.count:
+            return
         if self.index is None:
             x.narrow(axis, self.first, self.count).add_(rows)
         else:

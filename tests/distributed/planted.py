@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Shown: TypeAlias = Literal["rows", "parts", "holes", "sink gradient", "decode", "decode sink"]
+Shown: TypeAlias = Literal["rows", "parts", "holes", "sink gradient", "dropout", "decode", "decode sink"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,13 @@ BUGS = (
         old="total += part",
         new="total = part",
         shown_by="sink gradient",
+    ),
+    Bug(
+        name="every rank drops what the first heads do",
+        place="derive._Maker._dropout",
+        old='self.table("head_first")',
+        new="Const(0)",
+        shown_by="dropout",
     ),
     Bug(
         name="the lse of partial results counts as base 2",

@@ -23,6 +23,7 @@ CASES: Mapping[Shown, Callable[[], Verdict]] = {
     "parts": lambda: verdict_of(SPECS["causal"], _SMALL, 2, "need", groups=2),
     "holes": lambda: verdict_of(_FAR, {**_SMALL, "M": 96, "N": 96}, 2, "need"),
     "sink gradient": lambda: verdict_of(SPECS["sink"], _SMALL, 2, "need"),
+    "dropout": lambda: verdict_of(SPECS["dropout"], _SMALL, 2),
     "decode": lambda: run(spec(), _TOKEN, 2, 8),
     "decode sink": lambda: run(spec(sink=True), _TOKEN, 2, 8),
 }
