@@ -21,6 +21,7 @@ from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
+from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
 from attnc.plan.ir import Decode, Grid, Kernel, Regions, expressions_of
@@ -41,6 +42,12 @@ ROW_HEAD = Ref("h", "int", ("q",), natural=True, within=(0, SIZE))
 SPLIT_LO, SPLIT_HI = Ref("split_lo", "int", natural=True), Ref("split_hi", "int")
 #: Most splits that `split.kv = auto` makes of a sequence.
 MOST_SPLITS = 128
+#: How much faster a multiprocessor reads while others idle, and where rows lie in pages; measured on an H200.
+IDLE_GAIN, PAGED_IDLE_GAIN = 1.3, 1.2
+#: Major capabilities of devices whose tensor cores read tiles where they lie.
+_STAGING = tuple(
+    sorted({device.capability // 10 for device in DEVICES.values() if device.has_mma_from_shared})
+)
 
 
 def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Decode:
@@ -60,11 +67,15 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
     loops = named_bounds(with_fills(loops, kept), names)
     split = None
     if _splits(choices) > 1:
+        staged = tuple(target.staged(variant, config) for config in choices)
         split = Split(
             lo=loops.loops[0].start,
             hi=loops.loops[-1].stop,
             max_visible_keys=max_visible_keys(attention.mask),
-            staged=tuple(target.staged(variant, config) for config in choices),
+            staged=staged,
+            staging=_STAGING if any(staged) else (),
+            idle_gain=PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN,
+            most=MOST_SPLITS,
         )
     softmax, score = plan_softmax(attention, default, names)
     unified = unified_max(attention, default)

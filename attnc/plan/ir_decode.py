@@ -24,13 +24,20 @@ class Split:
 
     max_visible_keys: the most keys that one row visits, where the mask limits them to a window; None: as many
     as there are. staged: bytes of shared memory that a block of each config takes where tensor cores read
-    tiles there, 0 if no more than elsewhere (`Target.staged`).
+    tiles there, 0 if no more than elsewhere (`Target.staged`); staging: major capabilities of such devices,
+    none if no config takes more.
+
+    Into how many splits keys are cut follows from a model of time (`support.splits.count_splits`): idle_gain
+    is how much faster a multiprocessor reads while others idle, most the splits that are considered.
     """
 
     lo: Expr
     hi: Expr
     max_visible_keys: int | None
     staged: tuple[int, ...]
+    staging: tuple[int, ...]
+    idle_gain: float
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,18 @@ In a kernel, a value that is loaded from an input then gets another name (`LoadN
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from functools import cache
 from itertools import chain, count
 from keyword import iskeyword
+from pathlib import Path
 
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
 from attnc.model.schedule import Schedule, knobs_of
 from attnc.plan.ir_decode import is_decode
+from attnc.resources import resource
 
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.
 KERNEL = frozenset((
@@ -85,79 +89,27 @@ CPP = frozenset((
     "rsqrt", "rsqrtf", "sin", "sincos", "sinh", "sqrt", "tan", "tanh", "tgamma", "time",
     "trap", "trunc", "umax", "umin", "y0", "y1", "yn",
 )) | {f"{function}f" for function in REAL}  # fmt: skip
-#: Functions, constants, parameters and variables of a `.cu` file, besides those that Triton kernels have too.
-CUDA_KERNEL = frozenset((
-    "a", "A", "address", "after", "after_qk", "after_v", "ALIGNED", "alphas", "any_lane", "Args", "args",
-    "at", "at_qk", "at_v", "AT_ONCE", "ATTNC_SHIM", "b0", "b1", "before", "bf16", "bits", "branch", "c",
-    "All", "Keeps", "keeps",
-    "c0",
-    "c1", "c2", "c3", "Chunk", "chunk", "chunks", "CHUNKS", "column", "COLUMNS", "commit_copies",
-    "condition", "copy_async", "copy_chunk", "copy_k", "copy_q", "copy_qk_rows", "copy_rows", "copy_v",
-    "copy_v_rows", "COUNT", "D_TILE", "DV_TILE", "e", "element", "EXCHANGE", "exp2_", "f16", "factors",
-    "floor_div", "floor_mod", "forward_tile", "from", "from_lane", "g", "GROUPS", "high", "INF", "inside",
-    "k_next", "k_tile", "k_tiles", "keep_dropout", "key", "key0", "key1", "l_old", "lane", "left",
-    "load_pieces", "load_pieces_transposed", "low", "lower_bound", "lower_bound_real",
-    "mask", "max_", "maxima", "middle",
-    "min_", "multiply_add", "multiply_pv", "multiply_qk", "otherwise", "OWN", "own_column", "own_row",
-    "pack", "pair", "PITCH", "place", "product", "product0", "product1", "q_next", "q_tile", "quotient",
-    "r", "row_max", "row_sum", "scale", "scores", "second", "shared", "sigmoid_",
-    "log2e", "size", "source", "stage",
-    "STAGES", "store_chunk", "store_o", "stride", "sum", "sums", "swizzle", "t", "tanh_", "then",
-    "THREADS", "to", "to_float", "u32", "upper_bound",
-    "upper_bound_real", "v_at", "v_first", "v_next", "v_tile", "v_tiles",
-    "find", "find_sequence", "k_pages", "of", "of_lane", "other", "PageNumbers", "v_pages", "copy_pages",
-    "copy_k_pages", "copy_v_pages", "pages", "cu_seqlens", "keys", "number", "outputs", "PAGE",
-    "page_stride", "Pages", "Place",
-    "q_end", "queries", "Rows", "sequence", "table", "table_stride", "values",
-    "Value", "value",
-    "any_thread", "atomicAdd", "group", "head_stride", "Heads", "HIGH", "lost", "LOW", "lse_parts", "m_all",
-    "o_parts", "PHI", "SHARE", "SHARERS", "SPLITS", "thread", "top", "wrong", "w", "wait_copies", "warp",
-    "WARP_M", "WARP_N", "WARPS", "where", "words", "x", "y",
-    "below", "below_qk", "below_v", "correction", "half", "large", "load_columns", "load_operand",
-    "load_turned_columns",
-    "load_word",
-    "Operand", "small", "split", "to_operand", "upwards",
+#: Names in CUDA kernels that no text of theirs has, since they are put together where it is filled in.
+CUDA_MADE = frozenset((
+    "A_BY_ROWS", "after_qk", "after_v", "at_qk", "at_v", "B_BY_ROWS", "below_qk", "below_v",
+    "copy_k_pages", "copy_pages", "copy_qk_rows", "copy_v_pages", "copy_v_rows", "dk_map", "do_map",
+    "dv_map", "k_map", "Keeps", "lse_parts", "met_hi", "o_map", "q_end", "q_map", "sequence", "swizzle",
+    "total", "v_map",
 ))  # fmt: skip
-#: The same of the backward's `.cu` files.
-CUDA_BACKWARD = frozenset((
-    "DEPTH", "DQ_COLUMNS", "DQ_ROWS", "DQ_SIZE", "DQ_WARPS", "DV_COLUMNS", "D_COLUMNS", "I", "J",
-    "KV_SECTION", "LEFT_WIDTH", "PERIOD", "Pair", "SIZE", "WHOLE", "WHOLE_D", "WHOLE_DQ", "WHOLE_DV",
-    "WIDTH", "add_product", "add_shared_product", "at_tile", "atomic_add", "block_sum", "copy",
-    "delta_pair", "delta_tile", "do_tile", "do_tiles", "dot", "dq_sum", "draw_four", "drawn", "ds_tile",
-    "first_key", "first_query", "from_lane_u32", "gradients", "kv_next", "left_first", "left_to_tile",
-    "load_left",
-    "lse2_pair", "lse2_tile", "multiply_rows", "multiply_transposed", "p_tile", "piece", "pieces",
-    "products", "right", "right_first", "round_to", "rounded", "store_rows", "store_sums", "theirs",
-    "to_left", "to_tile", "total", "xs", "ys",
-))  # fmt: skip
-#: Names in the kernels of the Hopper target besides.
-CUDA_HOPPER = frozenset((
-    "ABOVE", "A_BY_ROWS", "BARRIERS", "BARRIERS_AT", "BLOCKS", "BOX", "BOXES", "B_BY_ROWS", "CONSUMERS",
-    "COPY_REGISTERS", "EMPTY", "ENTRY_REGISTERS", "FULL", "Four", "HALF", "K_AT", "K_BYTES", "K_EMPTY",
-    "K_FULL", "LANES", "LIMIT", "MAXIMA_AT", "MULTIPLY_REGISTERS", "No", "OVERLAP", "O_AT", "O_BYTES",
-    "O_TILES", "PARTS", "PIECES", "P_AT", "P_FULL", "QK_PIECES", "Q_AT", "Q_BYTES", "Q_EMPTY", "Q_FULL",
-    "Q_TILES", "RECORDS", "RECORDS_AT", "RECORD_EMPTY", "RECORD_FULL", "REST", "Record", "Ring",
-    "SHARERS", "SUMS_AT", "TILES_END", "TensorMap", "VECTORS", "V_AT", "V_BYTES", "V_EMPTY", "V_FULL",
-    "V_PIECES", "X_AT", "X_BYTES", "X_EMPTY", "X_FULL", "Yes", "accumulate", "again", "all_meet",
-    "allow_next_launch", "arrivals", "arrives", "at_piece", "barrier", "barrier_of", "base", "batch",
-    "begin", "boxes", "bytes", "claim", "clear_values", "consumer", "copy_tiles", "count_lanes", "drop",
-    "end", "even", "exponent", "exponentials", "factor", "failed", "find_tiles", "finish", "finish_pv",
-    "first_byte", "first_chunk", "first_p", "first_piece", "follows", "full", "given", "grows", "index",
-    "is_partial", "joins", "k_map", "keep_four", "kind", "last_tile", "later", "leading", "leads",
-    "least", "least_kept", "load_shared", "load_vectors", "may_be_partial", "mbarrier_arrive",
-    "mbarrier_arrive_if", "mbarrier_expect", "mbarrier_fence", "mbarrier_init", "mbarrier_wait",
-    "met_hi", "mine", "more", "most", "moves", "multiply_tiles", "next_p", "o_map", "o_row", "odd",
-    "other_lo", "own", "page", "page_of", "parity", "pin", "pitch", "previous", "probabilities",
-    "proxy_fence", "q_map", "q_rest", "q_row", "raise", "record", "records", "release", "release_k",
-    "release_v", "rescale", "round_p", "row_maxima", "scale_rows", "sees", "settled", "sooner",
-    "start_other", "start_pv", "start_qk", "step", "store_pieces", "store_shared", "threads",
-    "tma_commit", "tma_load", "tma_prefetch", "tma_store", "tma_wait", "tma_wait_read", "u64",
-    "uniform", "up", "v_map", "wait", "wait_for_launch", "warpgroup", "warpgroup_give_registers",
-    "warpgroup_take_registers", "warpgroups_meet", "wgmma", "wgmma_commit", "wgmma_descriptor",
-    "wgmma_fence", "wgmma_wait", "writes", "x0", "x1", "x2", "x3",
-))  # fmt: skip
-#: Every word that some kernel, or the declaration of a call, may have a use of its own for.
-WORDS = KERNEL | DECLARED | CPP | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER
+#: What a template fills in or leaves out, comments and strings; and a name that is no field of another.
+_NOT_TEXT = re.compile(r'\[\[.*?\]\]|\{%.*?%\}|\{#.*?#\}|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_NAME = re.compile(r"(?<![\w.])[A-Za-z]\w*")
+
+
+@cache
+def words() -> frozenset[str]:
+    """Every word that some kernel, or the declaration of a call, may have a use of its own for. Those of CUDA
+    are read off the templates of kernels and the headers that they include.
+    """
+    texts = [path for folder in ("cuda", "sm90") for path in resource("templates", folder).glob("*.cu.jinja")]
+    texts += (Path(__file__).parents[1] / "support").glob("*.cuh")
+    found = (_NAME.findall(_NOT_TEXT.sub(" ", path.read_text(encoding="utf-8"))) for path in texts)
+    return KERNEL | DECLARED | CPP | CUDA_MADE | frozenset(chain.from_iterable(found))
 
 
 def cannot_be_called(name: str) -> bool:
@@ -183,7 +135,7 @@ def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> boo
 def _clashes(name: str) -> bool:
     """Whether a kernel may have another use for the name of a value, or of a size."""
     is_parameter = name.startswith(("_", "stride_")) or name.endswith("_ptr")
-    return iskeyword(name) or is_parameter or name in WORDS
+    return iskeyword(name) or is_parameter or name in words()
 
 
 def own_name(name: str) -> str:

@@ -11,8 +11,7 @@ from attnc.expr.nodes import Const, Load
 from attnc.expr.show import show
 from attnc.model.products import group_size, is_static
 from attnc.model.tensors import DType, Role
-from attnc.plan.decode import MOST_SPLITS, has_fixed_splits
-from attnc.plan.device import DEVICES
+from attnc.plan.decode import IDLE_GAIN, MOST_SPLITS, has_fixed_splits
 from attnc.plan.ir import Arg, Bind, Kernel, Module
 from attnc.plan.ir_backward import Adjoint, Gradient, Part
 from attnc.plan.storage import is_plain, longest
@@ -110,15 +109,14 @@ def split(kernel: Kernel, text: DecodeText, most: int | None) -> Record:
     }
     if keys != "N":
         fields["keys"] = quoted(keys)
-    if text.pages:
-        fields["idle_gain"] = "1.2"
-    if any(kernel.split.staged):
-        readers = {device.capability // 10 for device in DEVICES.values() if device.has_mma_from_shared}
-        fields["staging"] = Items([str(major) for major in sorted(readers)])
+    if kernel.split.idle_gain != IDLE_GAIN:  # which support counts with where nothing is said
+        fields["idle_gain"] = str(kernel.split.idle_gain)
+    if kernel.split.staging:
+        fields["staging"] = Items([str(major) for major in kernel.split.staging])
     if most is not None and has_fixed_splits(kernel):
         fields["most"] = str(most)
-    if MOST_SPLITS != 128:
-        fields["counted"] = str(MOST_SPLITS)
+    if kernel.split.most != MOST_SPLITS:
+        fields["counted"] = str(kernel.split.most)
     return Record("Split", fields=fields)
 
 

@@ -19,11 +19,11 @@ from attnc.plan.names import (
     GLOBALS,
     INTERFACE,
     READ,
-    WORDS,
     cannot_be_called,
     cannot_be_passed,
     own_name,
     own_sizes,
+    words,
 )
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
@@ -150,7 +150,7 @@ def is_free(name: str) -> bool:
 def test_every_name_is_known(name: str) -> None:
     module = planned(**SPECS[name])
     (text,) = render_files(module, path="under_test.attn", sha256="0").values()
-    known = WORDS | GLOBALS | own(module) | {"t"}  # of softcap's tanh, and free where that is another name
+    known = words() | GLOBALS | own(module) | {"t"}  # of softcap's tanh, and free where that is another name
     assert {x for x in in_kernels(text) - known if not is_free(x)} == set(), "add them to attnc/plan/names.py"
     assert {x for x in at_the_top(text) - GLOBALS - own(module) if not is_free(x)} == set()
     assert read_by(text, "under_test") <= READ
@@ -165,10 +165,27 @@ def test_every_name_of_a_cuda_module_is_known(name: str) -> None:
     for source in (text for file, text in files.items() if file.endswith(".cu")):
         code = re.sub(r'//.*|"(?:\\.|[^"\\])*"|#.*', "", source)
         used |= set(re.findall(r"(?<![\w.])[A-Za-z]\w*", code))
-    unknown = used - WORDS - GLOBALS - own(module)
+    unknown = used - words() - GLOBALS - own(module)
     assert {x for x in unknown if not is_free(x)} == set(), "add them to attnc/plan/names.py"
     assert {x for x in at_the_top(text) - GLOBALS - own(module) if not is_free(x)} == set()
     assert read_by(text, "under_test") <= READ
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GENERATED.glob("*/cuda_*")), ids=lambda path: "/".join(path.parts[-2:])
+)
+def test_every_name_of_committed_kernels_is_known(path: Path) -> None:
+    """Of the Hopper target too: what is no word of kernels comes from the names of the spec."""
+    name = path.parent.name
+    modules = "".join(file.read_text(encoding="utf-8") for file in path.glob("*.py"))
+    tensors = set(re.findall(r'Tensor\("(\w+)"', modules))
+    sizes = set(re.findall(r"[A-Za-z]\w*", " ".join(re.findall(r'Tensor\("\w+", "\w+\[(.*?)\]"', modules))))
+    own = tuple(f"{d}{tensor}" for tensor in tensors - {*INPUTS, *OUTPUTS} for d in ("", "d"))
+    known = words() | sizes | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins), *PYTHON}
+    for file in path.glob("*.cu"):
+        code = re.sub(r'//.*|"(?:\\.|[^"\\])*"|#.*', "", file.read_text(encoding="utf-8"))
+        unknown = set(re.findall(r"(?<![\w.])[A-Za-z]\w*", code)) - known
+        assert {x for x in unknown if not is_free(x) and not x.startswith((name, *own))} == set(), file.name
 
 
 def test_words_of_cpp_can_name_inputs() -> None:

@@ -124,8 +124,11 @@ def _program(kernel: Kernel) -> Iterator[str]:
     if kernel.pack is not None:
         yield f"pack query heads, group = {show(kernel.pack.group)}"
     if kernel.split is not None:
-        visible = "all" if kernel.split.max_visible_keys is None else kernel.split.max_visible_keys
-        yield f"split keys {show(kernel.split.lo)} .. {show(kernel.split.hi)}, max_visible_keys = {visible}"
+        split = kernel.split
+        visible = "all" if split.max_visible_keys is None else split.max_visible_keys
+        told = [f"max_visible_keys = {visible}", f"at most {split.most}", f"idle_gain = {split.idle_gain}"]
+        told += [f"staging on {list(split.staging)}"] if split.staging else []
+        yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)
     if isinstance(kernel, Decode):
         parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
         yield f"columns of q and k: {', '.join(parts)}"
