@@ -23,12 +23,7 @@ from attnc.model.resolve import resolve
 from attnc.model.schedule import Choice, Value, whole_of
 from attnc.model.storage import MAX_PAGE
 from attnc.model.variants import MAX_VARIANTS
-from attnc.plan.names import (
-    CUDA_MODULE,
-    DISPATCH,
-    KERNELS,
-    MODULE,
-)
+from attnc.plan.names import DECODING, GLOBALS, KEYS_FIRST, READ, WITH_GRADIENTS
 from attnc.source import Source
 from attnc.syntax.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, MAX_TOKENS
 from attnc.syntax.parser import parse
@@ -224,14 +219,17 @@ def limits() -> str:
 
 
 def names() -> str:
-    """What generated modules call things of their own, and a spec therefore cannot."""
-    kernels = ", ".join(f"`<attention>_{kernel}...`" for kernel in KERNELS)
+    """What is a name of a generated module's interface, and a spec therefore cannot use for it."""
     kinds = {
-        "attentions and inputs": ("names that start with `_`", MODULE),
-        "inputs": (f"{kernels}; `d<input>` where its gradient is wanted", DISPATCH),
-        "attentions and inputs of CUDA schedules": ("names that start with `stride_`", CUDA_MODULE - MODULE),
+        "attentions": GLOBALS,
+        "inputs": READ,
+        "inputs beside `grad`, and `d<input>` of each": WITH_GRADIENTS,
+        "inputs beside `loops = [kv, q]`": KEYS_FIRST,
+        "inputs of decode schedules": DECODING,
+        "inputs of an attention with several schedules": {"schedule"},
     }
-    return "\n".join(f"- {kind}: {rule}; {_listed(words)}" for kind, (rule, words) in kinds.items())
+    rules = (f"- {kind}: {_listed(words)}" for kind, words in kinds.items())
+    return "\n".join(["- attentions and inputs: names that start with `_`", *rules])
 
 
 def _listed(words: Set[str]) -> str:

@@ -225,7 +225,7 @@ def schedules() -> str:
     return f"{table(grid)}\n{table(longest)}"
 
 
-def ranks() -> str:
-    """One GPU and four, once that has been measured."""
-    path = ROOT / "docs" / "figures" / "ranks_h200.json"
+def ranks(kernels: str) -> str:
+    """One GPU and several that run these kernels, once that has been measured."""
+    path = ROOT / "docs" / "figures" / f"ranks_{kernels}.json"
     return ranks_report.markdown(path) if path.exists() else "Not measured yet.\n"

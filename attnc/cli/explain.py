@@ -70,7 +70,7 @@ def explain(
     if ranks is not None:
         from attnc.cli.ranks import explain_ranks
 
-        explain_ranks(one_spec(spec), attention, variant, ranks, size, strategy, as_json=as_json)
+        explain_ranks(one_spec(spec), attention, variant, target, ranks, size, strategy, as_json=as_json)
         return
     from attnc.build import front, plan_program
     from attnc.effort import limited, renew

@@ -21,24 +21,30 @@ def explain_ranks(
     path: Path,
     attention: str | None,
     variant: str | None,
+    target: str | None,
     ranks: int,
     size: str,
     strategy: str | None,
     *,
     as_json: bool,
 ) -> None:
-    """Prints the plan of one call on several ranks."""
+    """Prints the plan of one call on several ranks. target: whose kernels are estimated; Triton's if None."""
+    from attnc.cli.bench import check_target
+    from attnc.distributed.estimate import rates_of
     from attnc.distributed.explain import as_dict, as_text, example
     from attnc.distributed.plan import Planner, widths_of
     from attnc.distributed.spans import Visibility
     from attnc.distributed.uncovered import check_covered
 
+    target = target or "triton"
+    check_target(target)
     chosen = _attention(path, attention, variant)
     check_covered(chosen)
     visibility = Visibility(chosen)
     sizes, remarks = example(chosen, sizes_of(size))
     try:
-        plan = Planner(visibility, widths_of(visibility), ranks).plan(sizes, strategy_of(strategy))
+        planner = Planner(visibility, widths_of(visibility), ranks, rates_of(target))
+        plan = planner.plan(sizes, strategy_of(strategy))
     except ValueError as failure:
         raise Mistake(str(failure), "leave --strategy out to have the shortest estimate") from None
     if as_json:

@@ -138,16 +138,14 @@ class SpreadKeys:
         return message, message[..., :width], lse
 
     def _joined(self, attention: Attention, every: torch.Tensor) -> Any:
-        """What the ranks found, weighed by exp(lse), rank by rank. A row that no rank has keys for is 0."""
-        width = every.shape[-1] - _PADDING
-        lse = every[..., width]
-        weights = torch.softmax(lse, 0).nan_to_num(0.0)  # -inf everywhere
-        o = (every[..., :width] * weights[..., None]).sum(0).to(TORCH[DType(attention.o.dtype)])
+        """What the ranks found, as one result."""
+        from attnc.runtime.joined import joined  # Triton, which is told first whether to interpret
+
+        o, lse = joined(every, every.shape[-1] - _PADDING, TORCH[DType(attention.o.dtype)])
         if attention.lse is None:
             return o
         rows = attention.o.roles[:-1]
-        total = torch.logsumexp(lse, 0)
-        return o, total.permute([rows.index(role) for role in attention.lse.roles])
+        return o, lse.permute([rows.index(role) for role in attention.lse.roles])
 
     def _named(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         names = [tensor.name for tensor in self.spec.attention.extras]

@@ -187,7 +187,7 @@ def _verify_rank(
     }
     cp = ContextParallel(source, attention=attention, target=target, **params)
     rows = []
-    for made in cases(variant.attention, count, 16 if gpus else 1):
+    for made in cases(variant.attention, count, 8 if gpus else 1):
         verdict = run_case(cp, variant, made, device)
         row = {"case": json.loads(made.case.to_json()), "strategy": made.strategy, "ok": verdict.ok}
         rows.append({**row, "message": verdict.message, "worst": verdict.worst, "where": verdict.where})

@@ -35,7 +35,7 @@ _LENGTH, _DECODE_LENGTH = 4096, 8192
 _ORDERS = {
     "forward_q_kv": "FlashAttention-2 loop order",
     "forward_kv_q": "FlashAttention-1 loop order",
-    "decode": "Flash-Decoding: rows of all heads of a group, shares of the keys",
+    "decode": "Flash-Decoding: rows of all heads of a group, splits of the keys",
 }
 
 
@@ -178,7 +178,7 @@ def _scale(kernel: ir.Kernel) -> str:
 def _unified(unified: UnifiedMax) -> str:
     if not unified.fallback:
         return "one maximum for all rows, without a fallback: no score can leave the bounds"
-    return "one maximum for all rows; a share with a row outside of the bounds is computed again"
+    return "one maximum for all rows; a split with a row outside of the bounds is computed again"
 
 
 def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:

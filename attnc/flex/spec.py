@@ -19,7 +19,8 @@ from attnc.flex.tape import Capture
 from attnc.flex.trace import Trace
 from attnc.model.names import NOT_FUNCTIONS, RESERVED
 from attnc.plan.default_schedule import Shape
-from attnc.plan.targets import TARGETS, schedule_for
+from attnc.plan.names import INTERFACE
+from attnc.plan.targets import schedule_for
 
 #: Element types of q, k and v.
 DTYPES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -194,9 +195,9 @@ class _Names:
 
 
 def _is_free(name: str) -> bool:
-    if name in RESERVED or keyword.iskeyword(name) or keyword.issoftkeyword(name):
-        return False
-    return not any(target.reserved.clashes_as_input(name, "flex") for target in TARGETS.values())
+    return not (
+        name in RESERVED or keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in INTERFACE
+    )
 
 
 def _title(mods: Sequence[Callable[..., Any] | None]) -> str:

@@ -2,7 +2,7 @@
 
 The query heads that share a KV head fill the rows of a tile (`pack = gqa`), so that K and V are read once for
 all of them, and programs share the keys of a sequence (`split.kv`, Flash-Decoding); the template `combine`
-joins what they found. A fixed number of shares, or shares of a fixed size, cut a sequence in the same
+joins what they found. A fixed number of splits, or splits of a fixed size, cut a sequence in the same
 places whatever else is in the batch: the bits of its result do not depend on the batch. With a fixed size
 they do not change either when a cache is given more room, and a prefix is cut like the sequences that
 continue it.
@@ -23,7 +23,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
-from attnc.plan.ir import Grid, Kernel, Regions, expressions_of
+from attnc.plan.ir import Decode, Grid, Kernel, Regions, expressions_of
 from attnc.plan.ir_decode import Pack, Split
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
@@ -39,11 +39,11 @@ from attnc.plan.unified_max import LONGEST, unified_max
 #: The query head of each row of a tile.
 ROW_HEAD = Ref("h", "int", ("q",), natural=True, within=(0, SIZE))
 SPLIT_LO, SPLIT_HI = Ref("split_lo", "int", natural=True), Ref("split_hi", "int")
-#: Most shares that `split.kv = auto` makes of a sequence.
+#: Most splits that `split.kv = auto` makes of a sequence.
 MOST_SPLITS = 128
 
 
-def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
+def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Decode:
     """The decode kernel of a normalised attention; the schedule is known to be lowerable."""
     target = target_of(schedule.target)
     choices = target.configs(variant, schedule)
@@ -63,7 +63,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         split = Split(
             lo=loops.loops[0].start,
             hi=loops.loops[-1].stop,
-            reach=reach(attention.mask),
+            max_visible_keys=max_visible_keys(attention.mask),
             staged=tuple(target.staged(variant, config) for config in choices),
         )
     softmax, score = plan_softmax(attention, default, names)
@@ -84,7 +84,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     kv_head = kv_head_of(attention)
     heads = (kv_heads(attention), *((pack.group,) if pack else ()))
     used = (*expressions_of(program, outer, loops, step, softmax), kv_head, *heads)
-    return Kernel(
+    return Decode(
         name=f"{attention.name}_forward",
         structure="decode",
         grid=Grid(over="q", persistent=False, longest_first=False),
@@ -92,7 +92,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
         dims=sizes(attention, dims_of(used)),
         program=program,
         outer=outer,
-        regions=loops if split is None else _shared(loops),
+        regions=loops if split is None else _within_split(loops),
         step=step,
         softmax=softmax,
         tma=False,
@@ -111,7 +111,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     )
 
 
-def reach(mask: Expr) -> int | None:
+def max_visible_keys(mask: Expr) -> int | None:
     """The most keys that a row can see, if that is the same number wherever the row is: 129 where it sees 128
     before its own, None for a plain causal mask.
     """
@@ -158,8 +158,8 @@ def _per_row(attention: Attention) -> Attention:
     )
 
 
-def share_of(config: Config) -> int:
-    """Keys of a share, if the config fixes them; 0 if shares are counted instead."""
+def keys_of_split(config: Config) -> int:
+    """Keys of a split, if the config fixes them; 0 if splits are counted instead."""
     match config.split_kv:
         case Choice(args={"size": int() as size}):
             return size
@@ -167,17 +167,17 @@ def share_of(config: Config) -> int:
             return 0
 
 
-def has_fixed_shares(kernel: Kernel) -> bool:
-    """Whether any config cuts sequences into shares of a fixed number of keys."""
-    return kernel.split is not None and any(map(share_of, kernel.configs))
+def has_fixed_splits(kernel: Kernel) -> bool:
+    """Whether any config cuts sequences into splits of a fixed number of keys."""
+    return kernel.split is not None and any(map(keys_of_split, kernel.configs))
 
 
 def _splits(choices: tuple[Config, ...]) -> int:
-    """The most shares that any config makes of a sequence of LONGEST keys."""
-    return max(map(_shares, choices))
+    """The most splits that any config makes of a sequence of LONGEST keys."""
+    return max(map(_split_count, choices))
 
 
-def _shares(config: Config) -> int:
+def _split_count(config: Config) -> int:
     match config.split_kv:
         case int() as count:
             return count
@@ -187,9 +187,9 @@ def _shares(config: Config) -> int:
             return MOST_SPLITS
 
 
-def _shared(loops: Regions) -> Regions:
-    """The loops cut to the program's share: the first begins no earlier, the last ends no later, the borders
-    between them move into the share.
+def _within_split(loops: Regions) -> Regions:
+    """The loops cut to the program's split: the first begins no earlier, the last ends no later, the borders
+    between them move into the split.
     """
     last = len(loops.loops) - 1
     return replace(

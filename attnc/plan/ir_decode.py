@@ -1,4 +1,4 @@
-"""What decode kernels have besides: packed query heads, shares of the keys, parts of the columns."""
+"""What decode kernels have besides: packed query heads, splits of the keys, parts of the columns."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Split:
     """Flash-Decoding: programs share the keys lo .. hi - 1 that a row tile visits, whole tiles each.
 
     The bounds are found on the device, so the number of programs, which is all that a launch fixes, does not
-    depend on any length. A share may be empty.
+    depend on any length. A split may be empty.
 
-    reach: the most keys that one row visits, where the mask limits them to a window; None: as many as there
-    are. staged: bytes of shared memory that a block of each config takes where tensor cores read tiles
-    there, 0 if no more than elsewhere (`Target.staged`).
+    max_visible_keys: the most keys that one row visits, where the mask limits them to a window; None: as many
+    as there are. staged: bytes of shared memory that a block of each config takes where tensor cores read
+    tiles there, 0 if no more than elsewhere (`Target.staged`).
     """
 
     lo: Expr
     hi: Expr
-    reach: int | None
+    max_visible_keys: int | None
     staged: tuple[int, ...]
 
 
@@ -48,7 +48,7 @@ class Part:
 class UnifiedMax:
     """FlashDecoding++: every row subtracts `phi` in place of its maximum.
 
-    low, high: where the row's largest exponent s - phi may lie; fallback: it may lie elsewhere, and the share
+    low, high: where the row's largest exponent s - phi may lie; fallback: it may lie elsewhere, and the split
     is then computed again with a running maximum. All in base-2 units.
     """
 

@@ -13,7 +13,7 @@ from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir_decode import decode_knobs, is_decode
-from attnc.plan.names import Reserved
+from attnc.plan.names import cannot_be_called, cannot_be_passed
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.softmax import check_softmax
 from attnc.plan.storage import capacity, has_rows, is_plain
@@ -29,7 +29,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     if target is None:
         yield unsupported(f"'{schedule.target}' has no kernels yet", schedule.span, "for it", INSTEAD)
         return
-    yield from _names(variant, target.reserved)
+    yield from _names(variant, schedule)
     knobs = knobs_of(schedule, "forward")
     yield from _sizes(variant)
     yield from _of_others(schedule, knobs)
@@ -87,7 +87,7 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
             case "order", "longest_first":
                 label = "few q tiles, all as long"
                 yield unsupported("the decode kernel has no order of q tiles", knob.span, label)
-    yield from _whole_shares(knobs)
+    yield from _whole_splits(knobs)
     if attention.q.storage.is_packed:
         span = attention.q.storage.span
         yield unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
@@ -97,8 +97,8 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
         )
 
 
-def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Shares of a fixed number of keys are made of whole tiles."""
+def _whole_splits(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Splits of a fixed number of keys are made of whole tiles."""
     tiles = knobs["tile.kv"].choices if "tile.kv" in knobs else (64,)
     split = knobs.get("split.kv")
     for choice in split.choices if split else ():
@@ -107,9 +107,9 @@ def _whole_shares(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
                 cut = [tile for tile in tiles if isinstance(tile, int) and size % tile]
                 if cut and split:
                     yield unsupported(
-                        f"shares of {size} keys are not made of whole tiles of {cut[0]}",
+                        f"splits of {size} keys are not made of whole tiles of {cut[0]}",
                         split.span,
-                        "a share begins and ends with a tile",
+                        "a split begins and ends with a tile",
                         f"write a multiple of {max(tile for tile in tiles if isinstance(tile, int))}",
                     )
 
@@ -205,21 +205,20 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
             )
 
 
-def _names(variant: Variant, reserved: Reserved) -> Iterator[Diagnostic]:
-    """Names that mean something else in the generated module."""
+def _names(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Names that mean something else in the interface of the generated module."""
     attention = variant.attention
-    gradients = {f"d{name}" for name in attention.grads}
-    named = [("attention", attention.name, attention.span)] if reserved.clashes(attention.name) else []
+    named = [("attention", attention.name, attention.span)] if cannot_be_called(attention.name) else []
     named += [
         ("input", tensor.name, tensor.span)
         for tensor in attention.inputs
-        if reserved.clashes_as_input(tensor.name, attention.name) or tensor.name in gradients
+        if cannot_be_passed(tensor.name, attention, schedule)
     ]
     for what, name, span in named:
         yield unsupported(
             f"the {what} cannot be called '{name}' in a generated module",
             span,
-            "the generated code has a meaning for it",
+            "its interface has a name like this",
             "give it another name",
         )
 

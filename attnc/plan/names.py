@@ -1,18 +1,20 @@
 """Names that generated modules use for themselves, and what becomes of a spec's names that clash with them.
 
-In a kernel, a value that is loaded from an input gets another name (`LoadNames`), and so does a size
-(`own_sizes`). The callable's parameters are the spec's inputs by name: there a clash is refused
-(`check_lowerable`).
+In a kernel, a value that is loaded from an input then gets another name (`LoadNames`), and so does a size
+(`own_sizes`). Attentions and inputs are names of the module's interface: what clashes there is refused
+(`check_lowerable`), and that is a parameter or a tensor which the function really has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import chain, count
 from keyword import iskeyword
 
 from attnc.expr.functions import REAL
+from attnc.model.attention import Attention
+from attnc.model.schedule import Schedule, knobs_of
+from attnc.plan.ir_decode import is_decode
 
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.
 KERNEL = frozenset((
@@ -31,37 +33,35 @@ KERNEL = frozenset((
     "own_page", "PDL", "q_first", "q_head", "q_hi", "q_idx", "q_lo", "q_pos", "q_rows", "q_tiles", "range",
     "rank",
     "row", "row_lo", "row_tiles", "ROWS", "rows", "run", "s", "SCALE", "score", "SECTION", "section",
-    "SHARE", "share", "shift", "SPLIT", "split", "split_hi", "split_lo", "SPLITS", "start", "stop", "tile",
+    "SHARE", "share", "shares", "shift", "SPLIT", "split", "split_hi", "split_lo", "SPLITS", "start",
+    "stop", "tile",
     "third_page", "tiles", "tl", "TMA", "torch", "triton", "TWO_LOG2E", "V", "v", "weight", "zero",
     "ZERO_FILL",
 ))  # fmt: skip
-#: Globals of a module, and variables of its callables.
-MODULE = frozenset((
-    "acc", "ast", "backward", "backward_config", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "call", "chosen",
-    "combine", "Config", "fallbacks",
-    "config", "CONFIGS", "configs", "ctx", "delta", "dk", "dk_config", "dkdv_config", "dlse", "do", "dq",
-    "dq_config", "dv", "dv_config", "enumerate", "fixed", "float", "forward", "functools", "grid", "inspect",
-    "launches",
-    "isinstance", "key_tiles", "l", "layout", "layouts", "LAZY", "len", "LN2", "LOG2E", "lse2", "m", "made",
-    "M_padded", "NamedTuple", "out", "pages", "parts", "range", "results", "rows", "rows_config",
-    "RuntimeError",
-    "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",
-    "Tuned", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
-    "AttributeError", "least", "map", "max", "min", "PARAMS", "VARIANTS",
-    "Backward", "CALL", "Gradient", "Kernel", "Made", "Part", "Split", "Tensor", "TritonAttention",
+#: What the texts of a declared call mention besides sizes: configs, tiles, counts of programs and splits.
+DECLARED = frozenset((
+    "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "dk_config", "dkdv_config", "dq_config", "dq_floats",
+    "dv_config", "EARLY_DP", "KV_SECTION", "M_padded", "PARTS", "PDL", "ROW_TILE", "rows", "rows_config",
+    "SECTION", "SHARE", "shared", "SPLIT", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
 ))  # fmt: skip
-#: Variables of the function beside a target's modules, which picks one of them and takes the same inputs.
-DISPATCH = frozenset(("iter", "key", "list", "next", "options", "schedule", "sizes"))
-#: The same of a CUDA module: what its callable and the module have besides.
-CUDA_MODULE = frozenset((
-    "acc", "Any", "args", "Callable", "Config", "config", "CONFIGS", "ctypes", "CudaAttention", "Kernels",
-    "Gpu", "gpu",
-    "hashlib", "joining", "kernels", "l", "launch", "m", "NamedTuple", "numbers", "os", "out", "parts",
-    "Path", "rows", "rows_aligned", "stat", "struct", "tempfile", "torch", "TUNED",
-    "section", "kv_section", "dq_sum",
-    "dk_at", "do_at", "dq_at", "dv_at", "k_at", "o_at", "q_at", "v_at",
-    "ROW_TILE",
+#: Globals of a module and of the file beside the modules, whatever the target.
+GLOBALS = frozenset((
+    "Backward", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "CALL", "Config", "CONFIGS", "CudaAttention",
+    "Gradient", "GUESS", "HIGH", "HopperAttention", "Kernel", "Kernels", "LAZY", "LN2", "LOG2E", "LOW",
+    "Made", "NamedTuple", "PARAMS", "Part", "PHI", "SCALE", "Split", "Tensor", "TmaKernels",
+    "TritonAttention", "TUNED", "Tuned", "TWO_LOG2E", "VARIANTS",
 ))  # fmt: skip
+#: What the function beside the modules reads, which takes their inputs too.
+READ = frozenset(("CALL", "isinstance", "iter", "list", "next", "options", "ValueError", "VARIANTS"))
+#: Parameters and tensors of a function with gradients, of one whose outer loop runs over keys, and of one
+#: that decodes.
+WITH_GRADIENTS = frozenset((
+    "backward_config", "delta", "dk", "dlse", "do", "dq", "dq_sum", "dv", "lse2",
+))  # fmt: skip
+KEYS_FIRST = frozenset(("acc", "l", "m"))
+DECODING = frozenset(("fallbacks", "parts"))
+#: What some schedule has, so that no input is called so where any may follow.
+INTERFACE = READ | WITH_GRADIENTS | KEYS_FIRST | DECODING | {"schedule"}
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((
     "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case",
@@ -132,70 +132,63 @@ CUDA_BACKWARD = frozenset((
 ))  # fmt: skip
 #: Names in the kernels of the Hopper target besides.
 CUDA_HOPPER = frozenset((
-    "ABOVE", "BARRIERS", "BARRIERS_AT", "CONSUMERS", "COPY_REGISTERS", "ENTRY_REGISTERS", "K_AT",
-    "K_BYTES", "K_EMPTY", "K_FULL", "LIMIT", "MULTIPLY_REGISTERS", "No", "OVERLAP", "O_AT", "O_BYTES",
-    "O_TILES", "PIECES", "QK_PIECES", "Q_AT", "Q_BYTES", "Q_EMPTY", "Q_FULL", "Q_TILES", "RECORDS",
-    "RECORDS_AT", "RECORD_EMPTY", "RECORD_FULL", "Record", "Ring", "TensorMap", "VECTORS", "V_AT",
-    "V_BYTES", "V_EMPTY", "V_FULL", "V_PIECES", "X_AT", "X_BYTES", "X_EMPTY", "X_FULL", "Yes",
-    "accumulate", "again", "all_meet", "arrivals", "arrives", "barrier", "barrier_of", "base", "batch",
-    "bytes", "claim", "clear_values", "consumer", "copy_tiles", "count_lanes", "drop", "even",
-    "exponent", "exponentials", "factor", "failed", "find_tiles", "finish", "finish_pv", "first_byte",
-    "first_p", "grows", "index", "is_partial", "joins", "k_map", "keep_four", "kind", "last_tile",
-    "leading", "leads", "least", "least_kept", "load_vectors", "may_be_partial", "mbarrier_arrive",
+    "ABOVE", "A_BY_ROWS", "BARRIERS", "BARRIERS_AT", "BLOCKS", "BOX", "BOXES", "B_BY_ROWS", "CONSUMERS",
+    "COPY_REGISTERS", "EMPTY", "ENTRY_REGISTERS", "FULL", "Four", "HALF", "K_AT", "K_BYTES", "K_EMPTY",
+    "K_FULL", "LANES", "LIMIT", "MAXIMA_AT", "MULTIPLY_REGISTERS", "No", "OVERLAP", "O_AT", "O_BYTES",
+    "O_TILES", "PARTS", "PIECES", "P_AT", "P_FULL", "QK_PIECES", "Q_AT", "Q_BYTES", "Q_EMPTY", "Q_FULL",
+    "Q_TILES", "RECORDS", "RECORDS_AT", "RECORD_EMPTY", "RECORD_FULL", "REST", "Record", "Ring",
+    "SHARERS", "SUMS_AT", "TILES_END", "TensorMap", "VECTORS", "V_AT", "V_BYTES", "V_EMPTY", "V_FULL",
+    "V_PIECES", "X_AT", "X_BYTES", "X_EMPTY", "X_FULL", "Yes", "accumulate", "again", "all_meet",
+    "allow_next_launch", "arrivals", "arrives", "at_piece", "barrier", "barrier_of", "base", "batch",
+    "begin", "boxes", "bytes", "claim", "clear_values", "consumer", "copy_tiles", "count_lanes", "drop",
+    "end", "even", "exponent", "exponentials", "factor", "failed", "find_tiles", "finish", "finish_pv",
+    "first_byte", "first_chunk", "first_p", "first_piece", "follows", "full", "given", "grows", "index",
+    "is_partial", "joins", "k_map", "keep_four", "kind", "last_tile", "later", "leading", "leads",
+    "least", "least_kept", "load_shared", "load_vectors", "may_be_partial", "mbarrier_arrive",
     "mbarrier_arrive_if", "mbarrier_expect", "mbarrier_fence", "mbarrier_init", "mbarrier_wait",
     "met_hi", "mine", "more", "most", "moves", "multiply_tiles", "next_p", "o_map", "o_row", "odd",
-    "parity", "pin", "pitch", "previous", "proxy_fence", "q_map", "record", "records", "release_k",
-    "release_v", "round_p", "row_maxima", "scale_rows", "sees", "settled", "start_pv", "start_qk",
-    "step", "store_pieces", "store_shared", "threads", "tma_commit", "tma_load", "tma_prefetch",
-    "tma_store", "tma_wait", "tma_wait_read", "u64", "uniform", "up", "v_map", "warpgroup",
-    "warpgroup_give_registers", "warpgroup_take_registers", "warpgroups_meet", "wgmma", "wgmma_commit",
-    "wgmma_descriptor", "wgmma_fence", "wgmma_wait", "writes", "x0", "x1", "x2", "x3",
+    "other_lo", "own", "page", "page_of", "parity", "pin", "pitch", "previous", "probabilities",
+    "proxy_fence", "q_map", "q_rest", "q_row", "raise", "record", "records", "release", "release_k",
+    "release_v", "rescale", "round_p", "row_maxima", "scale_rows", "sees", "settled", "sooner",
+    "start_other", "start_pv", "start_qk", "step", "store_pieces", "store_shared", "threads",
+    "tma_commit", "tma_load", "tma_prefetch", "tma_store", "tma_wait", "tma_wait_read", "u64",
+    "uniform", "up", "v_map", "wait", "wait_for_launch", "warpgroup", "warpgroup_give_registers",
+    "warpgroup_take_registers", "warpgroups_meet", "wgmma", "wgmma_commit", "wgmma_descriptor",
+    "wgmma_fence", "wgmma_wait", "writes", "x0", "x1", "x2", "x3",
 ))  # fmt: skip
-#: What the names of an attention's kernels end with, or go on with.
-KERNELS = ("forward", "backward", "combine", "preprocess")
+#: Every word that some kernel, or the declaration of a call, may have a use of its own for.
+WORDS = KERNEL | DECLARED | CPP | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
-    """The words that modules for a target use. module: globals and variables of callables; kernel: names
-    inside kernels; has_strides: callables read the strides of their arguments into variables.
+def cannot_be_called(name: str) -> bool:
+    """Whether a module cannot have a function of this name."""
+    return iskeyword(name) or name in GLOBALS or name.startswith("_")
+
+
+def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> bool:
+    """Whether the function of an attention cannot have an input of this name: one of its parameters, or a
+    tensor of its own that kernels take, is called so.
     """
-
-    module: frozenset[str]
-    kernel: frozenset[str]
-    has_strides: bool
-
-    def clashes(self, name: str) -> bool:
-        """Whether a module cannot have a parameter or a function of this name."""
-        is_stride = self.has_strides and name.startswith("stride_")
-        return iskeyword(name) or name in self.module or name.startswith("_") or is_stride
-
-    def clashes_as_input(self, name: str, attention: str) -> bool:
-        """Whether no input can have this name: a variable has it, or a kernel of the attention may have
-        it.
-        """
-        is_kernel = name.startswith(tuple(f"{attention}_{kernel}" for kernel in KERNELS))
-        return self.clashes(name) or name in DISPATCH or is_kernel
-
-    def clashes_as_size(self, name: str) -> bool:
-        """Whether a module has other uses for this name of a size, which it calls otherwise then."""
-        is_parameter = name.startswith("stride_") or name.endswith("_ptr")
-        return self.clashes(name) or name in self.kernel or is_parameter
+    if iskeyword(name) or name in READ or name.startswith("_"):
+        return True
+    own = {"schedule"} if schedule.label else set()
+    if attention.grads:
+        own |= WITH_GRADIENTS | {f"d{tensor}" for tensor in attention.grads}
+    loops = knobs_of(schedule, "forward").get("loops")
+    if loops is not None and ("kv", "q") in loops.choices:
+        own |= KEYS_FIRST
+    return name in (own | DECODING if is_decode(schedule) else own)
 
 
-#: Of modules whose kernels are Triton's, and of those whose kernels are C++.
-TRITON = Reserved(module=MODULE, kernel=KERNEL, has_strides=False)
-CUDA = Reserved(
-    module=MODULE | CUDA_MODULE,
-    kernel=KERNEL | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER | CPP,
-    has_strides=True,
-)
+def _clashes(name: str) -> bool:
+    """Whether a kernel may have another use for the name of a value, or of a size."""
+    is_parameter = name.startswith(("_", "stride_")) or name.endswith("_ptr")
+    return iskeyword(name) or is_parameter or name in WORDS
 
 
 def own_name(name: str) -> str:
     """What a kernel calls a value of this name, whatever its target."""
-    taken = name in CUDA.kernel or TRITON.clashes_as_size(name)
-    return f"{name.lstrip('_')}_value" if taken else name
+    return f"{name.lstrip('_')}_value" if _clashes(name) else name
 
 
 def own_sizes(names: Collection[str], inputs: Collection[str]) -> dict[str, str]:
@@ -208,8 +201,7 @@ def own_sizes(names: Collection[str], inputs: Collection[str]) -> dict[str, str]
     found: dict[str, str] = {}
     taken = {*names, *inputs}
     for name in names:
-        clashes = TRITON.clashes_as_size(name) or CUDA.clashes_as_size(name)
-        if clashes or name in gradients or name.startswith(values):
+        if _clashes(name) or name in gradients or name.startswith(values):
             plain = f"{name.strip('_')}_size"
             others = (f"{plain}_{i}" for i in count(2))
             fresh = next(free for free in chain((plain,), others) if free not in taken)

@@ -147,7 +147,7 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Arr
 
     for named, expr in _scalars(kernel):
         names[named] = value(expr, first.shape)
-    if kernel.split is not None:  # the picture is of all shares together
+    if kernel.split is not None:  # the picture is of all splits together
         names |= {f"split_{end}": value(getattr(kernel.split, end), first.shape) for end in ("lo", "hi")}
     for loop in kernel.regions.loops:
         start, stop = value(loop.start, first.shape), value(loop.stop, first.shape)

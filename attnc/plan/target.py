@@ -20,7 +20,6 @@ from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
-from attnc.plan.names import Reserved
 from attnc.plan.picture import Picture
 
 
@@ -28,8 +27,7 @@ from attnc.plan.picture import Picture
 class Target(ABC):
     """name: as schedules say it, "cuda.sm_80"; devices: those that its kernels run on.
 
-    family: what targets with the same kernels share, and the name of their folders; reserved: the words that
-    its modules use.
+    family: what targets with the same kernels share, and the name of their folders.
     cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`excluded.with_edges`).
     has_backward: there are kernels for gradients; has_f32_dq: that of q can be f32 where q is not, as
     those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
@@ -40,7 +38,6 @@ class Target(ABC):
     name: str
     devices: tuple[Device, ...]
     family: ClassVar[str]
-    reserved: ClassVar[Reserved]
     cuts_edges: ClassVar[bool]
     always_fills: ClassVar[bool]
     has_backward: ClassVar[bool]

@@ -2,7 +2,7 @@
 
 With exp(s - phi) in place of exp(s - m) partial sums need no maximum, no rescaling and no exchange: they are
 added. That is right while the largest exponent of a row stays in a range [a, b]: above it sums overflow,
-below it probabilities underflow in their own type. A share of the keys in which it does not is computed again
+below it probabilities underflow in their own type. A split of the keys in which it does not is computed again
 with a running maximum.
 """
 

@@ -16,7 +16,7 @@ from typing import Any
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import block, feature
-from attnc.plan.decode import share_of
+from attnc.plan.decode import keys_of_split
 from attnc.plan.device import Device
 from attnc.plan.ir import kernels_of
 from attnc.plan.layout import Which
@@ -105,7 +105,7 @@ class TritonCompiler(Toolchain):
         """Backward kernels are launched without a gradient of lse."""
         if kernel == "forward":
             forward = module.kernels[0]
-            share = 0 if forward.split is None else share_of(forward.configs[position])
+            share = 0 if forward.split is None else keys_of_split(forward.configs[position])
             constants = {"SPLIT": forward.split is not None, "PDL": device.has_tma, "SHARE": share}
             return _usage(module, forward, position, device, constants)
         planned = kernels_of(module)[kernel].kernel

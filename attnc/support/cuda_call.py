@@ -57,11 +57,12 @@ class Kernels:
 
 
 class Ready(NamedTuple):
-    """One of the kernels of a launch."""
+    """One of the kernels of a launch. joins: the parts that the one before it has made."""
 
     name: str
     config: KernelConfig
     blocks: int
+    joins: bool = False
 
 
 class Arguments(NamedTuple):
@@ -141,7 +142,7 @@ class CudaLaunch:
         """The driver's cuLaunchKernel, but for the stream and the arguments."""
         from cupy.cuda import driver
 
-        name, config, blocks = kernel
+        name, config, blocks, _ = kernel
         function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
         return functools.partial(
             driver.launchKernel, function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared
@@ -229,7 +230,8 @@ def ready(launch: Kernels, names: Names) -> list[Ready]:
             continue
         config = names[f"{kernel.config}_config" if kernel.config else "config"]
         sizes = {**names, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
-        kernels.append(Ready(kernel.name, kernel.configured(config), evaluate(kernel.blocks, sizes)))
+        blocks = evaluate(kernel.blocks, sizes)
+        kernels.append(Ready(kernel.name, kernel.configured(config), blocks, kernel.joins))
     return kernels
 
 

@@ -11,7 +11,7 @@ from attnc.expr.nodes import Const, Load
 from attnc.expr.show import show
 from attnc.model.products import group_size, is_static
 from attnc.model.tensors import DType, Role
-from attnc.plan.decode import MOST_SPLITS, has_fixed_shares
+from attnc.plan.decode import MOST_SPLITS, has_fixed_splits
 from attnc.plan.device import DEVICES
 from attnc.plan.ir import Arg, Bind, Kernel, Module
 from attnc.plan.ir_backward import Adjoint, Gradient, Part
@@ -99,7 +99,8 @@ def split(kernel: Kernel, text: DecodeText, most: int | None) -> Record:
     assert kernel.split is not None
     attention = text.module.variant.attention
     keys = show(longest(attention, Role.KEY))
-    visited = keys if kernel.split.reach is None else f"min({keys}, {kernel.split.reach} + BLOCK_M)"
+    most_visible = kernel.split.max_visible_keys
+    visited = keys if most_visible is None else f"min({keys}, {most_visible} + BLOCK_M)"
     columns = text.d + (0 if text.rows("v").tensor == "k" else text.dv)
     fields: dict[str, Value] = {
         "tiles": quoted(tiles(text)),
@@ -114,7 +115,7 @@ def split(kernel: Kernel, text: DecodeText, most: int | None) -> Record:
     if any(kernel.split.staged):
         readers = {device.capability // 10 for device in DEVICES.values() if device.has_mma_from_shared}
         fields["staging"] = Items([str(major) for major in sorted(readers)])
-    if most is not None and has_fixed_shares(kernel):
+    if most is not None and has_fixed_splits(kernel):
         fields["most"] = str(most)
     if MOST_SPLITS != 128:
         fields["counted"] = str(MOST_SPLITS)

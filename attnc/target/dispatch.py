@@ -69,6 +69,7 @@ def _render_schedules(
     for module in family:
         members[plain_name(module)].append((module.label, module.variant.name))
     read, sizes = _sizes(attention)
+    call = FamilySignature(attention, family, _chosen(selectors))
     text = (
         template_environment()
         .get_template("dispatch_schedules.py.jinja")
@@ -77,7 +78,9 @@ def _render_schedules(
             target=family[0].target,
             spec=comment(path),
             command=command(path),
-            call=FamilySignature(attention, family, _chosen(selectors)),
+            call=call,
+            key=_free("key", call),
+            size_name=_free("sizes", call),
             selectors=selectors,
             variants=[(values[name], modules) for name, modules in members.items()],
             sizes=sizes,
@@ -137,6 +140,7 @@ def _render_variants(
             spec=comment(path),
             command=command(path),
             call=call,
+            key=_free("key", call),
             selectors=selectors,
             are_tensors=_are_tensors(selector.tensor for selector in selectors),
             variants=[
@@ -148,6 +152,14 @@ def _render_variants(
     return tidy(text)
 
 
+def _free(name: str, call: FamilySignature | ProjectionSignature) -> str:
+    """The name of a variable of the function, whose parameters may be called so."""
+    taken = {parameter.partition(":")[0] for parameter in call.parameters}
+    while name in taken:
+        name += "_"
+    return name
+
+
 def _chosen(selectors: Iterable[Selector]) -> list[str]:
     """The params that are keywords."""
     return [selector.param for selector in selectors if selector.default]
@@ -155,6 +167,8 @@ def _chosen(selectors: Iterable[Selector]) -> list[str]:
 
 def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
     for tensor in inputs:
+        if tensor.storage.is_part:  # no argument
+            continue
         if tensor.dtype == param:
             return Selector(param=param, expression=f"{tensor.name}.dtype", tensor=tensor)
         for axis, size in enumerate(tensor.shape):

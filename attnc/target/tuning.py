@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnc.plan.decode import has_fixed_shares, share_of
+from attnc.plan.decode import has_fixed_splits, keys_of_split
 from attnc.plan.ir import Kernel, Module, kernels_of
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.target.quote import literal
@@ -35,8 +35,8 @@ def config_text(kernel: Kernel, position: int) -> str:
     if kernel.split is not None:
         count = config.split_kv
         values.append(str(count if isinstance(count, int) else 0))
-        if has_fixed_shares(kernel):
-            values.append(str(share_of(config)))
+        if has_fixed_splits(kernel):
+            values.append(str(keys_of_split(config)))
         if any(kernel.split.staged) and kernel.split.staged[position]:
             values.append(f"staged={kernel.split.staged[position]}")
     return ", ".join(values)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from attnc.expr.nodes import Const, Expr, Search, walk
 from attnc.model.tensors import Paged, Ragged
 from attnc.plan import ir
-from attnc.plan.decode import MOST_SPLITS, share_of
+from attnc.plan.decode import MOST_SPLITS, keys_of_split
 from attnc.plan.ir import kernels_of
 from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule, impl_of
 from attnc.verify.runners import runner_of
@@ -150,7 +150,7 @@ def _shares(name: str, kernel: ir.Kernel, config: Any) -> Iterator[Boundary]:
     for shares in (2, 16):  # they are joined as a power of two
         yield Boundary(name=f"shares joined as {shares}", quantity="shares", value=shares)
     yield Boundary(name="most shares", quantity="shares", value=MOST_SPLITS, reach="large")
-    if share := share_of(config):
+    if share := keys_of_split(config):
         yield _near(f"fixed({share}) of {name}", "keys", share, name, (("share", share),))
 
 

@@ -25,7 +25,7 @@ from attnc.resources import resource
 from attnc.runtime.cache import cache_folder
 from attnc.verify.tensor_map import tensor_map
 
-_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+(?:, 1)?\)\s+(\w+)\(')
+_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+(?:, (\w+))?\)\s+(\w+)\(')
 _DEFINE = re.compile(r"-D(\w+)=(\d+)")
 #: Bytes for stacks and state of a launch, at most.
 _MEMORY = 1 << 30
@@ -42,7 +42,7 @@ const char* simt_run_%(kernel)s(
     const Args* args, int blocks, int threads, int bytes, unsigned long long seed, char* memory)
 {
     simt_args = args;
-    return simt::launch(simt_kernel_%(kernel)s, blocks, threads, bytes, seed, memory);
+    return simt::launch(simt_kernel_%(kernel)s, blocks, threads, bytes, seed, memory, %(resident)s);
 }
 """
 
@@ -76,7 +76,7 @@ def launch(
     folder: of the templates, whose `simt.h` the source includes.
     """
     library = _compiled(source, tuple(sorted(defines.items())), folder)
-    run = getattr(library, f"simt_run_{kernel or _KERNEL.findall(source)[0]}")
+    run = getattr(library, f"simt_run_{kernel or _KERNEL.findall(source)[0][1]}")
     run.restype = ctypes.c_char_p
     problem = run(args, blocks, threads, shared, ctypes.c_uint64(seed), ctypes.c_void_p(_memory()))
     if problem:
@@ -120,7 +120,7 @@ def attach(module: ModuleType) -> None:
     class SimulatedLaunch(call.launch_type):  # type: ignore[misc]  # of the module's support package
         def starter(self, aligned: bool) -> Callable[[bytes], None]:
             def start(args: bytes) -> None:
-                for name, config, blocks in self.kernels:
+                for name, config, blocks, _ in self.kernels:
                     if blocks == 0:
                         continue
                     options = self.program.options(config, aligned, self.gpu.arch)
@@ -169,7 +169,9 @@ def _compiled(source: str, defines: tuple[tuple[str, int | str], ...], folder: s
     found = _KERNEL.findall(source)
     if not found:
         raise ValueError("the source has no kernel")
-    text = "".join([source, _ARGUMENTS, *(_ENTRY % {"kernel": name} for name in found)])
+    text = "".join(
+        [source, _ARGUMENTS, *(_ENTRY % {"kernel": name, "resident": blocks or 1} for blocks, name in found)]
+    )
     flags = [f"-D{name}={value}" for name, value in defines]
     content = "\0".join([text, *headers, *flags])
     library = cache_folder() / f"{hashlib.sha256(content.encode()).hexdigest()}.so"

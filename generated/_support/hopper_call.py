@@ -33,16 +33,17 @@ _MOST_MAPS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class TmaKernels(Kernels):
-    """Kernels whose struct of arguments begins with tensor maps, and has the address of a counter behind the
-    others. maps: by tensor the rows of a box.
+    """Kernels whose struct of arguments begins with tensor maps. maps: by tensor the rows of a box. counts:
+    they have the address of a counter behind the others.
     """
 
     maps: Mapping[str, str] = field(default_factory=dict)
+    counts: bool = True
 
 
 class Box(NamedTuple):
-    """A tensor as TMA sees it, from its inside: columns, rows, heads, batch. strides: in bytes, of all but
-    columns; rows: of a box.
+    """A tensor as TMA sees it, from its inside: columns, rows, heads, batch or pages. strides: in bytes, of
+    all but columns; rows: of a box.
     """
 
     dtype: torch.dtype
@@ -59,7 +60,7 @@ class Box(NamedTuple):
 def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
     """The box of a declared tensor; an axis that it has not, or of size 1, has any stride."""
     sizes, strides = [memory.shape[-1]], []
-    for letter in ("m" if "m" in tensor.axes else "n", "h", "b"):
+    for letter in ("m" if "m" in tensor.axes else "n", "h", "p" if "p" in tensor.axes else "b"):
         axis = tensor.axes.find(letter)
         size = 1 if axis < 0 else memory.shape[axis]
         sizes.append(max(1, size))
@@ -137,13 +138,63 @@ class HopperProgram(Program):
     """Kernels for sm_90a, and those of sm_80 that are compiled for it too."""
 
     def options(self, config: KernelConfig, aligned: bool, arch: str) -> tuple[str, ...]:
-        if config.Q_TILES:
+        if getattr(config, "Q_TILES", 0):
             defines = {name: x for name, x in config._asdict().items() if name.isupper() and name != "WARPS"}
         else:
             defines = defined(config, aligned)
         # lambdas of many types are no host code
         flags = ("-arch=sm_90a", "-std=c++17", "-default-device")
         return (*flags, *(f"-D{name}={value}" for name, value in defines.items()))
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, of a bool."""
+
+    _fields_: ClassVar = [
+        ("id", ctypes.c_int),
+        ("_pad", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("_rest", ctypes.c_char * 60),
+    ]
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_: ClassVar = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+_BEHIND = 6
+
+
+def launcher_behind(function: int, blocks: int, threads: int, shared: int) -> Callable[[int, int, int], None]:
+    """cuLaunchKernelEx of a kernel whose blocks may start while the kernel before it ends, and wait for it
+    themselves (programmatic dependent launch); but for the stream and the arguments.
+    """
+    launch = ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx
+    launch.argtypes = [ctypes.c_void_p] * 4
+    attribute = _Attribute(id=_BEHIND, value=1)
+    configs: dict[int, _LaunchConfig] = {}  # by stream: a thread does not change that of another
+
+    def start(stream: int, arguments: int, extra: int) -> None:
+        config = configs.get(stream)
+        if config is None:
+            sizes = ((ctypes.c_uint * 3)(n, 1, 1) for n in (blocks, threads))
+            config = _LaunchConfig(*sizes, shared, stream, ctypes.pointer(attribute), 1)
+            configs[stream] = config
+        failed = launch(ctypes.byref(config), function, arguments, extra or None)
+        if failed:
+            raise RuntimeError(f"cuLaunchKernelEx: error {failed}")
+
+    return start
 
 
 class Tma(NamedTuple):
@@ -178,12 +229,13 @@ class HopperLaunch(CudaLaunch):
     def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
         if self.tma is None:
             return super()._runner()
-        boxes, call, _, place = self.tma
-        positions, matrices, _, numbers, rows_aligned = self.arguments
+        boxes, call, kernels, place = self.tma
+        positions, matrices, offsets, numbers, rows_aligned = self.arguments
         count, index, starts, counter = len(boxes), self.gpu.index, self.starts, call.counter
         every = [*place.positions(boxes), *positions]
         pick = picked(every)
-        pack = struct.Struct(f"={len(positions) + 1}Q").pack
+        counts = kernels.counts
+        pack = struct.Struct(f"={len(positions) + counts}Q").pack
         # a result that TMA stores is among the addresses too, and looked at once
         checked = sorted({every.index(at) for at in (*every[:count], *(positions[i] for i in matrices))})
         a, b, c, d = (*checked, *[checked[-1]] * 4)[:4]
@@ -203,13 +255,24 @@ class HopperLaunch(CudaLaunch):
             start = starts.get(True)
             if start is None:
                 start = starts[True] = self.starter(True)
-            tiles = counter(index)  # which lives until the kernels are launched
+            for i, offset in offsets:
+                addresses[count + i] += offset if addresses[count + i] else 0
+            if counts:
+                tiles = counter(index)  # which lives until the kernels are launched
+                addresses.append(tiles.data_ptr())
             args = [made.get(addresses[i]) or self.map(made, addresses[i], box) for i, made, box in maps]
-            args.append(pack(*addresses[count:], tiles.data_ptr()))
+            args.append(pack(*addresses[count:]))
             args.append(numbers)
             start(b"".join(args))
 
         return run
+
+    def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
+        if not kernel.joins:
+            return super().launcher(kernel, aligned)
+        name, config, blocks, _ = kernel
+        function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
+        return launcher_behind(function.ptr, blocks, 32 * config.WARPS, config.shared)
 
     def map(self, made: dict[int, bytes], address: int, box: Box) -> bytes:
         """The map of a tensor that begins there. The last are kept."""
@@ -265,7 +328,7 @@ class HopperAttention(CudaAttention):
         """A launch whose arguments begin with tensor maps."""
         names = with_sizes(launch, place)
         arguments = self._arguments(
-            launch, place, names, before=_MAP * len(launch.maps) + 8, alignment=_ALIGNMENT
+            launch, place, names, before=_MAP * len(launch.maps) + 8 * launch.counts, alignment=_ALIGNMENT
         )
         boxes = {
             name: box_of(place.declared[name], place.memories[name], evaluate(rows, names))

@@ -7,6 +7,7 @@ and some functions. Evaluated once for all calls alike, never in the quick path.
 
 import ast
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +42,7 @@ def whole_tiles(rows: int, *tiles: int) -> int:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cdiv": cdiv,
+    "gcd": math.gcd,
     "max": max,
     "min": min,
     "next_power_of_2": next_power_of_2,

@@ -81,6 +81,13 @@ __device__ __forceinline__ void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u3
                  :: "r"(row), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
 
+// The other way.
+__device__ __forceinline__ void load_pieces(u32 (&x)[4], u32 row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+}
+
 // 16 bytes to global memory, in the order of the text: ptxas would rather keep all addresses at once.
 __device__ __forceinline__ void store_chunk(void* to, u32 x0, u32 x1, u32 x2, u32 x3)
 {
@@ -168,11 +175,19 @@ __device__ __forceinline__ void store_shared(u32 place, const Value& x)
     *(Value*)__cvta_shared_to_generic(place) = x;
 }
 
+template <class Value>
+__device__ __forceinline__ Value load_shared(u32 place) { return *(const Value*)__cvta_shared_to_generic(place); }
+
 // Of so many threads, whole warps.
 __device__ __forceinline__ void warpgroups_meet(int barrier, int threads)
 {
     asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
 }
+
+// ---- launches: the kernel behind this one may have its blocks started, which wait until all that this one has written is there
+
+__device__ __forceinline__ void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void wait_for_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The same in all lanes, and the compiler knows.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }

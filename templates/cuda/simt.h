@@ -201,7 +201,7 @@ static void stray(int) { fail("an access outside of all memory", 0); }
 static void divided(int) { fail("a division by zero", 0); }
 
 // Returns what went wrong, or null. memory: for the fibers and their stacks.
-static const char* launch(void (*kernel)(), int blocks, int threads, int shared_bytes, uint64_t seed, char* memory)
+static const char* launch(void (*kernel)(), int blocks, int threads, int shared_bytes, uint64_t seed, char* memory, int = 1)
 {
     fibers = (Fiber*)memory;
     stacks = memory + sizeof(Fiber) * MOST;

@@ -188,6 +188,7 @@ struct Block {
 
 static Block* block;
 static int current, threads_of_block, used_bytes;  // thread; of shared memory
+static int resident_blocks;  // on a multiprocessor: they share its registers
 static u32 idle;                                   // turns in which nothing happened
 static jmp_buf scheduler, escape;
 static uint64_t random_state;

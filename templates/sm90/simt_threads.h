@@ -202,7 +202,7 @@ static void start_block(Block& of, Dim index)
     memset(of.memory, 0xff, used_bytes);
     memset(of.units, 0, sizeof(Unit) * ((used_bytes + UNIT - 1) / UNIT));
     memset(of.named, 0, sizeof of.named);
-    const int allowed = 65536 / threads_of_block / 8 * 8;
+    const int allowed = 65536 / (threads_of_block * resident_blocks) / 8 * 8;
     for (int i = 0; i < warps; ++i) {
         Warp& warp = of.warps[i];
         warp.arrived = warp.first = warp.last = warp.operand_count = warp.set_registers = warp.written_count = 0;
@@ -343,7 +343,7 @@ static void stray(int) { fail(0, "an access outside of all memory"); }
 static void divided(int) { fail(0, "a division by zero"); }
 
 // Runs a kernel over a grid. Returns what went wrong, or null. memory: for stacks and state of blocks.
-static const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory)
+static const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory, int resident)
 {
     const Dim grid = {unsigned(grid_size), 1, 1};
     const unsigned total = grid.x;
@@ -355,6 +355,7 @@ static const char* launch(void (*kernel)(), int grid_size, int threads, int byte
     gridDim = grid;
     blockDim = {unsigned(threads), 1, 1};
     threads_of_block = threads;
+    resident_blocks = resident;
     used_bytes = bytes;
     idle = 0;
     random_state = seed * 0x9E3779B97F4A7C15ull + 0x1234567;

@@ -94,16 +94,16 @@ BUGS = (
     Bug(
         name="the lse of partial results counts as base 2",
         place="decode.SpreadKeys._joined",
-        old="torch.softmax(lse, 0)",
-        new="torch.softmax(lse * 0.6931471805599453, 0)",
+        old="joined(every,",
+        new="joined(every * torch.where(torch.arange(every.shape[-1]) == every.shape[-1] - 4, 0.6931, 1.0),",
         shown_by="decode",
         in_systems="sglang #33926",
     ),
     Bug(
         name="a partial result is joined twice",
         place="decode.SpreadKeys._joined",
-        old="torch.softmax(lse, 0)",
-        new="torch.softmax(lse + 0.6931471805599453 * (torch.arange(len(lse)) == 1)[:, None, None, None], 0)",
+        old="joined(every,",
+        new="joined(torch.cat((every, every[1:2])),",
         shown_by="decode",
     ),
     Bug(

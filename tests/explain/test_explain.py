@@ -116,12 +116,12 @@ def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: s
     schedule = next(s for s in front(SPECS / "varlen.attn").schedules if s.target == target)
     text = as_text(explain(module, schedule, DEVICES["sm_90"]))
     assert f"of a sequence, and head: (T // {tile} + B + 1) * H" in text
-    assert "(T // config.BLOCK_M + B + 1) * H" in launched
+    assert "(T // BLOCK_M + B + 1) * H" in launched
     dq, dkdv = backward_dict(explain_backward(module, DEVICES["sm_90"], {}))
     tile_q, tile_kv = dq["config"]["tile.q"], dkdv["config"]["tile.kv"]
     assert f"(T // {tile_q} + B + 1) * H" in dq["grid"]
     assert f"(S // {tile_kv} + B + 1) * Hkv" in dkdv["grid"]
-    assert "(S // dkdv_config.BLOCK_N + B + 1) * Hkv" in launched
+    assert "(S // BLOCK_N + B + 1) * Hkv" in launched
 
 
 def test_a_backward_for_a_smaller_device_takes_a_config_that_fits() -> None:
@@ -161,7 +161,7 @@ def test_a_decode_kernel_is_explained_by_a_decode_step() -> None:
     assert data["roofline"]["bytes"] == 32 * 2 * (2 * 8192 * 128 + 2 * 128)
     assert "roofline at M = 1, N = 8192, 32 K/V heads in all" in text
     assert "exp2(scale * s - phi)" in text
-    assert "a share with a row outside of the bounds is computed again" in text
+    assert "a split with a row outside of the bounds is computed again" in text
     compressed = as_dict(explained("mla_decode"))["roofline"]
     heads = 2048 // 576 * (16384 // 8192)
     assert compressed["bytes"] == 2 * heads * (8192 * 576 + 576 + 512)  # v is part of k

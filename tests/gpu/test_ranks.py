@@ -16,18 +16,31 @@ WIDE = {
 }
 
 
+def verify(spec: str, target: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text(spec, encoding="utf-8")
+    arguments = ["--ranks", str(RANKS), "--target", target, "--count", "5", "--json"]
+    assert main(["verify", str(path), *arguments]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert "NVIDIA" in found["place"]
+    assert len(found["cases"]) == 5
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason="needs two GPUs")
 @pytest.mark.parametrize("name", WIDE)
 def test_ranks_agree_with_the_reference(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "small.attn"
-    path.write_text(WIDE[name], encoding="utf-8")
-    assert main(["verify", str(path), "--ranks", str(RANKS), "--count", "5", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["ok"]
-    assert "NVIDIA" in found["place"]
-    assert len(found["cases"]) == 5
+    verify(WIDE[name], "triton", tmp_path / "small.attn", capsys)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason="needs two GPUs")
+def test_so_do_kernels_of_hopper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    spec = text("window(200, 0)", dtype="bf16").replace("16]", "64]").replace("for triton", "for cuda.sm_90a")
+    spec = spec.replace("tile.q = 16, tile.kv = 16", "backward { accumulate.dq = atomic }")
+    verify(spec, "cuda.sm_90a", tmp_path / "small.attn", capsys)
 
 
 def test_one_rank_has_the_bits_of_the_kernel(device: torch.device) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from attnc.model.attention import Variant
 from attnc.model.resolve import resolve
+from attnc.model.schedule import Schedule
 from attnc.model.variants import variants
 from attnc.plan import plan
 from attnc.plan.ir import Module
@@ -27,7 +31,7 @@ schedule under_test for {target} {{
 """
 
 
-def planned(
+def resolved(
     mask: str = "true",
     *,
     score: str = "dot(q, k) / sqrt(D)",
@@ -38,8 +42,8 @@ def planned(
     d: int = 64,
     target: str = "triton",
     grads: str = "",
-) -> Module:
-    """The module of one attention with this mask, score and schedule."""
+) -> tuple[Variant, Schedule]:
+    """One attention with this mask, score and schedule."""
     lines = "\n".join(f"  input {line}" for line in inputs)
     text = FRAME.format(
         mask=mask,
@@ -54,4 +58,9 @@ def planned(
     )
     program = resolve(parse(Source("under_test.attn", text)), prelude())
     (variant,) = variants(program, program.attentions[0])
-    return plan(variant, program.schedules[0])
+    return variant, program.schedules[0]
+
+
+def planned(mask: str = "true", **words: Any) -> Module:
+    """The module of such an attention: arguments of `resolved`."""
+    return plan(*resolved(mask, **words))

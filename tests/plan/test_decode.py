@@ -31,13 +31,13 @@ SCHEDULES = {
 def test_the_keys_a_row_can_see(mask: str, inputs: tuple[str, ...], keys: int | None, target: str) -> None:
     split = planned(mask, inputs=inputs, schedule=SCHEDULES[target], target=target).kernels[0].split
     assert split is not None
-    assert split.reach == keys
+    assert split.max_visible_keys == keys
 
 
 @pytest.mark.parametrize("target", SCHEDULES)
-def test_shares_are_counted_for_a_window_not_for_the_cache(target: str) -> None:
+def test_splits_are_counted_for_a_window_not_for_the_cache(target: str) -> None:
     module = planned("window(128, 0)", schedule=SCHEDULES[target], target=target)
     files = render_files(module, path="spec.attn", sha256="", tuned={})
     (text,) = (text for name, text in files.items() if name.endswith(".py"))
-    (line,) = (line for line in text.splitlines() if "key_tiles = " in line)
-    assert "min(N, 129 + config.BLOCK_M)" in line
+    (line,) = (line for line in text.splitlines() if "key_tiles=" in line)
+    assert "min(N, 129 + BLOCK_M)" in line

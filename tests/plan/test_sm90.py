@@ -95,7 +95,6 @@ def test_keys_follow_from_each_other() -> None:
         ("", {"d": 512}, "the head dimension 512 is not a multiple of 16 up to 256"),
         ("", {"dtype": "f32"}, "f32 is not lowered to cuda.sm_90a"),
         ("loops = [kv, q]", {}, "loops = [kv, q] is not lowered to cuda.sm_90a"),
-        ("split.kv = 4", {}, "'split.kv' is not lowered to cuda.sm_90a"),
         ("warp_split = kv", {}, "'warp_split = kv' is not lowered"),
         ("persistent = false", {}, "kernels of cuda.sm_90a are persistent"),
         ("softmax = two_pass", {}, "this softmax is not lowered"),

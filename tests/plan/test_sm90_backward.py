@@ -22,7 +22,7 @@ def planned(mask: str = CAUSAL, *, dkdv: str = "", accumulate: str = "atomic", *
     inner = f"\n    dkdv {{ {dkdv} }}\n  " if dkdv else ""
     schedule = f"  backward {{ accumulate.dq = {accumulate} {inner}}}"
     given = {"grads": "q, k, v", **options}
-    return planning.planned(mask, schedule=schedule, target="cuda.sm_90a", **given)  # type: ignore[arg-type]  # of many types
+    return planning.planned(mask, schedule=schedule, target="cuda.sm_90a", **given)
 
 
 def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:

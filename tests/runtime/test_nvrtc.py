@@ -13,6 +13,7 @@ from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir import kernels_of
 from attnc.plan.sm90.backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.decode import Sm90DecodeLayout
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.loader import load_file, program_of
@@ -62,10 +63,14 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     assert cubin.warnings == ()
     assert cubin.spills <= NEGLIGIBLE, cubin.log
     needed = sum(kernel.layout.registers(kernel.configs[0]).values())
-    if isinstance(kernel.layout, Sm90Layout):  # warpgroups share out what the launch gives to each thread
+    # On Hopper warpgroups share out what the launch gives to each thread.
+    if isinstance(kernel.layout, Sm90Layout):
         shape = kernel.layout.shape(kernel.configs[0])
         assert needed <= shape.multiply_registers
         assert cubin.registers == shape.entry_registers
+    elif isinstance(kernel.layout, Sm90DecodeLayout):
+        assert needed <= kernel.layout.multiply_registers
+        assert cubin.registers == kernel.layout.entry_registers
     else:
         assert needed <= cubin.registers <= 255
     assert config.shared == kernel.shared[0]

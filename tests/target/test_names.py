@@ -1,34 +1,34 @@
-"""Every name that generated code uses for itself is known to `plan.names`, so that no input takes it."""
+"""Every name that generated code uses for itself is known to `plan.names`, which calls the spec's otherwise,
+or refuses those of the module's interface.
+"""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attnc.expr.nodes import INDICES, Dim, walk
-from attnc.model.names import DIMS, INPUTS, OUTPUTS, SOFT
+from attnc.model.names import DIMS, INPUTS, OUTPUTS, PYTHON, SOFT
 from attnc.plan import ir
 from attnc.plan.names import (
-    CPP,
-    CUDA,
-    CUDA_BACKWARD,
-    CUDA_KERNEL,
-    CUDA_MODULE,
-    KERNEL,
-    MODULE,
-    TRITON,
+    GLOBALS,
+    INTERFACE,
+    READ,
+    WORDS,
+    cannot_be_called,
+    cannot_be_passed,
     own_name,
     own_sizes,
 )
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
-from tests.plan.planning import planned
+from tests.plan.planning import planned, resolved
 from tests.targets import TARGETS
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -52,7 +52,7 @@ DROPPED = {
     "grads": "q, k, v",
     "d": 128,
 }
-SPECS = {
+SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
     "outside_in": {"schedule": "  loops = [kv, q]\n  softmax = online(rescale = every_step)"},
     "two_pass": {"schedule": "  loops = [q, kv]\n  softmax = two_pass\n  persistent = true"},
@@ -65,7 +65,7 @@ SPECS = {
 }
 
 
-CUDA_SPECS = {
+CUDA_SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
     "outside_in": {
         "schedule": "  loops = [kv, q], warp_split = kv\n  softmax = online(rescale = every_step)",
@@ -102,87 +102,73 @@ CUDA_SPECS = {
 }
 
 
-def names(module: ir.Module) -> Iterator[str]:
-    """Names in the functions where the spec's names live too, and at the top of the module."""
-    attention = module.variant.attention.name
-    yield from names_in("".join(render_files(module, path="under_test.attn", sha256="0").values()))
-    yield attention
+def in_kernels(text: str) -> set[str]:
+    """Names in the Triton kernels of a module, but for helpers, which no name of a spec comes into."""
+    functions = [x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef) and x.decorator_list]
+    kernels = [
+        x for x in functions if not x.name.startswith("_") or x.name.startswith(("_forward", "_backward"))
+    ]
+    nodes = [node for kernel in kernels for node in ast.walk(kernel)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
-def names_in(text: str) -> Iterator[str]:
-    """Those of a Python module."""
-    tree = ast.parse(text)
-    for item in tree.body:
+def at_the_top(text: str) -> set[str]:
+    """Globals of a module but for its kernels."""
+    found: set[str] = set()
+    for item in ast.parse(text).body:
         match item:
-            case ast.FunctionDef(name=name) if name.startswith("_") and not name.startswith(
-                ("_forward", "_backward")
-            ):
-                continue
-            case ast.FunctionDef():
-                yield from (node.id for node in ast.walk(item) if isinstance(node, ast.Name))
-                yield from (node.arg for node in ast.walk(item) if isinstance(node, ast.arg))
-            case (
-                ast.Assign(targets=[ast.Name(id=name)])
-                | ast.AnnAssign(target=ast.Name(id=name))
-                | ast.ClassDef(name=name)
-            ):
-                yield name
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(name)
+            case ast.ClassDef(name=name):
+                found.add(name)
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                yield from ((alias.asname or alias.name).split(".")[0] for alias in aliases)
+                found |= {(alias.asname or alias.name).split(".")[0] for alias in aliases}
+    return found
+
+
+def read_by(text: str, name: str) -> set[str]:
+    """Names in the statements of a function, but for its arguments."""
+    (function,) = (x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef) and x.name == name)
+    used = {node.id for line in function.body for node in ast.walk(line) if isinstance(node, ast.Name)}
+    return used - {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+
+
+def own(module: ir.Module) -> set[str]:
+    """Names with a meaning in every spec, and sizes of this one."""
+    sizes = (size for tensor in module.variant.attention.inputs for size in tensor.shape)
+    dims = {node.name for size in sizes for node in walk(size) if isinstance(node, Dim)}
+    return dims | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins), *PYTHON}
+
+
+def is_free(name: str) -> bool:
+    """Whether the rules for parameters and helpers take care of the name."""
+    return name.startswith(("_", "stride_")) or name.endswith("_ptr") or "under_test" in name
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_name_is_known(name: str) -> None:
-    module = planned(**SPECS[name])  # type: ignore[arg-type]  # keywords of one call each
-    attention = module.variant.attention
-    known = KERNEL | MODULE | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins)}
-    known |= {"t"}  # of softcap's tanh, and called otherwise where something else is called so
-    known |= {
-        node.name
-        for t in attention.inputs
-        for size in t.shape
-        for node in walk(size)
-        if isinstance(node, Dim)
-    }
-    unknown = {
-        name
-        for name in names(module)
-        if name not in known
-        and not name.startswith(("_", "stride_"))
-        and attention.name not in name
-        and not name.endswith("_ptr")
-    }
-    assert unknown == set(), "add them to attnc/plan/names.py"
-
-
-def test_builtins_that_callables_use_are_known() -> None:
-    used = set(names(planned())) & vars(builtins).keys()
-    assert used <= MODULE | KERNEL
+    module = planned(**SPECS[name])
+    (text,) = render_files(module, path="under_test.attn", sha256="0").values()
+    known = WORDS | GLOBALS | own(module) | {"t"}  # of softcap's tanh, and free where that is another name
+    assert {x for x in in_kernels(text) - known if not is_free(x)} == set(), "add them to attnc/plan/names.py"
+    assert {x for x in at_the_top(text) - GLOBALS - own(module) if not is_free(x)} == set()
+    assert read_by(text, "under_test") <= READ
 
 
 @pytest.mark.parametrize("name", CUDA_SPECS)
 def test_every_name_of_a_cuda_module_is_known(name: str) -> None:
-    module = planned(target="cuda.sm_80", **CUDA_SPECS[name])  # type: ignore[arg-type]  # keywords of one call each
+    module = planned(target="cuda.sm_80", **CUDA_SPECS[name])
     files = render_files(module, path="under_test.attn", sha256="0")
-    used = set(names_in(files[f"{module.variant.name}.py"]))
+    text = files[f"{module.variant.name}.py"]
+    used: set[str] = set()
     for source in (text for file, text in files.items() if file.endswith(".cu")):
         code = re.sub(r'//.*|"(?:\\.|[^"\\])*"|#.*', "", source)
         used |= set(re.findall(r"(?<![\w.])[A-Za-z]\w*", code))
-    known = (
-        KERNEL
-        | MODULE
-        | CUDA_KERNEL
-        | CUDA_BACKWARD
-        | CUDA_MODULE
-        | CPP
-        | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins)}
-    )
-    unknown = {
-        name
-        for name in used - known
-        if not name.startswith(("_", "stride_")) and "under_test" not in name and not name.endswith("_ptr")
-    }
-    assert unknown == set(), "add them to attnc/plan/names.py"
+    unknown = used - WORDS - GLOBALS - own(module)
+    assert {x for x in unknown if not is_free(x)} == set(), "add them to attnc/plan/names.py"
+    assert {x for x in at_the_top(text) - GLOBALS - own(module) if not is_free(x)} == set()
+    assert read_by(text, "under_test") <= READ
 
 
 def test_words_of_cpp_can_name_inputs() -> None:
@@ -218,25 +204,47 @@ def test_clashing_names() -> None:
     assert own_name("doc") == "doc"
     assert own_name("tile") == "tile_value"
     assert own_name("doc_ptr") == "doc_ptr_value"
-    assert TRITON.clashes("lambda")
-    assert TRITON.clashes("_rows")
-    assert not TRITON.clashes("tile")
     assert own_name("unsigned") == "unsigned_value"
-    assert CUDA.clashes("gpu")
-    assert not TRITON.clashes("gpu")
+    assert cannot_be_called("Config")
+    assert cannot_be_called("_rows")
+    assert not cannot_be_called("tile")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "grads", "refused"),
+    [
+        ("", "", set()),
+        ("", "q", {"delta", "do", "dq", "dk", "backward_config"}),
+        ("  loops = [kv, q]", "", {"acc", "l", "m"}),
+        ("  loops = [kv]\n  split.kv = 4", "", {"parts", "fallbacks"}),
+    ],
+)
+def test_inputs_are_refused_where_they_clash(schedule: str, grads: str, refused: set[str]) -> None:
+    names = {"delta", "do", "dq", "dk", "acc", "l", "m", "parts", "fallbacks", "backward_config"}
+    variant, chosen = resolved(schedule=schedule, grads=grads)
+    assert {name for name in names if cannot_be_passed(name, variant.attention, chosen)} == refused
+    assert cannot_be_passed("next", variant.attention, chosen)
+    assert not cannot_be_passed("half", variant.attention, chosen)
 
 
 @pytest.mark.parametrize("name", ["causal_gqa", "local_sink", "extend"])
 def test_every_name_of_the_function_that_picks_a_module_is_known(name: str) -> None:
     """Of variants by types and sizes, by a keyword, and of several schedules."""
     text = (GENERATED / name / "triton" / "__init__.py").read_text(encoding="utf-8")
-    (function,) = (x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef) and x.name == name)
-    # types are looked up before there are arguments
-    used = {node.id for line in function.body for node in ast.walk(line) if isinstance(node, ast.Name)}
-    used |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
-    assert "key" in used
-    own = {*INPUTS, "sink", "kv_len", "W"}  # of the specs
-    assert [x for x in used - own if not x.startswith("_") and not TRITON.clashes_as_input(x, name)] == []
+    used = read_by(text, name) - {"key", "sizes", "torch"}  # variables, which no argument is called
+    assert {x for x in used if not x.startswith("_")} <= INTERFACE
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_inputs_have_almost_any_name(target: str) -> None:
+    words = ("key", "sizes", "grid", "gpu", "args", "launch", "x", "y", "t", "w", "half", "stride_q", "delta")
+    module = planned(
+        score="dot(q, k) + " + " + ".join(f"{word}[h]" for word in words),
+        inputs=tuple(f"{word}: f32[H]" for word in words),
+        target=target,
+    )
+    assert [arg.tensor.name for arg in module.args][3:] == list(words)
+    load_module(module)
 
 
 SIZES = ("t", "w", "half", "K", "tile", "stride_q", "lse_ptr", "dbias", "dbias_tile", "namespace", "t_size")

@@ -16,7 +16,6 @@ from attnc.build import plan_program
 from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.plan.sm90.layout import FEWEST_REGISTERS, entry_registers, registers_left
-from attnc.plan.targets import target_of
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
@@ -194,10 +193,8 @@ def _drawn(draw: st.DrawFn, axes: Sequence[str]) -> str:
 
 
 def _extras(draw: st.DrawFn, heads: str, on_cuda: bool) -> list[Extra]:
-    reserved = target_of("cuda.sm_80" if on_cuda else "triton").reserved
-    names = [name for name in NAMES if not (on_cuda and reserved.clashes_as_input(name, "spec"))]
     found = []
-    for name in draw(st.lists(st.sampled_from(names), max_size=4, unique=True)):
+    for name in draw(st.lists(st.sampled_from(NAMES), max_size=4, unique=True)):
         match draw(st.integers(0, 4)):
             case 0:  # documents, or whatever ascends
                 shape = draw(st.sampled_from((("B", "N"), ("N",), ("B", "M"), (heads, "N"))))

@@ -91,6 +91,14 @@ def test_masks_and_scores_are_right(kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_length_is_that_of_its_own_tile() -> None:
+    """A block that takes several tiles has sequences of several lengths."""
+    case = Case(dims={"B": 131, "H": 1, "M": 1, "N": 3}, lengths="drawn")
+    found = check(subject(KINDS["lengths"]), case, fills=("nan",))
+    assert found.ok, found.message
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("logits", JUMPS)
 def test_a_lazy_maximum_follows_scores_that_jump(dtype: str, logits: str) -> None:

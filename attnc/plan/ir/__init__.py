@@ -9,6 +9,7 @@ symbols BLOCK_M, BLOCK_N) and `Ref` (values the plan named). Conventions: `q_lo`
 from __future__ import annotations
 
 from attnc.plan.ir.kernel import (
+    Decode,
     Dropout,
     ErrorBound,
     Grid,
@@ -35,6 +36,7 @@ __all__ = [
     "Arg",
     "Axis",
     "Bind",
+    "Decode",
     "Dropout",
     "ErrorBound",
     "Fetch",

@@ -156,7 +156,6 @@ class Kernel:
     shared: bytes of shared memory that one block of each config must be allowed (`Target.shared`)
     rows: where the rows of q, k, v and o lie, those that are not in ordinary tensors
     stored: rows of o that the program's sequence has, of which only the first M exist
-    pack, split, parts, unified: see `ir_decode`, for the structure "decode" alone
     layout: how the kernel lies on the machine (None where a compiler decides it)
     """
 
@@ -176,11 +175,36 @@ class Kernel:
     bound: ErrorBound
     rows: Mapping[str, Rows] = field(default_factory=dict)
     stored: Expr = M
-    pack: Pack | None = None
-    split: Split | None = None
-    parts: tuple[Part, ...] = ()
-    unified: UnifiedMax | None = None
     layout: Layout | None = None
+
+    @property
+    def pack(self) -> Pack | None:
+        """Of decode kernels."""
+        return None
+
+    @property
+    def split(self) -> Split | None:
+        """Of decode kernels."""
+        return None
+
+    @property
+    def unified(self) -> UnifiedMax | None:
+        """Of decode kernels."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode(Kernel):
+    """A kernel for few query rows against many keys.
+
+    pack: query heads of a KV head fill the rows of a tile; split: programs divide the keys of a row among
+    them; parts: of the columns of q and k, at least one; unified: one maximum for all rows.
+    """
+
+    pack: Pack | None
+    split: Split | None
+    parts: tuple[Part, ...]
+    unified: UnifiedMax | None
 
 
 def expressions_of(

@@ -31,6 +31,7 @@ from attnc.plan.ir import (
     Arg,
     Axis,
     Bind,
+    Decode,
     ErrorBound,
     Fetch,
     Grid,
@@ -123,9 +124,9 @@ def _program(kernel: Kernel) -> Iterator[str]:
     if kernel.pack is not None:
         yield f"pack query heads, group = {show(kernel.pack.group)}"
     if kernel.split is not None:
-        reach = "all" if kernel.split.reach is None else kernel.split.reach
-        yield f"split keys {show(kernel.split.lo)} .. {show(kernel.split.hi)}, reach = {reach}"
-    if kernel.parts:
+        visible = "all" if kernel.split.max_visible_keys is None else kernel.split.max_visible_keys
+        yield f"split keys {show(kernel.split.lo)} .. {show(kernel.split.hi)}, max_visible_keys = {visible}"
+    if isinstance(kernel, Decode):
         parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
         yield f"columns of q and k: {', '.join(parts)}"
     for name, rows in kernel.rows.items():
@@ -240,7 +241,8 @@ def _softmax(softmax: Softmax) -> Iterator[str]:
     if softmax.sink is not None:
         yield f"sink = {show(softmax.sink)}"
     if softmax.dropout is not None:
-        yield f"dropout p = {show(softmax.dropout.p)}, seed = {show(softmax.dropout.seed)}"
+        drawn = softmax.dropout
+        yield f"dropout p = {show(drawn.p)}, seed = {show(drawn.seed)}, head = {show(drawn.head)}"
 
 
 def _placed(buffers: Mapping[str, int], registers: Mapping[str, int]) -> Iterator[str]:

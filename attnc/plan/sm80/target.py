@@ -12,7 +12,6 @@ from typing import ClassVar
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule
-from attnc.plan import names
 from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device, devices_from
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
@@ -41,7 +40,6 @@ class Sm80(Target):
     """Kernels in CUDA C++ for one architecture and everything newer."""
 
     family: ClassVar = "sm80"
-    reserved: ClassVar = names.CUDA
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True

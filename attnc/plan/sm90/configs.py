@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Expr, Load, walk
@@ -14,9 +15,10 @@ from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
-from attnc.plan.ir_decode import decode_knobs
+from attnc.plan.ir_decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
+from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
     FREE_REGISTERS,
@@ -65,6 +67,9 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             "it leaves as a tile of the same type",
             f"declare an output of {attention.q.dtype}, or use the target 'triton'",
         )
+    if is_decode(schedule):
+        yield from check_sm90_decode(variant, schedule)
+        return
     for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
         if size % MMA or size > WIDEST:
             yield unsupported(
@@ -73,15 +78,10 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "as wide as a wgmma can be" if size > WIDEST else "the depth of a wgmma",
                 portable if size > WIDEST else "pad the last axis",
             )
-    for tensor in (attention.q, attention.k, attention.v):
-        if tensor.storage.is_paged or tensor.storage.is_part:
-            paged = "tiles are copied from rows that follow each other"
-            label = paged if tensor.storage.is_paged else "values have tiles of their own"
-            what = f"{tensor.name} is {tensor.storage.name}, which is not lowered to {TARGET}"
-            yield unsupported(what, tensor.storage.span, label, portable)
-    for knob in decode_knobs(schedule):
-        label = "a tile has the rows of one head, and all of their keys"
-        yield unsupported(f"'{knob.key}' is not lowered to {TARGET}", knob.span, label, portable)
+    if attention.v.storage.is_part:
+        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} for decoding alone"
+        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", portable)
+    yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
 
@@ -203,6 +203,9 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
     if config.number("stages") < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
+    page = page_of(variant.attention)
+    if gcd(page, tile_kv) % FEWEST_KEYS:
+        return f"tile.kv = {tile_kv} and pages of {page} keys have no boxes of {FEWEST_KEYS} in common"
     registers = config.number("registers")
     left, entry = registers_left(consumers, registers), entry_registers(consumers)
     if left < FEWEST_REGISTERS:

@@ -13,11 +13,11 @@ from typing import ClassVar
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule
-from attnc.plan import names
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir_decode import is_decode
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.backward_layout import CudaBackward
@@ -29,6 +29,13 @@ from attnc.plan.sm90.backward import (
     sm90_backward_estimate,
 )
 from attnc.plan.sm90.configs import TARGET, check_sm90, sm90_configs, sm90_estimate, sm90_layout, tiles_for
+from attnc.plan.sm90.decode import (
+    Sm90DecodeLayout,
+    sm90_decode_configs,
+    sm90_decode_estimate,
+    sm90_decode_layout,
+    sm90_decode_roles,
+)
 from attnc.plan.sm90.layout import Sm90Layout
 from attnc.plan.target import Target
 
@@ -38,7 +45,6 @@ class Sm90a(Target):
     """Kernels in CUDA C++ for Hopper."""
 
     family: ClassVar = "sm90"
-    reserved: ClassVar = names.CUDA
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
@@ -64,13 +70,13 @@ class Sm90a(Target):
         layout: BackwardLayout | None = None,
     ) -> tuple[Config, ...]:
         if kernel == "forward":
-            return sm90_configs(variant, schedule)
+            return (sm90_decode_configs if is_decode(schedule) else sm90_configs)(variant, schedule)
         if isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma:
             return sm90_backward_configs(layout, variant, schedule, kernel)
         return _OF_GRADIENTS.configs(variant, schedule, kernel, layout)
 
-    def layout(self, variant: Variant, schedule: Schedule, config: Config) -> Sm90Layout:
-        return sm90_layout(variant, schedule)
+    def layout(self, variant: Variant, schedule: Schedule, config: Config) -> Sm90Layout | Sm90DecodeLayout:
+        return (sm90_decode_layout if is_decode(schedule) else sm90_layout)(variant, schedule)
 
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
         default = self.configs(variant, schedule)[0]
@@ -84,18 +90,24 @@ class Sm90a(Target):
         self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         if kernel == "forward":
-            return sum(_layout(layout).shared_memory(config).values())
+            return sum(_any_layout(layout).shared_memory(config).values())
         return _OF_GRADIENTS.shared(variant, config, kernel, layout)
 
     def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
-            return sm90_estimate(layout_of(module.kernels[0]), config)
+            layout = _any_layout(module.kernels[0].layout)
+            if isinstance(layout, Sm90DecodeLayout):
+                return sm90_decode_estimate(layout, config)
+            return sm90_estimate(layout, config)
         plan = None if module.backward is None else module.backward.layout
         if isinstance(plan, Sm90Backward) and kernel in plan.by_wgmma:
             return sm90_backward_estimate(plan, config, kernel)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 
     def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
+        if isinstance(kernel.layout, Sm90DecodeLayout):
+            yield from sm90_decode_roles(kernel.layout, config)
+            return
         layout = layout_of(kernel)
         shape, barriers = layout.shape(config), layout.barriers(config)
         loading = ", loads what is asked of keys" if layout.vectors else ""
@@ -117,6 +129,18 @@ SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
 def layout_of(kernel: Kernel) -> Sm90Layout:
     """How a kernel of this target lies on the machine."""
     return _layout(kernel.layout)
+
+
+def decode_layout_of(kernel: Kernel) -> Sm90DecodeLayout:
+    """How a decode kernel of this target lies on the machine."""
+    layout = _any_layout(kernel.layout)
+    if isinstance(layout, Sm90DecodeLayout):
+        return layout
+    raise TypeError(f"not a layout of a decode kernel: {layout!r}")
+
+
+def _any_layout(layout: object) -> Sm90Layout | Sm90DecodeLayout:
+    return layout if isinstance(layout, Sm90DecodeLayout) else _layout(layout)
 
 
 def _layout(layout: object) -> Sm90Layout:

@@ -9,7 +9,6 @@ from typing import ClassVar
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import Config, Knob, Schedule, knobs_of
-from attnc.plan import names
 from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
@@ -29,7 +28,6 @@ class Triton(Target):
     """Kernels in Triton, for every device."""
 
     family: ClassVar = "triton"
-    reserved: ClassVar = names.TRITON
     cuts_edges: ClassVar = True
     always_fills: ClassVar = True
     has_backward: ClassVar = True

@@ -44,12 +44,9 @@ def cuda_declaration(
         blocks = "tiles * SPLITS" if text.is_split else tiles(rows)
         kernels.append(cuda_kernel(kernel.name, file, blocks))
         if text.is_split:
-            fields["split"] = split(kernel, rows, None)
-            fields["scratch"] = Table({"parts": quoted(f"PARTS * {dv + 1}")})
-            names += ["parts", f"parts+PARTS*{4 * dv}"]
-            # With its own shared memory, not a tile's, which few blocks fit.
-            shared = {"shared": f"config.WARPS * {4 * (dv + 1)}"}
-            kernels.append(cuda_kernel(text.combine_name, file, "rows", changes=shared, joins=True))
+            fields |= parts_fields(kernel, text, rows)
+            names += parts_addresses(text)
+            kernels.append(join_kernel(text, file, 4 * (dv + 1)))
         if kernel.unified is not None and kernel.unified.fallback:
             names.append("fallbacks")
     else:
@@ -58,12 +55,36 @@ def cuda_declaration(
             scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
             fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
             names += scratch
-    sizes = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
+    sizes = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else share_size(text)
     strides = [name for arg in text.arguments for name in text.strides(arg)]
     fields["launches"] = Items([cuda_kernels(kernels, names, [*strides, *text.size_names], sizes)])
     if back is not None:
         fields["backward"] = back.declared
     return printed(Record("CudaAttention", fields=fields), "CALL = ")
+
+
+def parts_fields(kernel: Kernel, text: CudaDecodeText, rows: DecodeText) -> dict[str, Value]:
+    """How the keys of a sequence are split, and the memory for what comes of its parts."""
+    size = quoted(f"PARTS * {text.layout.dv + 1}")
+    return {"split": split(kernel, rows, None), "scratch": Table({"parts": size})}
+
+
+def parts_addresses(text: CudaDecodeText) -> list[str]:
+    """Of o of the parts, and behind it lse."""
+    return ["parts", f"parts+PARTS*{4 * text.layout.dv}"]
+
+
+def share_size(text: CudaText) -> dict[str, str]:
+    """Keys of a part, where some config fixes them; 0: they are counted."""
+    return {"SHARE": "config.share"} if "SHARE" in text.size_names else {}
+
+
+def join_kernel(text: CudaDecodeText, file: str, warp_bytes: int) -> Record:
+    """What joins the parts, with its own shared memory, so much of each warp, not a tile's, which few blocks
+    fit.
+    """
+    shared = {"shared": f"config.WARPS * {warp_bytes}"}
+    return cuda_kernel(text.combine_name, file, "rows", changes=shared, joins=True)
 
 
 def cuda_kernels(
@@ -72,11 +93,14 @@ def cuda_kernels(
     numbers: list[str],
     sizes: Mapping[str, str],
     maps: Mapping[str, str] | None = None,
+    *,
+    counts: bool = True,
 ) -> Record:
-    """Kernels that take the same arguments. maps: of TMA, as `TmaKernels` has them."""
+    """Kernels that take the same arguments. maps, counts: of TMA, as `TmaKernels` has them."""
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
+        fields |= {} if counts else {"counts": "False"}
     fields |= {"addresses": Words(addresses), "numbers": Words(numbers)}
     if sizes:
         fields["sizes"] = Table({name: quoted(text) for name, text in sizes.items()})

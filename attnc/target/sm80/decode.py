@@ -5,7 +5,7 @@ from __future__ import annotations
 from attnc.expr.nodes import Const, Ref, walk
 from attnc.expr.show import show
 from attnc.model.tensors import Role
-from attnc.plan.decode import has_fixed_shares
+from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.regions import ZERO
 from attnc.plan.sm80.layout import CudaLayout
@@ -20,7 +20,7 @@ class CudaDecodeText(CudaText):
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
         self.is_split = kernel.split is not None
-        self.has_fixed_shares = has_fixed_shares(kernel)
+        self.has_fixed_splits = has_fixed_splits(kernel)
         self.update = "q" if layout.warp_split == "q" or self.own_copies else "kv"
         self.finish = "rows" if layout.warp_split == "q" else "warps" if self.own_copies else "sums"
         self.combine_name = f"{module.variant.attention.name}_combine"
@@ -109,7 +109,7 @@ class CudaDecodeText(CudaText):
 
     @property
     def size_names(self) -> list[str]:
-        shares = ["SPLITS", *(["SHARE"] if self.has_fixed_shares else [])]
+        shares = ["SPLITS", *(["SHARE"] if self.has_fixed_splits else [])]
         return [*self.kernel.dims, *(shares if self.is_split else [])]
 
     @property
@@ -124,7 +124,7 @@ class CudaDecodeText(CudaText):
         lo, hi = scalar(split.lo), scalar(split.hi)
         visited = f"max({hi if split.lo == ZERO else f'{hi} - {lo}'}, 0)"
         tiles = f"({visited} + BLOCK_N - 1) / BLOCK_N"
-        fixed = "args.SHARE > 0 ? args.SHARE : " if self.has_fixed_shares else ""
+        fixed = "args.SHARE > 0 ? args.SHARE : " if self.has_fixed_splits else ""
         first = "split * share" if split.lo == ZERO else f"{lo} + split * share"
         return [
             "// this block's share: whole tiles, as many as the others have, or what is left of them",

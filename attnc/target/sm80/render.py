@@ -11,10 +11,11 @@ from functools import cache
 
 import jinja2
 
-from attnc.plan.decode import has_fixed_shares
+from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Module
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
+from attnc.target.dead_locals import without_dead_locals
 from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment, template_environment
 from attnc.target.header import GLOSSARY, header
@@ -30,7 +31,6 @@ from attnc.target.sm80.decode import CudaDecodeText
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.support import imports, with_headers
 from attnc.target.tuning import tuning
-from attnc.target.unread import without_unread
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
@@ -95,7 +95,7 @@ def render_host(
             header={**page, **hashes},
             constants=constants,
             splits=kernel.split is not None,
-            shares=has_fixed_shares(kernel),
+            shares=has_fixed_splits(kernel),
             back=back,
             call=Signature(module),
             declaration=declaration,
@@ -181,4 +181,4 @@ def tidy_cuda(text: str) -> str:
     text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
     text = re.sub(r"(\{)\n\n", r"\1\n", text)
     text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
-    return without_unread(text.strip("\n")) + "\n"
+    return without_dead_locals(text.strip("\n")) + "\n"

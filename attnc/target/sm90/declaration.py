@@ -10,13 +10,23 @@ from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.storage import longest
-from attnc.target.declaration import attention_fields
+from attnc.target.declaration import attention_fields, tiles
 from attnc.target.declared import Items, Record, Value, printed, section
 from attnc.target.sm80.backward_rows import finish_name
-from attnc.target.sm80.declaration import CudaBackward, cuda_kernel, cuda_kernels
+from attnc.target.sm80.declaration import (
+    CudaBackward,
+    cuda_kernel,
+    cuda_kernels,
+    join_kernel,
+    parts_addresses,
+    parts_fields,
+    share_size,
+)
 from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
 from attnc.target.sm90.backward_tiles import Sm90Arguments
+from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
+from attnc.target.triton.decode import DecodeText
 
 #: Rows that a warp stores at once.
 _STORED_ROWS = 16
@@ -25,7 +35,7 @@ _STORED_ROWS = 16
 def hopper_declaration(
     module: Module,
     kernel: Kernel,
-    text: Sm90Text,
+    text: Sm90Text | Sm90DecodeText,
     back: CudaBackward | None,
     operator: str,
     *,
@@ -33,14 +43,24 @@ def hopper_declaration(
 ) -> list[str]:
     """Lines of `CALL = HopperAttention(...)`. file: of the kernel."""
     fields: dict[str, Value] = {"module": "__file__", **attention_fields(module, kernel, operator)}
-    rows = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
-    launch = cuda_kernels(
-        [cuda_kernel(kernel.name, file, _blocks(kernel))],
-        [arg.tensor.name for arg in text.arguments],
-        [*(name for arg in text.arguments for name in text.strides(arg)), *text.size_names],
-        {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {},
-        {name: rows.get(name, "BLOCK_N") for name in text.maps},
-    )
+    names = [arg.tensor.name for arg in text.arguments]
+    numbers = [*(name for arg in text.arguments for name in text.strides(arg)), *text.size_names]
+    if isinstance(text, Sm90DecodeText):
+        rows = DecodeText(module, kernel)
+        kernels = [cuda_kernel(kernel.name, file, "tiles * SPLITS" if text.is_split else tiles(rows))]
+        if text.is_split:
+            fields |= parts_fields(kernel, text, rows)
+            names += parts_addresses(text)
+            kernels.append(join_kernel(text, file, 32 * 16))
+        boxes = dict.fromkeys(text.maps, text.box_rows)
+        launch = cuda_kernels(kernels, names, numbers, share_size(text), boxes, counts=False)
+    else:
+        sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
+        sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
+        boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
+        launch = cuda_kernels(
+            [cuda_kernel(kernel.name, file, _blocks(kernel))], names, numbers, sections, boxes
+        )
     fields["launches"] = Items([launch])
     if back is not None:
         fields["backward"] = back.declared

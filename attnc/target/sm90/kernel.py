@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Binary, Compare, Const, Dim, Expr, Index, Or, Ref, Search, walk
-from attnc.model.tensors import DType, Role
+from attnc.expr.nodes import Binary, Compare, Dim, Expr, Index, Or, Ref, Search, walk
+from attnc.model.tensors import DType
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
 from attnc.plan.steps import pointer_names
-from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import at_row, load, scalar, statement, value_type
-from attnc.target.sm90.wgmma import wgmma
+from attnc.target.sm90.boxes import BoxText
 
 #: What is copied by TMA.
 _COPIED = ("q", "k", "v")
 _TILE = Dim("BLOCK_N")
 
 
-class Sm90Text(CudaText):
+class Sm90Text(BoxText):
     """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
 
     One thread finds what tiles are; the others read in a record what it publishes of them.
     """
 
     layout: Sm90Layout
-    is_backward = False
+    is_backward = is_decode = False
 
     def __init__(self, module: Module, kernel: Kernel, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
@@ -39,18 +38,19 @@ class Sm90Text(CudaText):
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.uses("_bound") and not alone  # who copies is one lane
         self.sequences_are_packed = kernel.grid.sequences is not None
-        self.sum_columns = [layout.dv]  # of what is summed in registers
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
 
     # -- tiles ---------------------------------------------------------------------------------------------
 
     @property
-    def key_tiles(self) -> list[int]:
-        """Keys of a tile, over all configs."""
-        return sorted({config.number("tile.kv") for config in self.kernel.configs})
+    def sum_columns(self) -> list[int]:
+        """Of what is summed in registers."""
+        return [self.value_columns]
 
-    def wgmma(self, columns: int, *, registers: bool) -> str:
-        return wgmma(columns, self.ptx, registers=registers)
+    @property
+    def value_columns(self) -> int:
+        """Of o, that a warpgroup has."""
+        return self.layout.dv
 
     @property
     def row(self) -> str:
@@ -219,12 +219,21 @@ class Sm90Text(CudaText):
         return found
 
     @property
+    def sizes(self) -> Iterator[str]:
+        """As they are for all tiles."""
+        yield from self._sizes(())
+
+    @property
     def found_program(self) -> Iterator[str]:
         """What is computed first: integers, and all that they, and bounds, are computed from."""
         kernel = self.kernel
         integers = [item for item in kernel.program if self._is_integer(item)]
         read = self._read_by((*integers, *kernel.regions.statements))
         declared = {*kernel.dims, *(["M"] if kernel.grid.sequences is not None else [])}
+        shortened = {item.name for item in kernel.program if isinstance(item, Let)}
+        for name in kernel.dims:
+            if name in shortened:  # by the length of a sequence, which is another for the next tile
+                yield f"int {name} = args.{name};"
         for item in kernel.program:
             if item in integers:
                 yield self._integer(item, declared)
@@ -280,8 +289,9 @@ class Sm90Text(CudaText):
 
     @property
     def copied_program(self) -> list[str]:
-        """The same by who copies: what guards of tiles read."""
-        read = self._read_by(self.tests) if self.guard else ()
+        """The same by who copies: what guards of tiles read, and the table of pages."""
+        read = self._read_by(self.tests) if self.guard else set()
+        read.add(self.rows("k").table)
         return [self.statement(item) for item in self._late if item.name in read]
 
     def _sizes(self, without: Iterable[str]) -> list[str]:
@@ -297,19 +307,6 @@ class Sm90Text(CudaText):
         return self._sizes(self._made)
 
     # -- rows ----------------------------------------------------------------------------------------------
-
-    def coordinates(self, name: str, row: str) -> str:
-        """Row, head and batch of a box."""
-        rows = self.rows(name)
-        tensor = next(
-            arg.tensor for arg in (*self.module.args, *self.module.outputs) if arg.tensor.name == name
-        )
-        row = row if rows.first is None else f"{rows.first} + {row}"
-        is_key = name in ("k", "v")
-        has_head = tensor.axis(Role.HEAD) is not None and not (is_key and self.kernel.kv_head == Const(0))
-        head = ("h" if not is_key or self.h_kv == "h" else "h_kv") if has_head else "0"
-        has_batch = tensor.axis(Role.BATCH) is not None and rows.first is None
-        return f"{row}, {head}, {'b' if has_batch else '0'}"
 
     @property
     def first_m(self) -> str:

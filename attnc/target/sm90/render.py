@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnc.plan.ir import Module
-from attnc.plan.sm90 import layout_of
+from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.header import GLOSSARY, header
 from attnc.target.numbers import numbers_in
@@ -25,6 +25,7 @@ from attnc.target.sm80.render import (
 from attnc.target.sm90.backward import Sm90BackwardText, Sm90FinishText, Sm90RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
+from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
@@ -32,7 +33,11 @@ from attnc.tuned.choices import NOT_TUNED, Tuned
 def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TUNED) -> dict[str, str]:
     """The texts of one variant. Arguments as for `files.render_files`."""
     (kernel,) = module.kernels
-    text = Sm90Text(module, kernel, layout_of(kernel))
+    text: Sm90Text | Sm90DecodeText
+    if kernel.structure == "decode":
+        text, frame = Sm90DecodeText(module, kernel, decode_layout_of(kernel)), "sm90/decode_module.cu.jinja"
+    else:
+        text, frame = Sm90Text(module, kernel, layout_of(kernel)), "sm90/module.cu.jinja"
     page: dict[str, object] = {
         **header(module, module.target, ", TMA and wgmma", path, sha256),
         "glossary": GLOSSARY.splitlines(),
@@ -44,14 +49,12 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     body = environment.get_template(f"sm90/{kernel.structure}.cu.jinja").render(common)
     functions = environment.get_template("sm90/_functions.cu.jinja").render(common)
     code = without_comments(functions + body, "//")
-    source = environment.get_template("sm90/module.cu.jinja").render(
-        common, numbers=numbers_in(code, kernel), body=body
-    )
+    source = environment.get_template(frame).render(common, numbers=numbers_in(code, kernel), body=body)
     source = tidy_cuda(source)
     back, files = _backward(module, page)
     operator = operator_of(module, source, files)
     declaration = hopper_declaration(module, kernel, text, back, operator, file=str(page["source"]))
-    constants = "sm90/_host_constants.py.jinja"
+    constants = f"{'cuda' if kernel.structure == 'decode' else 'sm90'}/_host_constants.py.jinja"
     host = render_host(
         module, page, source, files, declaration, tuned, back, target="hopper", constants=constants
     )

@@ -8,12 +8,13 @@ _LINE, _PIECES = 16, 8
 _FUNCTION = "__device__ __forceinline__ void wgmma"
 
 
-def wgmma(columns: int, ptx: str, *, registers: bool, by_rows: bool = False) -> str:
+def wgmma(columns: int, ptx: str, *, registers: bool, by_rows: bool | None = None) -> str:
     """d += a b, or d = a b: 64 x `columns` from 64 x 16 times 16 x `columns`.
 
     registers: a lies in registers, and rows of b are its depth (p v); else both lie in shared memory, and
-    rows of b are columns of the result (q k^T). by_rows: instead, rows of b are its depth (ds k), in a
-    function that is called as `wgmma<false, true>`. ptx: the type of a and b.
+    rows of b are columns of the result (q k^T). by_rows: whether rows of b are its depth, where that is not
+    so: both in shared memory (ds k), in a function that is called as `wgmma<false, true>`, or a in registers
+    (q k^T), called as `wgmma<false>`. ptx: the type of a and b.
     """
     count = columns // 2
     results = [f"%{i}" for i in range(count)]
@@ -25,16 +26,19 @@ def wgmma(columns: int, ptx: str, *, registers: bool, by_rows: bool = False) -> 
             f"{{ {', '.join(f'%{count + i}' for i in range(4))} }}",
         )
         b, flag, tail = count + 4, count + 5, "1, 1, 1"
-        what = "a in registers, b by rows"
+        what, template = "a in registers, b by rows", ""
+        if by_rows is False:
+            tail, what, template = "1, 1, 0", "a in registers, b transposed", "template <bool B_BY_ROWS>"
     else:
         a_type, a_inputs, a = "u64 a", '"l"(a)', f"%{count}"
         b, flag, tail = count + 1, count + 2, "1, 1, 0, 0"
-        what = "both in shared memory, b transposed"
+        what, template = "both in shared memory, b transposed", ""
         if by_rows:
             tail, what = "1, 1, 0, 1", "both in shared memory, b by rows"
+            template = "template <bool A_BY_ROWS, bool B_BY_ROWS>"
     lines = [
         f"// d += a b, or d = a b, of {columns} columns: {what}.",
-        *(["template <bool A_BY_ROWS, bool B_BY_ROWS>"] if by_rows else []),
+        *([template] if template else []),
         f"{_FUNCTION}(float (&d)[{columns // 8}][4], {a_type}, u64 b, bool accumulate)",
         "{",
         f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{flag}, 0;\\n"',

@@ -9,8 +9,8 @@ from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.columns import block
-from attnc.plan.decode import has_fixed_shares
-from attnc.plan.ir import Fetch, Kernel, Loop, Module, Statement
+from attnc.plan.decode import has_fixed_splits
+from attnc.plan.ir import Decode, Fetch, Kernel, Loop, Module, Statement
 from attnc.plan.regions import ZERO
 from attnc.target.triton.kernel import MATRICES, KernelText, PartText
 from attnc.target.triton.pages import PagesText
@@ -22,6 +22,8 @@ class DecodeText(KernelText):
 
     def __init__(self, module: Module, kernel: Kernel) -> None:
         super().__init__(module, kernel)
+        assert isinstance(kernel, Decode), "the structure says so"
+        self._columns = kernel.parts
         widths = [*(part.width for part in kernel.parts), self.dv]
         self.padded = any(width != block(width) for width in widths)
         self.group = None if kernel.pack is None else scalar(kernel.pack.group)
@@ -103,14 +105,14 @@ class DecodeText(KernelText):
 
     @property
     def parts(self) -> list[PartText]:
-        return [self._part(number) for number in range(len(self.kernel.parts))]
+        return [self._part(number) for number in range(len(self._columns))]
 
     @property
     def more_parts(self) -> list[PartText]:
         return self.parts[1:]
 
     def _part(self, number: int) -> PartText:
-        part, suffix = self.kernel.parts[number], f"_{number + 1}" if number else ""
+        part, suffix = self._columns[number], f"_{number + 1}" if number else ""
         width = block(part.width)
         columns = f"({part.first} + tl.arange(0, {width}))" if part.first else f"tl.arange(0, {width})"
         mask = "exists[:, None]"
@@ -144,7 +146,7 @@ class DecodeText(KernelText):
 
     @property
     def load_v(self) -> str:
-        shares = self.rows("v").tensor == "k" and self.kernel.parts[0].width == self.dv
+        shares = self.rows("v").tensor == "k" and self._columns[0].width == self.dv
         return "k" if shares else super().load_v
 
     @property
@@ -284,4 +286,4 @@ class DecodeText(KernelText):
     @property
     def shares(self) -> list[str]:
         """The constant of configs that give a share a fixed number of keys."""
-        return ["SHARE"] if has_fixed_shares(self.kernel) else []
+        return ["SHARE"] if has_fixed_splits(self.kernel) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from attnc.plan.decode import has_fixed_shares
+from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Module, kernels_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import operator_name
@@ -74,7 +74,7 @@ def render_triton(
             "splits": kernel.split is not None,
             "maxnreg": any(limits_registers(planned.kernel) for planned in kernels_of(module).values()),
             "early_dp": any(dp_order(planned) == "both" for planned in kernels_of(module).values()),
-            "shares": has_fixed_shares(kernel),
+            "shares": has_fixed_splits(kernel),
             "staged": kernel.split is not None and any(kernel.split.staged),
         },
         uses=frozenset(re.findall(r"\b_\w+", code)),

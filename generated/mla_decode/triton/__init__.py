@@ -21,6 +21,7 @@ def mla_decode(
     block_table: torch.Tensor,
     kv_len: torch.Tensor,
     *,
+    Dv: int = 512,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,14 +38,15 @@ def mla_decode(
     Key j of sequence b is row j % 64 of page block_table[b, j // 64].
     Entries of the table past the end of a sequence are never read.
     The values are the first columns of k.
+    Dv: the value of this param; it picks the module.
     out: (o, lse) to write to.
     config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
 
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(v, torch.Tensor) and v.dim() == 4:
-        key = (q.shape[3], v.shape[3])
+    if isinstance(q, torch.Tensor) and q.dim() == 4:
+        key = (q.shape[3], Dv)
     else:  # any variant says which argument is no such tensor, and what it expected
         key = next(iter(VARIANTS))
     if key not in VARIANTS:

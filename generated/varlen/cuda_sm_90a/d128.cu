@@ -308,7 +308,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         q.step();
         bool more = true;
         #pragma unroll 1
-        for (int v_lo = -1; more || v_lo >= 0; kv_lo = previous(kv_lo)) {
+        for (int v_lo = -1; more || v_lo >= 0;) {
             more = kv_lo >= 0;
             if (more) {
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -327,6 +327,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 v.step();
             }
             v_lo = more ? kv_lo : -1;
+            kv_lo = previous(kv_lo);
         }
     }
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.target.unread import without_unread
+from attnc.target.dead_locals import without_dead_locals
 
 READ = """void f(Args args)
 {
@@ -21,7 +21,7 @@ READ = """void f(Args args)
 
 
 def test_what_is_read_stays() -> None:
-    assert without_unread(READ) == READ
+    assert without_dead_locals(READ) == READ
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_what_is_not_goes(line: str, left: str | None) -> None:
     expected = READ.replace(first, left or first)
     if "g(" in line:
         expected = expected.replace(first, f"{first}\n    g(args.B, x.B);  // B")
-    assert without_unread(READ.replace(first, line)) == expected
+    assert without_dead_locals(READ.replace(first, line)) == expected
 
 
 def test_a_name_of_one_block_is_not_read_by_the_next() -> None:
     unread, read = "        const int key = 1;\n", "        const int key = 2;\n        use(key);\n"
     blocks = "    {{\n{}    }}\n    {{\n{}    }}\n}}\n"
-    assert without_unread(blocks.format(unread, read)) == blocks.format("", read)
+    assert without_dead_locals(blocks.format(unread, read)) == blocks.format("", read)
 
 
 def test_what_does_something_stays() -> None:
     text = "{\n    const int ticket = atomicAdd(counter, 1);\n}\n"
-    assert without_unread(text) == text
+    assert without_dead_locals(text) == text

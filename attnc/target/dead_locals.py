@@ -16,7 +16,7 @@ _NAMED = re.compile(r"(\w+) = [^=].*")
 _HAS_EFFECT = re.compile(r"atomic|shfl|sync|\+\+|--")
 
 
-def without_unread(text: str) -> str:
+def without_dead_locals(text: str) -> str:
     """The text, without names of local declarations that nothing in their block reads, nor what only they
     read.
     """

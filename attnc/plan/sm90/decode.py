@@ -1,0 +1,338 @@
+"""Decoding on Hopper: who can have it, and how its kernel lies on the machine.
+
+A block has one tile of 64 rows (query, head), which the heads of a group and several tokens fill, and a share
+of the keys. One warpgroup copies tiles of K and V by TMA, page by page where there are pages; one or two
+others multiply by wgmma:
+
+consumers = 1: it has all columns of o. Two blocks live on a multiprocessor, so that one reads memory while
+    the other computes.
+consumers = 2: each has half of the columns of o, which are too many for one, and they take turns in making
+    probabilities: the first of the even tiles, the second of the odd ones. Each multiplies its own p, from
+    registers, and the other's, from shared memory, by its columns of V. So one softmax runs beside the
+    other's products (the "seesaw" of FlashMLA, github.com/deepseek-ai/FlashMLA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from attnc.diagnostics import Diagnostic
+from attnc.model.attention import Attention, Variant
+from attnc.model.configs import configs
+from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
+from attnc.model.tensors import DType, Paged
+from attnc.plan.columns import feature
+from attnc.plan.device import DEVICES
+from attnc.plan.estimate import Buffer, Estimate
+from attnc.plan.fitting import nothing_fits, remedy
+from attnc.plan.sm80.layout import MMA, CudaLayout, Swizzle, chunk_of
+from attnc.plan.sm90.layout import FREE_REGISTERS, PIECE, WGMMA_ROWS, WIDEST
+from attnc.plan.unsupported import unsupported
+
+#: Registers of a thread that copies, and of one that multiplies, by the number of warpgroups that multiply:
+#: all that the launch holds, exactly, with as many blocks on a multiprocessor as `_BLOCKS` says.
+REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
+BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
+#: Bytes of a row of a piece of a tile, and of a barrier.
+_ROW, _BARRIER = 128, 8
+#: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
+FEWEST_KEYS = 8
+#: What a schedule gets for the keys that it does not mention: the first that fits.
+_TILES: Mapping[int, Sequence[Mapping[str, int]]] = {
+    1: ({"tile.kv": 64, "stages": 2}, {"tile.kv": 32, "stages": 2}),
+    2: ({"tile.kv": 64, "stages": 2}, {"tile.kv": 32, "stages": 2}),
+}
+_REMEDIES: Mapping[str, Sequence[Value]] = {"stages": (2,), "tile.kv": (64, 32, 16)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm90DecodeLayout(CudaLayout):
+    """As for `CudaLayout`; tiles are as wide as their pieces.
+
+    consumers: warpgroups that multiply; box: keys that lie one behind the other in memory, and are copied at
+    once, at most; room: bytes of shared memory of a block.
+    """
+
+    consumers: int
+    page: int
+    room: int
+
+    @property
+    def qk_pieces(self) -> int:
+        return self.qk.width // PIECE
+
+    @property
+    def v_pieces(self) -> int:
+        return self.v.width // PIECE
+
+    @property
+    def rest(self) -> int:
+        """Pieces of the columns of K that are not in V."""
+        return self.qk_pieces - self.v_pieces if self.v_in_k else 0
+
+    @property
+    def columns(self) -> int:
+        """Of o, that one warpgroup has."""
+        return self.dv // self.consumers
+
+    @property
+    def groups(self) -> int:
+        """Parts of a stage that are copied, waited for and given back each by itself: K and V, or the columns
+        of V that either warpgroup multiplies.
+        """
+        return 1 if self.v_in_k and self.consumers == 1 else 2
+
+    def box(self, tile_kv: int) -> int:
+        """Keys of a tile that are copied at once."""
+        return gcd(self.page, tile_kv) if self.page else tile_kv
+
+    def threads(self, config: Config) -> int:
+        return 128 * (self.consumers + 1)
+
+    @property
+    def entry_registers(self) -> int:
+        """Of every thread when the kernel starts."""
+        return 65536 // (128 * (self.consumers + 1) * BLOCKS[self.consumers]) // 8 * 8
+
+    @property
+    def multiply_registers(self) -> int:
+        """Of a thread that multiplies."""
+        return REGISTERS[self.consumers][1]
+
+    def barriers(self, config: Config) -> dict[str, int]:
+        """Barriers by what they guard: a full and an empty one of each part of a stage."""
+        stages = config.number("stages")
+        return {"keys": 2 * stages * self.groups, **({"p": 2} if self.consumers == 2 else {})}
+
+    def shared_memory(self, config: Config) -> dict[str, int]:
+        """Bytes of shared memory by buffer, in the kernel's order."""
+        tile_kv, stages = config.number("tile.kv"), config.number("stages")
+        buffers = {
+            "q": WGMMA_ROWS * self.qk_pieces * _ROW,
+            "k": stages * tile_kv * self.qk_pieces * _ROW,
+            "v": 0 if self.v_in_k else stages * tile_kv * self.v_pieces * _ROW,
+            "p": WGMMA_ROWS * _ROW if self.consumers == 2 else 0,
+            "statistics": 4 * WGMMA_ROWS * 4 if self.consumers == 2 else 0,
+            "barriers": _BARRIER * sum(self.barriers(config).values()),
+        }
+        return {name: size for name, size in buffers.items() if size}
+
+    def registers(self, config: Config) -> dict[str, int]:
+        """32-bit registers of a thread that multiplies, those that live through a step."""
+        tile_kv = config.number("tile.kv")
+        kept = {"q": 16 * self.rest} if self.consumers == 2 and self.rest else {}
+        return {"acc": self.columns // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}
+
+
+def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Reasons why decoding cannot be compiled for Hopper, besides those that hold for its other kernels."""
+    attention, knobs = variant.attention, knobs_of(schedule, "forward")
+    d, dv = feature(attention.q), feature(attention.v)
+    in_k = attention.v.storage.is_part
+    if dv > WIDEST and not (in_k and dv % (2 * PIECE) == 0 and dv <= 2 * WIDEST):
+        yield unsupported(
+            f"{dv} columns of o are not lowered to {schedule.target}",
+            attention.v.span,
+            f"two warpgroups share them where they are a multiple of {2 * PIECE} up to {2 * WIDEST}"
+            if in_k
+            else f"more than {WIDEST} only where the values are in the keys: 'via prefix(k)'",
+            "a schedule for 'cuda.sm_80' runs on this architecture too",
+        )
+    for size, tensor in {dv: attention.v, d: attention.q}.items():
+        if size % MMA:
+            yield unsupported(
+                f"the head dimension {size} is not a multiple of {MMA}",
+                tensor.span,
+                "the depth of a wgmma",
+                "pad the last axis",
+            )
+    yield from check_pages(attention)
+    for knob in knobs.values():
+        yield from _knob(knob, schedule.target)
+
+
+def check_pages(attention: Attention) -> Iterator[Diagnostic]:
+    """Pages that TMA does not copy."""
+    if page_of(attention) % FEWEST_KEYS:
+        yield unsupported(
+            f"pages of {page_of(attention)} keys are not lowered to TMA",
+            attention.k.storage.span,
+            f"it copies {FEWEST_KEYS} keys at once, or a multiple",
+            "a schedule for 'cuda.sm_80' takes pages of any size",
+        )
+
+
+def page_of(attention: Attention) -> int:
+    """Keys of a page, 0 where there are none."""
+    storage = attention.k.storage
+    return storage.page if isinstance(storage, Paged) else 0
+
+
+def _knob(knob: Knob, target: str) -> Iterator[Diagnostic]:
+    if knob.key in ("consumers", "softmax", "pack") and len(knob.choices) > 1:
+        yield unsupported(
+            f"'{knob.key}' shapes the text of a CUDA kernel",
+            knob.span,
+            "has one value in a schedule",
+            "write a second attention to compare",
+        )
+        return
+    match knob.key, knob.choices[0]:
+        case "warp_split", "kv":
+            label = "a warpgroup has all keys of a tile"
+            yield unsupported(f"'warp_split = kv' is not lowered to {target}", knob.span, label, "remove it")
+        case "overlap", _:
+            label = "two warpgroups, or two blocks, take turns"
+            yield unsupported("a decode kernel has no overlap to choose", knob.span, label, "remove it")
+        case "tile.d", _:
+            yield unsupported(
+                "the head dimension stays whole in a CUDA kernel", knob.span, "cannot be tiled", "remove it"
+            )
+        case "softmax", Choice(name="two_pass" | "unified_max"):
+            label = "keys come by once, under a running maximum"
+            yield unsupported(
+                f"this softmax is not lowered to {target}", knob.span, label, "write 'softmax = online'"
+            )
+        case "softmax", Choice(args={"maximum": _}):
+            label = "few rows, whose maximum is quickly found"
+            yield unsupported(
+                "the decode kernel has no lazy maximum", knob.span, label, "write 'softmax = online'"
+            )
+
+
+def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout:
+    """The layout that all configs of a schedule share."""
+    attention = variant.attention
+    d, dv = feature(attention.q), feature(attention.v)
+    element = DType(attention.q.dtype)
+    consumers = knobs_of(schedule, "forward").get("consumers")
+    count = consumers.choices[0] if consumers else 2 if dv > WIDEST else 1
+    return Sm90DecodeLayout(
+        arch=schedule.target.removeprefix("cuda."),
+        element=element,
+        d=d,
+        dv=dv,
+        qk=Swizzle(width=_pieces(d), chunk=chunk_of(element)),
+        v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
+        warp_split="q",
+        streamed="kv",
+        v_in_k=attention.v.storage.is_part,
+        consumers=count if isinstance(count, int) else 1,
+        page=page_of(attention),
+        room=DEVICES["sm_90"].shared_per_block,
+    )
+
+
+def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+    """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
+    knobs, layout = knobs_of(schedule, "forward"), sm90_decode_layout(variant, schedule)
+    found = configs(schedule, "forward", variant)
+    groups = [
+        [
+            _completed(config.changed({k: v for k, v in tiles.items() if k not in knobs}), knobs, layout)
+            for config in found
+        ]
+        for tiles in _TILES.get(layout.consumers, _TILES[2])
+    ]
+    fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
+    candidates = tuple(dict.fromkeys(fitting))
+    reasons = [_misfit(config, layout) for config in candidates]
+    kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
+    if not kept:
+        hints = remedy(candidates[0], _REMEDIES, lambda config: _misfit(config, layout))
+        raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
+    return kept
+
+
+def _completed(config: Config, knobs: Mapping[str, Knob], layout: Sm90DecodeLayout) -> Config:
+    """With what follows from the number of warpgroups, where the schedule does not say it."""
+    sizes: dict[str, Value] = {
+        "consumers": layout.consumers,
+        "tile.q": WGMMA_ROWS,
+        "warps": 4 * (layout.consumers + 1),
+        "registers": REGISTERS[layout.consumers][1] if layout.consumers in REGISTERS else 0,
+    }
+    return config.changed({key: value for key, value in sizes.items() if key not in knobs})
+
+
+def _misfit(config: Config, layout: Sm90DecodeLayout) -> str | None:
+    """Why the config cannot run; None if it can."""
+    consumers, tile_kv = layout.consumers, config.number("tile.kv")
+    if consumers not in REGISTERS:
+        return f"consumers = {consumers}: one, or two that share the columns of o"
+    if consumers == 2 and not (layout.v_in_k and layout.dv % (2 * PIECE) == 0):
+        return f"consumers = 2 share a multiple of {2 * PIECE} columns of values that are in the keys"
+    if layout.columns > WIDEST:
+        return f"consumers = {consumers} leaves {layout.columns} columns of o to each: {WIDEST} at most"
+    for key, size, why in (
+        ("tile.q", WGMMA_ROWS, "the rows of a wgmma"),
+        ("warps", 4 * (consumers + 1), f"4 for each of consumers = {consumers}, and 4 that copy"),
+        ("registers", REGISTERS[consumers][1], "what the launch holds"),
+    ):
+        if config.number(key) != size:
+            return f"{key} = {config.number(key)} is not {size}: {why}"
+    if tile_kv % MMA or tile_kv > WIDEST:
+        return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
+    if layout.box(tile_kv) % FEWEST_KEYS:
+        return f"tile.kv = {tile_kv} and pages of {layout.page} keys have no boxes of {FEWEST_KEYS} in common"
+    if consumers == 2 and tile_kv > PIECE:
+        return f"tile.kv = {tile_kv}: {PIECE} at most where two warpgroups share the columns of o"
+    if config.number("stages") < 2:
+        return "stages = 1 leaves nothing to copy ahead: two at least"
+    needed = sum(sm90_decode_registers(layout, config).values())
+    if needed > REGISTERS[consumers][1]:
+        return f"needs about {needed} registers a thread; one that multiplies has {REGISTERS[consumers][1]}"
+    shared = layout.shared_memory(config)
+    if sum(shared.values()) > layout.room:
+        parts = " + ".join(f"{name} {size}" for name, size in shared.items())
+        return f"needs {sum(shared.values())} B of shared memory ({parts}); the limit is {layout.room} B"
+    return None
+
+
+def sm90_decode_registers(layout: Sm90DecodeLayout, config: Config) -> dict[str, int]:
+    """Registers of a thread that multiplies by value, and an allowance for the rest."""
+    return {**layout.registers(config), "other": FREE_REGISTERS}
+
+
+def sm90_decode_estimate(layout: Sm90DecodeLayout, config: Config) -> Estimate:
+    """What a block takes: shared memory exactly, registers as far as the plan knows."""
+    tile_kv, stages = config["tile.kv"], config["stages"]
+    shapes = {
+        "q": f"{WGMMA_ROWS}x{layout.qk.width}",
+        "k": f"{stages} x {tile_kv}x{layout.qk.width}",
+        "v": f"{stages} x {tile_kv}x{layout.v.width}",
+        "p": f"{WGMMA_ROWS}x{tile_kv}",
+        "statistics": f"2 x 2x{WGMMA_ROWS}",
+        "barriers": str(sum(layout.barriers(config).values())),
+    }
+    return Estimate(
+        buffers=tuple(
+            Buffer(name=name, shape=shapes[name], bytes=size)
+            for name, size in layout.shared_memory(config).items()
+        ),
+        registers=sm90_decode_registers(layout, config),
+    )
+
+
+def sm90_decode_roles(layout: Sm90DecodeLayout, config: Config) -> Iterator[str]:
+    """What the warpgroups of a block do."""
+    copying, multiplying = REGISTERS[layout.consumers]
+    barriers = layout.barriers(config)
+    yield f"roles: of {layout.threads(config)} threads"
+    paged = f", {layout.box(config.number('tile.kv'))} keys at once" if layout.page else ""
+    yield f"  1 warpgroup   {copying:3} registers a thread: copies tiles{paged}"
+    what = (
+        "half of the columns of o each, p of every other tile"
+        if layout.consumers == 2
+        else "all columns of o"
+    )
+    plural = "s" if layout.consumers > 1 else " "
+    yield f"  {layout.consumers} warpgroup{plural}  {multiplying:3} registers a thread: {what}"
+    listed = ", ".join(f"{name} {count}" for name, count in barriers.items())
+    yield f"  {sum(barriers.values())} mbarriers: {listed}"
+
+
+def _pieces(size: int) -> int:
+    return -(-size // PIECE) * PIECE

@@ -1,0 +1,91 @@
+"""The pieces of a Hopper decode kernel's text, and of the kernel that joins its shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.plan.ir import Arg, Kernel, Let, Module
+from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
+from attnc.target.sm80.decode import CudaDecodeText
+from attnc.target.sm90.boxes import BoxText
+
+
+class Sm90DecodeText(BoxText, CudaDecodeText):
+    """Attribute by attribute what `templates/sm90/decode.cu.jinja` and its parts print; scores, masks and
+    shares are as for `cuda.sm_80`.
+    """
+
+    layout: Sm90DecodeLayout
+    is_decode = True
+    is_backward = searches_together = False
+    shared_declaration = "extern __shared__ __align__(1024) unsigned char shared[];"
+
+    def __init__(self, module: Module, kernel: Kernel, layout: Sm90DecodeLayout) -> None:
+        super().__init__(module, kernel, layout)
+        self.shares_columns = layout.consumers == 2
+        self.keeps_rest = self.shares_columns and layout.rest > 0
+        self.registers, self.blocks = REGISTERS[layout.consumers], BLOCKS[layout.consumers]
+        self.v_at = "K_AT" if layout.v_in_k else "V_AT"
+        self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
+
+    # -- tiles ---------------------------------------------------------------------------------------------
+
+    @property
+    def value_columns(self) -> int:
+        """Of o, that a warpgroup has."""
+        return self.layout.columns
+
+    @property
+    def parts_of_a_stage(self) -> str:
+        if self.shares_columns:
+            return "the columns of V that each warpgroup multiplies; what is not in V comes with either"
+        return "K, with V in it" if self.v_in_k else "K and V"
+
+    @property
+    def row(self) -> str:
+        return "16 * warp + 8 * r + g"
+
+    @property
+    def exponent(self) -> str:
+        """Of p, from a score."""
+        return f"s[j][2 * r + c]{self.times_scale} - m[r]"
+
+    @property
+    def first_column(self) -> str:
+        """Of o, as a summand."""
+        return "consumer * COLUMNS + " if self.shares_columns else ""
+
+    @property
+    def first_lane(self) -> str:
+        lane = super().first_lane
+        return f"consumer == 0 && {lane}" if self.shares_columns else lane
+
+    @property
+    def clears_values(self) -> bool:
+        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone."""
+        return self.kernel.step.kept is not None or any(
+            isinstance(item, Let) and item.name == "N" for item in self.kernel.program
+        )
+
+    # -- arguments -----------------------------------------------------------------------------------------
+
+    @property
+    def maps(self) -> list[str]:
+        """Tensors that TMA copies from."""
+        return ["k"] if self.v_in_k else ["k", "v"]
+
+    @property
+    def arguments(self) -> list[Arg]:
+        """What the kernel reads and writes itself."""
+        return [arg for arg in super().arguments if arg.tensor.name not in self.maps]
+
+    @property
+    def fields(self) -> Iterator[str]:
+        yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
+        yield from super().fields
+
+    def row_at(self, name: str) -> str:
+        """Where row `row` of q or o begins."""
+        first = f"args.{name}_ptr + b * args.stride_{name}b"
+        query, head = self.query_of("row"), self.head_of("row")
+        return f"{first} + ({query}) * args.stride_{name}m + ({head}) * args.stride_{name}h"

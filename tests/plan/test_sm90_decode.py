@@ -1,0 +1,152 @@
+"""What the Hopper target decides of decoding: layouts, legality, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.diagnostics import DiagnosticError
+from attnc.model.resolve import resolve
+from attnc.model.variants import variants
+from attnc.plan import plan
+from attnc.plan.ir import Module
+from attnc.plan.sm90 import SM90A, decode_layout_of
+from attnc.plan.sm90.decode import BLOCKS, REGISTERS
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
+
+ROOM = 232448
+#: Of a multiprocessor, in bytes; what the system takes of each block.
+ALL, RESERVED = 233472, 1024
+
+
+def planned(
+    schedule: str = "",
+    *,
+    d: int = 128,
+    dv: int = 0,
+    page: int = 0,
+    dtype: str = "bf16",
+) -> Module:
+    """The module of a decode spec: GQA with K and V, or with dv one head of keys whose first dv columns are
+    the values.
+    """
+    paged = f" via paged(table, page = {page})" if page else ""
+    heads = "1" if dv else "Hkv"
+    values = (
+        f"input v: {dtype}[B, N, 1, {dv}] via prefix(k)" if dv else f"input v: {dtype}[B, N, Hkv, {d}]{paged}"
+    )
+    queries = "G" if dv else "Hkv * G"
+    lines = (
+        f"input q: {dtype}[B, M, {queries}, {d}]",
+        f"input k: {dtype}[B, N, {heads}, {d}]{paged}",
+        values,
+        *(["input table: i32[B, P]"] if page else []),
+        "input lens: i32[B]",
+        "length N = lens[b]",
+        f"score = dot(q, k) / sqrt({d})",
+        "mask = causal",
+        "normalize = softmax",
+        f"output o: {dtype}[B, M, {queries}, {dv or d}]",
+    )
+    body = "\n  ".join(lines)
+    knobs = f"loops = [kv], pack = gqa\n  split.kv = auto\n  {schedule}"
+    text = f"attention under_test {{\n  {body}\n}}\nschedule under_test for cuda.sm_90a {{\n  {knobs}\n}}\n"
+    program = resolve(parse(Source("under_test.attn", text)), prelude())
+    (variant,) = variants(program, program.attentions[0])
+    return plan(variant, program.schedules[0])
+
+
+def refusal(schedule: str, **options: object) -> str:
+    with pytest.raises(DiagnosticError) as raised:
+        planned(schedule, **options)  # type: ignore[arg-type]  # of the parameters
+    (found,) = raised.value.diagnostics
+    return f"{found.code} {found.message}: {found.primary.text}"
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "page", "consumers"),
+    [(64, 0, 0, 1), (128, 0, 16, 1), (256, 0, 64, 1), (192, 128, 0, 1), (576, 512, 64, 2), (576, 512, 16, 2)],
+)
+def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int, dv: int, page: int, consumers: int) -> None:
+    kernel = planned(d=d, dv=dv, page=page).kernels[0]
+    (config,), layout = kernel.configs, decode_layout_of(kernel)
+    assert (config["tile.q"], config["consumers"], config["warps"]) == (64, consumers, 4 * (consumers + 1))
+    assert sum(layout.shared_memory(config).values()) == kernel.shared[0] <= ROOM
+    assert sum(layout.registers(config).values()) < REGISTERS[consumers][1]
+    assert layout.columns * consumers == (dv or d)
+
+
+def test_two_blocks_of_one_warpgroup_live_on_a_multiprocessor() -> None:
+    for d in (64, 128):
+        (shared,) = planned(d=d).kernels[0].shared
+        assert 2 * (shared + RESERVED) <= ALL
+
+
+@pytest.mark.parametrize("consumers", [1, 2])
+def test_registers_of_both_roles_are_those_that_the_launch_holds(consumers: int) -> None:
+    """setmaxnreg would wait for ever for more."""
+    copying, multiplying = REGISTERS[consumers]
+    assert (copying + consumers * multiplying) * 128 * BLOCKS[consumers] <= 65536
+    assert copying % 8 == multiplying % 8 == 0
+
+
+@pytest.mark.parametrize(("page", "box"), [(0, 64), (16, 16), (48, 16), (64, 64), (256, 64)])
+def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> None:
+    assert decode_layout_of(planned(page=page).kernels[0]).box(64) == box
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "said"),
+    [
+        (
+            "tile.q = 16",
+            {},
+            "E0601 no config of schedule 'under_test' fits cuda.sm_90a: tile.q = 16 is not 64",
+        ),
+        ("warps = 4", {}, "warps = 4 is not 8: 4 for each of consumers = 1, and 4 that copy"),
+        ("registers = 128", {}, "registers = 128 is not 216: what the launch holds"),
+        ("tile.kv = 8", {}, "tile.kv = 8 is not a multiple of 16 up to 256"),
+        ("stages = 1", {}, "stages = 1 leaves nothing to copy ahead"),
+        ("consumers = 3", {}, "consumers = 3: one, or two that share the columns of o"),
+        ("consumers = 2", {}, "consumers = 2 share a multiple of 128 columns of values that are in the keys"),
+        (
+            "tile.kv = 64, stages = 3",
+            {"d": 576, "dv": 512},
+            "B of shared memory (q 73728 + k 221184 + p 8192",
+        ),
+        ("tile.kv = 128", {"d": 576, "dv": 512}, "tile.kv = 128: 64 at most"),
+        ("stages = 4, tile.kv = 128", {}, "B of shared memory (q 16384 + k 131072 + v 131072 + barriers 128"),
+        ("tile.kv = 256", {}, "needs about 284 registers a thread; one that multiplies has 216"),
+        ("", {"dtype": "f32"}, "f32 is not lowered to cuda.sm_90a"),
+        ("", {"d": 72}, "the head dimension 72 is not a multiple of 16"),
+        ("", {"d": 320}, "320 columns of o are not lowered to cuda.sm_90a: more than 256 only where"),
+        ("", {"d": 576, "dv": 320}, "320 columns of o are not lowered to cuda.sm_90a: two warpgroups share"),
+        ("", {"page": 4}, "pages of 4 keys are not lowered to TMA: it copies 8 keys at once"),
+        ("warp_split = kv", {}, "'warp_split = kv' is not lowered"),
+        ("overlap = false", {}, "a decode kernel has no overlap to choose"),
+        ("tile.d = 64", {}, "the head dimension stays whole in a CUDA kernel"),
+        (
+            "softmax = unified_max(phi = 0, bounds = [-60, 60], fallback = online)",
+            {},
+            "this softmax is not lowered",
+        ),
+        ("softmax = online(maximum = lazy(20))", {}, "the decode kernel has no lazy maximum"),
+        ("consumers in {2, 3}", {}, "'consumers' shapes the text of a CUDA kernel"),
+        ("persistent = true", {}, "the decode kernel is not persistent"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    schedule: str, options: dict[str, object], said: str
+) -> None:
+    assert said in refusal(schedule, **options)
+
+
+def test_roles_are_explained() -> None:
+    (kernel,) = planned(d=576, dv=512, page=64).kernels
+    lines = list(SM90A.roles(kernel, kernel.configs[0]))
+    assert (
+        lines[2]
+        == "  2 warpgroups  232 registers a thread: half of the columns of o each, p of every other tile"
+    )
+    assert lines[3] == "  10 mbarriers: keys 8, p 2"

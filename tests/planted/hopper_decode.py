@@ -1,0 +1,137 @@
+"""Bugs planted in Hopper's decode kernels: two warpgroups that take turns, pages, stages given back."""
+
+from __future__ import annotations
+
+from tests.planted.bug import HopperBug
+
+BUGS: tuple[HopperBug, ...] = (
+    # Two warpgroups that share the columns of o
+    HopperBug(
+        name="columns of the other warpgroup not waited for",
+        attention="hopper_mla",
+        story="a tile had one barrier before its parts had one each",
+        anchor="wait(own, 1 - consumer); wgmma_fence();",
+        patch="wgmma_fence();",
+    ),
+    HopperBug(
+        name="p of the other warpgroup not waited for",
+        attention="hopper_mla",
+        story="its scores take longer, so that p had always been there",
+        anchor="mbarrier_wait(barrier_of(base, P_FULL, 1 - consumer), parity);",
+        patch="",
+    ),
+    HopperBug(
+        name="parity of p not turned around",
+        attention="hopper_mla",
+        story="a tile each was right",
+        anchor="parity ^= 1;",
+        patch="",
+    ),
+    HopperBug(
+        name="p overwritten while it is read",
+        attention="hopper_mla",
+        story="a stage was given back, and p stored, as soon as the product was issued",
+        anchor="wgmma_wait<1>(); pin(acc); release(other);",
+        patch="pin(acc); release(other);",
+    ),
+    HopperBug(
+        name="no fence between p and what reads it",
+        attention="hopper_mla",
+        story="stores of threads and reads of tensor cores were ordered by the barrier alone",
+        anchor="p[n][3]); proxy_fence();",
+        patch="p[n][3]);",
+    ),
+    HopperBug(
+        name="sums not brought under the other's maximum",
+        attention="hopper_mla",
+        story="o was rescaled, and l is of own tiles alone",
+        anchor="m[r] = m_new; l[r] *= factor[r]; } rescale(factor); clear_values",
+        patch="m[r] = m_new; } rescale(factor); clear_values",
+    ),
+    HopperBug(
+        name="o not brought under the other's maximum",
+        attention="hopper_mla",
+        story="maxima seldom grow after the first tiles",
+        anchor="l[r] *= factor[r]; } rescale(factor); clear_values",
+        patch="l[r] *= factor[r]; } clear_values",
+    ),
+    HopperBug(
+        name="p of the last tile forgotten",
+        attention="hopper_mla",
+        story="the loop ends with an own tile, behind which there may be one of the other's",
+        anchor="if (other_lo < end) { start_other(other_lo);",
+        patch="if (false) { start_other(other_lo);",
+    ),
+    HopperBug(
+        name="sums of one warpgroup",
+        attention="hopper_mla",
+        story="each sums p of its own tiles",
+        anchor="l[r] += load_shared<float>(sums + ((1 - consumer) * BLOCK_M + 8 * r) * 4);",
+        patch="",
+    ),
+    HopperBug(
+        name="columns outside of V not announced",
+        attention="hopper_mla",
+        story="the bytes of a half were counted, with which the others come",
+        anchor="begin(odd, HALF + REST)",
+        patch="begin(odd, HALF)",
+    ),
+    HopperBug(
+        name="halves always in the same order",
+        attention="hopper_mla",
+        story="columns that are not in V came with the first half, for either warpgroup",
+        anchor="odd = !odd;",
+        patch="",
+    ),
+    HopperBug(
+        name="values behind the sequence not cleared for the other's tiles",
+        attention="hopper_mla",
+        story="each warpgroup clears its own columns, of all tiles",
+        anchor="rescale(factor); "
+        "clear_values(kv_lo, base + K_AT + other.at * K_BYTES + consumer * HALF * BLOCK_N * 128);",
+        patch="rescale(factor);",
+    ),
+    # Stages and pages
+    HopperBug(
+        name="stage given back by all warps but one",
+        attention="hopper_gqa",
+        story="the count was that of a block with fewer warps",
+        anchor="mbarrier_init(barrier_of(base, EMPTY, i), 4);",
+        patch="mbarrier_init(barrier_of(base, EMPTY, i), 3);",
+    ),
+    HopperBug(
+        name="values given back before their product",
+        attention="hopper_gqa",
+        story="the arrival was put behind the issue",
+        anchor="wgmma_wait<0>(); pin(acc); pin(p); release(PARTS - 1);",
+        patch="release(PARTS - 1); wgmma_wait<0>(); pin(acc); pin(p);",
+    ),
+    HopperBug(
+        name="pages of the tile before",
+        attention="hopper_gqa",
+        story="pages are looked up a tile ahead, and were not looked up again",
+        anchor="page = page_of(kv_lo + lane * BOX);",
+        patch="",
+    ),
+    HopperBug(
+        name="boxes without keys announced",
+        attention="hopper_gqa",
+        story="all boxes of a tile were announced, of which the last has fewer",
+        anchor="pieces * boxes * BOX * 128",
+        patch="pieces * BOXES * BOX * 128",
+    ),
+    HopperBug(
+        name="q not there for all warps",
+        attention="hopper_gqa",
+        story="each warp waited for what it had copied itself",
+        anchor="t = lane % 4; warpgroups_meet(1, 128 * CONSUMERS);",
+        patch="t = lane % 4;",
+    ),
+    HopperBug(
+        name="values behind the sequence not cleared",
+        attention="hopper_gqa",
+        story="their p is 0, but 0 * NaN is NaN",
+        anchor="if (kv_idx < N) continue;",
+        patch="continue;",
+    ),
+)

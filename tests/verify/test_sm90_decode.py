@@ -1,0 +1,92 @@
+"""Decode kernels for Hopper on the CPU, thread by thread: masks and scores, one warpgroup and two."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.subject import Subject
+from attnc.verify.subjects import subject_of
+from tests.targets import needs_gxx
+from tests.verify.judging import modules_of, spec
+
+pytestmark = [needs_gxx, pytest.mark.slow]
+
+
+def text_of(
+    mask: str = "causal",
+    *,
+    shared: bool = False,
+    page: int = 0,
+    score: str = "dot(q, k) / sqrt(64)",
+    normalize: str = "softmax",
+    schedule: str = "",
+    dtype: str = "bf16",
+    more: tuple[str, ...] = (),
+) -> str:
+    """shared: one KV head of 192 columns, the first 128 of which are the values, for two warpgroups; else
+    heads with K and V of 64.
+    """
+    paged = f" via paged(table, page = {page})" if page else ""
+    if shared:
+        q, o = f"{dtype}[B, M, G, 192]", f"{dtype}[B, M, G, 128]"
+        keys = [f"input k: {dtype}[B, N, 1, 192]{paged}", f"input v: {dtype}[B, N, 1, 128] via prefix(k)"]
+    else:
+        q = o = f"{dtype}[B, M, Hkv * G, 64]"
+        keys = [f"input k, v: {dtype}[B, N, Hkv, 64]{paged}"]
+    lines = [
+        f"input q: {q}",
+        *keys,
+        *(["input table: i32[B, P]"] if page else []),
+        "input lens: i32[B]",
+        "length N = lens[b]",
+        *more,
+        f"score = {score}",
+        f"mask = {mask}",
+        f"normalize = {normalize}",
+        f"output o: {o}",
+        f"output lse: f32[B, {'G' if shared else 'Hkv * G'}, M]",
+    ]
+    consumers = "consumers = 2, " if shared else ""
+    knobs = f"loops = [kv], pack = gqa, {consumers}tile.kv = 32, stages = 2, split.kv in {{auto, 3}}"
+    return spec(lines, f"{knobs}\n  {schedule}", target="cuda.sm_90a")
+
+
+KINDS = {
+    "two": text_of(shared=True, page=16, dtype="f16"),
+    "two_lazily": text_of(
+        "window(40, 0)",
+        shared=True,
+        score="softcap(dot(q, k) / sqrt(192), 30)",
+        schedule="softmax = online(rescale = lazy(8))",
+    ),
+    "sink": text_of(
+        "window(40, 0)", page=32, normalize="softmax(sink = sink[h])", more=("input sink: f32[Hkv * G]",)
+    ),
+    "bias": text_of(
+        "causal and q_pos // 64 == kv_idx // 64",
+        score="dot(q, k) / 8 + bias[b, kv_idx] - slope[h] * (q_pos - kv_idx)",
+        more=("input bias: f32[B, N]", "input slope: f32[Hkv * G]"),
+        dtype="f16",
+    ),
+}
+
+
+@cache
+def subject(kind: str) -> Subject:
+    (module,) = modules_of(KINDS[kind])
+    return subject_of(module)
+
+
+@pytest.mark.parametrize("sizes", [(1, 5, 3, 170), (2, 3, 40, 65)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_and_scores_are_right(kind: str, sizes: tuple[int, int, int, int]) -> None:
+    b, m, g, n = sizes
+    heads = {} if kind.startswith("two") else {"Hkv": 2}
+    for config in range(2):
+        case = Case(dims={"B": b, "M": m, "G": g, "N": n, **heads}, logits="rising", config=config)
+        found = check(subject(kind), case, fills=("nan",))
+        assert found.ok, found.message
