@@ -15,6 +15,7 @@ from attnc.plan.sm90.backward import CONSUMERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
+from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
@@ -222,3 +223,28 @@ def test_keys_and_values_have_widths_of_their_own(d: int, dv: int, staged: int) 
     assert layout.staged("dv") == staged
     found = check(subject_of(module), Case(dims={"B": 1, "M": 130, "N": 300, "H": 1}))
     assert found.ok, found.message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize("accumulate", ["atomic", "two_pass"])
+def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str) -> None:
+    """Of 96 keys, which three loads of a lane are, and of queries; some lie outside of the sequence."""
+    lines = [
+        "input q: bf16[B, M, H, 80]",
+        "input k, v: bf16[B, N, H, 80]",
+        "input doc: i32[B, N] is sorted",
+        "score = dot(q, k) / 9",
+        "mask = causal and doc[b, q_pos] == doc[b, kv_idx]",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 80]",
+        "output lse: f32[B, H, M]",
+        "grad q, k, v",
+    ]
+    schedule = f"backward {{ accumulate.dq = {accumulate} }}"
+    (module,) = modules_of(spec(lines, schedule, target="cuda.sm_90a"))
+    text = render_files(module, path="a.attn", sha256="")["default_backward_dkdv.cu"]
+    assert "doc_q_of[i] = " in text
+    for m, n in ((130, 200), (270, 263)):
+        found = check(subject_of(module), Case(dims={"B": 1, "M": m, "N": n, "H": 1}))
+        assert found.ok, found.message

@@ -11,9 +11,10 @@ from attnc.plan.ir import Fetch, Let, Module, Row, Statement, statement_expressi
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.steps import fetches_for
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
-from attnc.target.sm80.printer import scalar
+from attnc.target.sm80.printer import load, scalar, value_type
 from attnc.target.sm90.wgmma import wgmma
 from attnc.target.triton.tensors import BY_QUERY
 
@@ -119,6 +120,37 @@ class Sm90TileText(CudaBackwardText):
         axis = tensor.axis(Role.QUERY if name in BY_QUERY else Role.KEY)
         assert axis is not None
         return stride_name(tensor, axis)
+
+    # -- what a mask asks of each column ---------------------------------------------------------------------
+
+    @cached_property
+    def shared_columns(self) -> list[Fetch]:
+        """Loads of the mask with a value for each column of a partial tile: a lane loads every 32nd, ahead of
+        the products, and shows it to the others. (The mask is tested between products, where nothing hides
+        a load.)
+        """
+        if self.mode != "after":
+            return []
+        assert self.kernel.step.keep is not None
+        wanted = fetches_for(self._fetches, self.kernel.step.keep)
+        short = [fetch for fetch in self._columns if fetch in wanted]
+        return [fetch for fetch in short if value_type(fetch, self.dtypes[fetch.load.tensor]) == "int"]
+
+    @property
+    def shared_column_values(self) -> Iterator[str]:
+        """The loads, of the column at hand."""
+        for fetch in self.shared_columns:
+            yield f"{fetch.name}_of[i] = {load(fetch, self.dtypes[fetch.load.tensor], self.show)};"
+
+    @property
+    def column_mask_values(self) -> Iterator[str]:
+        assert self.kernel.step.keep is not None
+        wanted = fetches_for(self._fetches, self.kernel.step.keep)
+        for fetch in (fetch for fetch in self._columns if fetch in wanted):
+            if fetch in self.shared_columns:
+                yield f"const int {fetch.name} = of_lane({fetch.name}_of[j / 4], j % 4 * 8 + 2 * t + c);"
+            else:
+                yield self.statement(fetch)
 
     # -- what is said of a tile ----------------------------------------------------------------------------
 
