@@ -147,7 +147,7 @@ class HopperProgram(Program):
         return (*flags, *(f"-D{name}={value}" for name, value in defines.items()))
 
 
-class _Attribute(ctypes.Structure):
+class LaunchAttribute(ctypes.Structure):
     """CUlaunchAttribute, of a bool."""
 
     _fields_: ClassVar = [
@@ -158,7 +158,7 @@ class _Attribute(ctypes.Structure):
     ]
 
 
-class _LaunchConfig(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_: ClassVar = [
@@ -166,7 +166,7 @@ class _LaunchConfig(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("shared", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
         ("count", ctypes.c_uint),
     ]
 
@@ -181,14 +181,14 @@ def launcher_behind(function: int, blocks: int, threads: int, shared: int) -> Ca
     """
     launch = ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx
     launch.argtypes = [ctypes.c_void_p] * 4
-    attribute = _Attribute(id=_BEHIND, value=1)
-    configs: dict[int, _LaunchConfig] = {}  # by stream: a thread does not change that of another
+    attribute = LaunchAttribute(id=_BEHIND, value=1)
+    configs: dict[int, LaunchConfig] = {}  # by stream: a thread does not change that of another
 
     def start(stream: int, arguments: int, extra: int) -> None:
         config = configs.get(stream)
         if config is None:
             sizes = ((ctypes.c_uint * 3)(n, 1, 1) for n in (blocks, threads))
-            config = _LaunchConfig(*sizes, shared, stream, ctypes.pointer(attribute), 1)
+            config = LaunchConfig(*sizes, shared, stream, ctypes.pointer(attribute), 1)
             configs[stream] = config
         failed = launch(ctypes.byref(config), function, arguments, extra or None)
         if failed:

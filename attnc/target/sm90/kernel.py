@@ -38,6 +38,7 @@ class Sm90Text(BoxText):
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.uses("_bound") and not alone  # who copies is one lane
         self.sequences_are_packed = kernel.grid.sequences is not None
+        self.sum_columns = [layout.dv]  # of what is summed in registers
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
 
     # -- tiles ---------------------------------------------------------------------------------------------

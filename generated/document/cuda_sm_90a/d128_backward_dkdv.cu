@@ -345,6 +345,13 @@ __device__ __forceinline__ void multiply_tiles(
             const u32 q_tile = base + Q_AT + q.at * Q_BYTES, do_tile = base + DO_AT + q.at * DO_BYTES;
             const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.at * BLOCK_M;
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.at * BLOCK_M;
+            int doc_q_of[(COLUMNS + 31) / 32] = {};
+            if (q_lo < full_lo || q_lo + BLOCK_M > full_hi)
+                #pragma unroll
+                for (int i = 0; i < (COLUMNS + 31) / 32; ++i) {
+                    const int q_idx = q_lo + 32 * i + lane, q_pos = q_idx + N - M;
+                    doc_q_of[i] = 0 <= q_pos && q_pos < N ? doc_row[q_pos * args.stride_doc_1] : 0;
+                }
             float scores[1][BLOCK_M / 8][4], gradients[1][BLOCK_M / 8][4];
             mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
             wgmma_fence();
@@ -379,7 +386,7 @@ __device__ __forceinline__ void multiply_tiles(
                     for (int c = 0; c < 2; ++c) {
                         const int q_idx = q_lo + 8 * j + 2 * t + c;
                         const int q_pos = q_idx + N - M;
-                        const int doc_q = 0 <= q_pos && q_pos < N ? doc_row[q_pos * args.stride_doc_1] : 0;
+                        const int doc_q = of_lane(doc_q_of[j / 4], j % 4 * 8 + 2 * t + c);
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx[r] <= q_pos && doc_q == doc_kv[r]))

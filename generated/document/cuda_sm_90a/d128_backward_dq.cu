@@ -333,6 +333,13 @@ __device__ __forceinline__ void multiply_tiles(
         // One tile of keys.
         auto step = [&](int kv_lo) {
             const u32 k_tile = base + K_AT + k.at * K_BYTES;
+            int doc_kv_of[(COLUMNS + 31) / 32] = {};
+            if (kv_lo < full_lo || kv_lo + BLOCK_N > full_hi)
+                #pragma unroll
+                for (int i = 0; i < (COLUMNS + 31) / 32; ++i) {
+                    const int kv_idx = kv_lo + 32 * i + lane;
+                    doc_kv_of[i] = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
+                }
             float scores[1][BLOCK_N / 8][4], gradients[1][BLOCK_N / 8][4];
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();
@@ -363,7 +370,7 @@ __device__ __forceinline__ void multiply_tiles(
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                        const int doc_kv = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
+                        const int doc_kv = of_lane(doc_kv_of[j / 4], j % 4 * 8 + 2 * t + c);
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx <= q_pos[r] && doc_q[r] == doc_kv))
