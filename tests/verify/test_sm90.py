@@ -23,6 +23,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "bias": ("input bias: f32[B, N]",),
     "doc": ("input doc: i32[B, N] is sorted",),
     "sink": ("input sink: f32[H]",),
+    "slope": ("input slope: f32[H]",),
     "lens": ("input lens: i32[B]", "length N = lens[b]"),
     "dropout": ("input p: f32[]", "input seed: i64[]"),
 }
@@ -75,6 +76,14 @@ KINDS = {
     "window": text_of("window(40, 3)"),
     "documents": text_of("causal and doc[b, q_pos] == doc[b, kv_idx]", more="doc"),
     "key_bias": text_of("causal", score=f"{SCORE} + bias[b, kv_idx]", more="bias"),
+    "key_bias_and_mask": text_of("bias[b, kv_idx] < 1", score=f"{SCORE} + 2 * bias[b, kv_idx]", more="bias"),
+    "alibi": text_of("causal", score=f"{SCORE} - slope[h] * (q_pos - kv_idx)", more="slope"),
+    "alibi_both": text_of(score=f"{SCORE} - slope[h] * abs(q_idx - 2 * kv_idx + 3)", more="slope"),
+    "alibi_window": text_of("window(40, 3)", score=f"slope[h] * kv_idx + {SCORE}", more="slope"),
+    "softcap": text_of("causal", score=f"softcap({SCORE}, 2)"),
+    "softcap_window": text_of(
+        "window(80, 3)", score=f"softcap({SCORE}, -20) + slope[h] * kv_idx", more="slope"
+    ),
     "sink": text_of("causal", normalize="softmax(sink = sink[h])", more="sink"),
     "lengths": text_of("causal", more="lens"),
     "dropout": text_of("causal", normalize="softmax(dropout = p, seed = seed)", more="dropout"),
@@ -88,6 +97,14 @@ def test_masks_and_scores_are_right(kind: str) -> None:
     made = subject(KINDS[kind])
     found = verdict(made)
     assert found.ok, found.message
+
+
+@pytest.mark.slow
+def test_a_polynomial_beyond_its_range_shows() -> None:
+    text = text_of(score=f"softcap({SCORE}, 4)")
+    assert verdict(subject(text), "huge").ok
+    made = subject(text, "if (any_lane(largest >=", "if (false && any_lane(largest >=")
+    assert not verdict(made, "huge").ok
 
 
 @pytest.mark.slow
