@@ -74,6 +74,8 @@ KINDS = {
     "eager": text_of("causal", schedule="softmax = online(rescale = lazy(8)), consumers = 2, tile.kv = 32"),
     "not_overlapped": text_of("causal", schedule=f"{LAZY}, overlap = false"),
     "window": text_of("window(40, 3)"),
+    "wide_tiles": text_of("window(150, 3)", schedule=LAZY.replace("32", "160")),
+    "prefix": text_of("causal or kv_idx < 70"),
     "documents": text_of("causal and doc[b, q_pos] == doc[b, kv_idx]", more="doc"),
     "key_bias": text_of("causal", score=f"{SCORE} + bias[b, kv_idx]", more="bias"),
     "key_bias_and_mask": text_of("bias[b, kv_idx] < 1", score=f"{SCORE} + 2 * bias[b, kv_idx]", more="bias"),

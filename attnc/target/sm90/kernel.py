@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
+from attnc.expr.arithmetic import sub
 from attnc.expr.nodes import Binary, Compare, Const, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
@@ -13,7 +14,8 @@ from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
 from attnc.plan.steps import pointer_names, statement_expressions
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
-from attnc.target.sm90.score import Near, Score, exponent, near, shared_score
+from attnc.target.sm90.mask import Ends, row_ends
+from attnc.target.sm90.score import FIRST_KEY, Near, Score, exponent, near, shared_score
 from attnc.target.sm90.wgmma import wgmma
 
 #: What is copied by TMA.
@@ -268,6 +270,22 @@ class Sm90Text(CudaText):
             return f"const float {let.name} = {value};"
         values = ", ".join(value.replace("[r]", f"[{r}]") for r in range(2))
         return f"const float {let.name}[ROWS] = {{{values}}};"
+
+    @cached_property
+    def ends(self) -> Ends | None:
+        """Where the keys of a row begin and end, if the mask of a partial tile says nothing else."""
+        keep = self.kernel.step.keep
+        return None if keep is None else row_ends(keep)
+
+    @property
+    def seen(self) -> str:
+        """What a row keeps, by bits, of columns from 128 * w on."""
+        assert self.ends is not None
+        first, end = (
+            None if end is None else f"columns_before({at_row(sub(end, FIRST_KEY))} - 128 * w)"
+            for end in (self.ends.first, self.ends.end)
+        )
+        return f"{end} & ~{first}" if first and end else end or f"~{first}"
 
     @cached_property
     def exponent_of_score(self) -> Expr | None:
