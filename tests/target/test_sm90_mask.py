@@ -56,9 +56,9 @@ def test_intervals_have_ends(mask: Expr, first: str | None, end: str | None) -> 
         Or((compare(KEY, "<", PREFIX), compare(KEY, ">=", POSITION))),
         Or((And((RECENT, CAUSAL)), compare(KEY, "<", PREFIX))),
         Not(CAUSAL),
-        compare(KEY, "<", Ref("far", "int", within=(-(2**31), 2**31 - 1))),
+        compare(KEY, "<=", Ref("far", "int", within=(-(2**31), 2**31 - 1))),
     ],
 )
 def test_others_are_asked_of_every_element(mask: Expr) -> None:
-    """A gap, two intervals, what another key says, and ends that 32 bits do not hold relative to a tile."""
+    """A gap, two intervals, what another key says, and ends that 32 bits do not hold."""
     assert row_ends(mask) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from attnc.expr.arithmetic import sub
 from attnc.expr.nodes import Binary, Compare, Const, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
@@ -15,7 +14,7 @@ from attnc.plan.steps import pointer_names, statement_expressions
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
 from attnc.target.sm90.mask import Ends, row_ends
-from attnc.target.sm90.score import FIRST_KEY, Near, Score, exponent, near, shared_score
+from attnc.target.sm90.score import Near, Score, exponent, near, shared_score
 from attnc.target.sm90.wgmma import wgmma
 
 #: What is copied by TMA.
@@ -282,7 +281,7 @@ class Sm90Text(CudaText):
         """What a row keeps, by bits, of columns from 128 * w on."""
         assert self.ends is not None
         first, end = (
-            None if end is None else f"columns_before({at_row(sub(end, FIRST_KEY))} - 128 * w)"
+            None if end is None else f"columns_before({at_row(end)}, first_key + 128 * w)"
             for end in (self.ends.first, self.ends.end)
         )
         return f"{end} & ~{first}" if first and end else end or f"~{first}"

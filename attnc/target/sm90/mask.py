@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from attnc.expr.affine import affine
-from attnc.expr.arithmetic import add, maximum, minimum, sub
+from attnc.expr.arithmetic import add, maximum, minimum
 from attnc.expr.logic import MIRRORED
 from attnc.expr.nodes import And, Compare, Const, Expr, Index, Or
 from attnc.plan.loads import axes_of
 from attnc.plan.width import is_wide
-from attnc.target.sm90.score import FIRST_KEY
 
 _KEY = Index("kv_idx")
 _ONE = Const(1)
@@ -77,6 +76,6 @@ def _compared(op: str, left: Expr, right: Expr) -> Ends | None:
         op = op if step > 0 else MIRRORED[op]
     if op in ("<=", ">"):
         value = add(value, _ONE)
-    if op in ("==", "!=") or "kv" in axes_of(value) or is_wide(sub(value, FIRST_KEY)):
+    if op in ("==", "!=") or "kv" in axes_of(value) or is_wide(value):
         return None
     return Ends(None, value) if op in ("<", "<=") else Ends(value, None)

@@ -23,9 +23,9 @@ from attnc.plan.loads import axes_of
 from attnc.plan.steps import fetches_for
 from attnc.plan.width import is_wide
 
-#: Columns between a thread's first key and the one at hand, a constant; that first key, or one of its tile.
+#: Columns between a thread's first key and the one at hand, a constant; that first key.
 COLUMN = Ref("column", "float", ("kv",))
-FIRST_KEY = Ref("first_key", "int", natural=True, within=(0, 2**30 + 256))
+FIRST_KEY = Ref("first_key", "int", natural=True, within=(0, 2**30))
 _KEY = Index("kv_idx")
 #: Names of what is computed once; what finds none left stays where it is.
 _AT_FIRST = ("at_first", "at_first_2", "at_first_3", "at_first_4")
