@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from attnc.version import __version__
+
 if TYPE_CHECKING:
     from attnc import flex
     from attnc.api.compile import Cache, Spec, SpecError, SpecWarning
     from attnc.api.family import Family
-
-__version__ = "0.1.0"
 
 __all__ = ["Family", "SpecError", "SpecWarning", "__version__", "compile", "flex"]
 

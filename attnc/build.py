@@ -17,29 +17,29 @@ from pathlib import Path
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
 from attnc.effort import limited, renew, spend
-from attnc.model.attention import Program
 from attnc.model.configs import schedule_of
 from attnc.model.expansion import charged
-from attnc.model.projection import projection_variants
+from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
-from attnc.model.variants import MAX_VARIANTS, labelled, variants
+from attnc.model.variants import MAX_VARIANTS, labelled, projection_variants, variants
 from attnc.output import Output
 from attnc.plan import ir
-from attnc.plan.dispatch import Table, load_tables, projection_rows, schedule_rows
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
 from attnc.plan.mask_findings import check_mask
 from attnc.plan.projection import plan_projection
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
-from attnc.plan.tuned import load_tuned, tuned_choices
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse
 from attnc.syntax.prelude import prelude
 from attnc.target.dispatch import render_dispatch, render_projection_dispatch
 from attnc.target.files import render_files
 from attnc.target.projection import render_projection
+from attnc.target.support import support_files
+from attnc.tuned.choices import load_tuned, tuned_choices
+from attnc.tuned.tables import Table, load_tables, projection_rows, schedule_rows
 
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
@@ -83,8 +83,8 @@ def plan_program(program: Program) -> Planned:
         if schedule.target not in TARGETS and schedule.span is not None:
             warnings.append(_not_compiled(schedule, schedule.span))
             continue
-        with charged(f"this schedule of '{schedule.attention}'", schedule.span or program.source.span(0, 0)):
-            for plain in variants(program, program.attention(schedule.attention)):
+        with charged(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
+            for plain in variants(program, program.attention(schedule.name)):
                 variant = labelled(plain, schedule.label)
                 try:
                     chosen = schedule_of(schedule, variant)
@@ -92,17 +92,17 @@ def plan_program(program: Program) -> Planned:
                     modules.append(plan(variant, chosen))
                 except DiagnosticError as failure:
                     problems += failure.diagnostics
-    scheduled = {schedule.attention for schedule in program.schedules if schedule.target in TARGETS}
+    scheduled = {schedule.name for schedule in program.schedules if schedule.target in TARGETS}
     for attention in program.attentions:
         if attention.name not in scheduled:
             with charged(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
                 variants(program, attention)  # mistakes that only numbers show are some without a schedule
     projections: list[ProjectionModule] = []
-    for dataflow in program.dataflows:
-        with charged(f"this schedule of '{dataflow.projection}'", dataflow.span or program.source.span(0, 0)):
-            for layer in projection_variants(program, program.projection(dataflow.projection)):
+    for schedule in program.projection_schedules:
+        with charged(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
+            for layer in projection_variants(program, program.projection(schedule.name)):
                 try:
-                    projections.append(plan_projection(layer, dataflow))
+                    projections.append(plan_projection(layer, schedule))
                 except DiagnosticError as failure:
                     problems += failure.diagnostics
     if problems:
@@ -116,10 +116,8 @@ def _charge_modules(program: Program) -> None:
     """Counts what modules cost whatever their expressions are, before any is made."""
     for schedule in program.schedules:
         if schedule.target in TARGETS:
-            choices = (len(param.choices) for param in program.attention(schedule.attention).params)
-            with charged(
-                f"this schedule of '{schedule.attention}'", schedule.span or program.source.span(0, 0)
-            ):
+            choices = (len(param.choices) for param in program.attention(schedule.name).params)
+            with charged(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
                 spend(_STEPS_PER_MODULE * min(prod(choices), MAX_VARIANTS))
 
 
@@ -154,6 +152,11 @@ def compile_program(
     outputs += _projection_outputs(program, planned.projections, name, tables)
     ordered = tuple(sorted(outputs, key=lambda output: output.path))
     return Compiled(outputs=ordered, warnings=planned.warnings)
+
+
+def support_outputs() -> tuple[Output, ...]:
+    """The package beside all modules, which they import."""
+    return tuple(Output(path=path, text=text) for path, text in support_files().items())
 
 
 def _projection_outputs(

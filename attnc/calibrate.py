@@ -70,7 +70,7 @@ def calibrate(path: Path, samples: Path | None, keys: int) -> tuple[Calibration,
             (said["softmax"] for said in (knobs_of(schedule, "forward"), *whens) if "softmax" in said), None
         )
         if knob is not None and (choice := _unified(knob)) is not None and knob.span is not None:
-            made_for = (schedule.attention, schedule.target)
+            made_for = (schedule.name, schedule.target)
             own = [made for made in modules if (made.variant.attention.name, made.target) == made_for]
             if own:
                 found.append(_calibrate(own, choice, knob.span, given, keys))

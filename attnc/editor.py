@@ -183,7 +183,7 @@ def _meaning(source: Source, word: Span, block: tuple[str, str, int] | None) -> 
 
 def _tiles(source: Source, name: str) -> str:
     """A picture of the tiles of an attention, as Markdown; empty where it is wrong or has no kernel."""
-    from attnc.plan.explain import tiles_of
+    from attnc.explain.figures import tiles_of
     from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 
     try:

@@ -94,7 +94,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _is_generated(file: Path) -> bool:
-    if file.suffix not in (".py", ".cu") or not file.is_file():
+    if file.suffix not in (".py", ".cu", ".cuh") or not file.is_file():
         return False
     with file.open(encoding="utf-8", errors="replace") as text:
         return MARK in text.read(_HEAD)

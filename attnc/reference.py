@@ -119,8 +119,9 @@ class Head:
         if softmax.dropout is None or softmax.seed is None:
             return 0.0, np.ones(self.shape, dtype=np.bool_)
         p, seed = np.float32(self.value(softmax.dropout).item()), int(self.value(softmax.seed).item())
+        first = 0 if softmax.first_head is None else int(self.value(softmax.first_head).item())
         at = self.indices
-        return float(p), keep(seed, self.b, self.h, at["q_idx"], at["kv_idx"], float(p))
+        return float(p), keep(seed, self.b, self.h + first, at["q_idx"], at["kv_idx"], float(p))
 
 
 def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, Floats]:

@@ -51,6 +51,8 @@ _QUICK = (
     "model",
     "expr",
     "plan",
+    "tuned",
+    "explain",
     "target",
     "test_diagnostics.py",
     "test_source.py",

@@ -12,25 +12,20 @@ from attnc.build import plan_program
 from attnc.diagnostics import CODES, DiagnosticError
 from attnc.effort import MAX_STEPS
 from attnc.expr.ranges import SIZE
-from attnc.model.attention import Program
 from attnc.model.configs import MAX_CONFIGS
 from attnc.model.expansion import MAX_CALLS, MAX_NODES
 from attnc.model.expansion import MAX_DEPTH as MAX_LEVELS
 from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS, Key
 from attnc.model.names import RESERVED
 from attnc.model.params import MAX_HEAD_DIM
+from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Choice, Value, whole_of
 from attnc.model.storage import MAX_PAGE
 from attnc.model.variants import MAX_VARIANTS
 from attnc.plan.names import (
-    CPP,
-    CUDA_BACKWARD,
-    CUDA_HOPPER,
-    CUDA_KERNEL,
     CUDA_MODULE,
     DISPATCH,
-    KERNEL,
     KERNELS,
     MODULE,
 )
@@ -231,20 +226,10 @@ def limits() -> str:
 def names() -> str:
     """What generated modules call things of their own, and a spec therefore cannot."""
     kernels = ", ".join(f"`<attention>_{kernel}...`" for kernel in KERNELS)
-    on_cuda = (CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER) - CPP - KERNEL - MODULE - CUDA_MODULE
-    of_sizes = (
-        "names that start with `stride_` or end with `_ptr`; "
-        "`d<input>` and `d<input>_...` where its gradient is wanted"
-    )
     kinds = {
         "attentions and inputs": ("names that start with `_`", MODULE),
         "inputs": (f"{kernels}; `d<input>` where its gradient is wanted", DISPATCH),
         "attentions and inputs of CUDA schedules": ("names that start with `stride_`", CUDA_MODULE - MODULE),
-        "sizes": (f"what attentions cannot be called; {of_sizes}", KERNEL - MODULE),
-        "sizes of CUDA schedules": (
-            "words of C++ and names that CUDA has without a header, `threadIdx` and `erf` for example",
-            on_cuda,
-        ),
     }
     return "\n".join(f"- {kind}: {rule}; {_listed(words)}" for kind, (rule, words) in kinds.items())
 

@@ -8,8 +8,8 @@ from math import ceil, floor
 
 from attnc.bench import ranks_report
 from attnc.bench.papers_report import markdown, read_papers
-from attnc.plan.dispatch import admits, load_tables
 from attnc.source import Source
+from attnc.tuned.tables import admits, load_tables
 from tests.documentation import ROOT, table
 
 
@@ -43,28 +43,46 @@ def papers() -> str:
 def forward_cuda() -> str:
     """The forward benchmark of the CUDA target: TFLOP/s, and attnc's ratio to FlashAttention-2."""
     peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex", "triton": "attnc on Triton"}
-    return _beside_fa2("forward_cuda_h200", peers)
+    return _beside("forward_cuda_h200", peers, {"fa2": "to FA2"})
 
 
 def backward_cuda() -> str:
     """The same of the gradients of q, k and v, and of those that are the same bits in every run."""
     peers = {"fa2": "FA2", "two_pass": "`two_pass`"}
-    return _beside_fa2("backward_cuda_h200", peers, {"two_pass": "`two_pass` to FA2"})
+    return _beside("backward_cuda_h200", peers, {"fa2": "to FA2"}, {"two_pass": "`two_pass` to FA2"})
 
 
-def _beside_fa2(figure: str, peers: Mapping[str, str], others: Mapping[str, str] | None = None) -> str:
-    """others: kernels of attnc among the peers, and the titles of their ratios to FlashAttention-2."""
+def forward_hopper() -> str:
+    """The forward benchmark of the Hopper target beside cuDNN and FlashAttention-3."""
+    peers = {"cudnn": "cuDNN", "fa3": "FA3", "triton": "attnc on Triton"}
+    return _beside("forward_hopper_h200", peers, {"cudnn": "to cuDNN", "fa3": "to FA3"})
+
+
+def backward_hopper() -> str:
+    """The same of the gradients of q, k and v, and of those that are the same bits in every run."""
+    peers = {"cudnn": "cuDNN", "fa3": "FA3", "triton": "attnc on Triton", "two_pass": "`two_pass`"}
+    return _beside("backward_hopper_h200", peers, {"cudnn": "to cuDNN", "fa3": "to FA3"})
+
+
+def _beside(
+    figure: str, peers: Mapping[str, str], to: Mapping[str, str], others: Mapping[str, str] | None = None
+) -> str:
+    """TFLOP/s of all, and ratios of speeds, rounded down.
+
+    to: peers, and the titles of attnc's ratios to them; others: kernels of attnc among the peers, and the
+    titles of their ratios to the first of `to`.
+    """
     others = {} if others is None else others
     record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
-    titles = ("cell", "ms", "attnc", *peers.values(), "to FA2", *others.values(), "of matmul")
+    titles = ("cell", "ms", "attnc", *peers.values(), *to.values(), *others.values(), "of matmul")
     rows: list[tuple[str, ...]] = [titles]
     rows.append(("---",) * len(rows[0]))
     for cell in record["cells"]:
         found = cell["results"]
-        mine, theirs = found["attnc"], [found.get(name) for name in peers]
-        ratio = _ratio(found["fa2"]["ms"], mine["ms"]) if "fa2" in found else "n/a"
-        ratios = [ratio, *(_ratio(found["fa2"]["ms"], found[name]["ms"]) for name in others)]
-        figures = [f"{peer['tflops']:.0f}" if peer else "n/a" for peer in theirs]
+        mine = found["attnc"]
+        pairs = [*((peer, "attnc") for peer in to), *((next(iter(to)), name) for name in others)]
+        ratios = [_ratio(found[a]["ms"], found[b]["ms"]) if a in found else "n/a" for a, b in pairs]
+        figures = [f"{found[name]['tflops']:.0f}" if name in found else "n/a" for name in peers]
         share = f"{100 * mine['tflops'] / cell['matmul_tflops']:.0f} %"
         rows.append((cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, *ratios, share))
     return table(rows)

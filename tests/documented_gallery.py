@@ -10,9 +10,9 @@ from math import floor
 from pathlib import Path
 
 from attnc.build import front
+from attnc.explain.figures import tiles_of
 from attnc.model.variants import labelled, variants
 from attnc.plan import ir
-from attnc.plan.explain import tiles_of
 from attnc.plan.lower import plan
 from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 from attnc.source import Source
@@ -57,7 +57,7 @@ def gallery() -> str:
 def _entry(spec: str, attention: str, title: str, cells: tuple[str, ...]) -> Iterator[str]:
     path = ROOT / "specs" / f"{spec}.attn"
     program = front(path)
-    schedule = next(s for s in program.schedules if (s.attention, s.target) == (attention, "triton"))
+    schedule = next(s for s in program.schedules if (s.name, s.target) == (attention, "triton"))
     first = variants(program, program.attention(attention))[0]
     module = plan(labelled(first, schedule.label), schedule)
     yield f"\n## {title}\n\n[`specs/{spec}.attn`](../specs/{spec}.attn)\n"
@@ -120,7 +120,7 @@ def masks() -> str:
     columns = []
     for spec, title, cell in FIRST:
         program = front(ROOT / "specs" / f"{spec}.attn")
-        schedule = next(s for s in program.schedules if (s.attention, s.target) == (spec, "triton"))
+        schedule = next(s for s in program.schedules if (s.name, s.target) == (spec, "triton"))
         kernel = plan(
             labelled(variants(program, program.attention(spec))[0], schedule.label), schedule
         ).kernels[0]

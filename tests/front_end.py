@@ -33,7 +33,7 @@ def _warnings(path: Path) -> Iterator[Diagnostic]:
     for attention in program.attentions:
         made = variants(program, attention)
         for schedule in program.schedules:
-            if schedule.attention == attention.name:
+            if schedule.name == attention.name:
                 for variant, phase in product(made, PHASES):
                     configs(schedule, phase, variant)
     compiled = compile_program(program, path.name, tuned_source(path))

@@ -17,15 +17,16 @@ ROOT = Path(__file__).parent.parent
 
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
-    "effort", "source", "diagnostics", "resources", "expr", "syntax", "model", "reference_arrays",
-    "reference", "reference_gradients", "output", "plan", "target", "build", "editor",
-    "paging", "runtime", "verify", "api", "flex", "distributed", "tune", "tune_projection",
-    "tune_schedules", "calibrate", "bench", "adapters", "compat", "cli", "__main__", "__init__",
+    "support", "version", "effort", "source", "diagnostics", "resources", "expr", "syntax", "model",
+    "reference_arrays", "reference", "reference_gradients", "output", "plan", "tuned", "explain",
+    "target", "build", "editor", "paging", "runtime", "verify", "api", "flex", "distributed", "tune",
+    "calibrate", "bench", "adapters", "compat", "cli", "__main__", "__init__",
 )  # fmt: skip
 
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
 OWNERS = {
     "torch": {
+        "support",
         "reference_arrays",
         "reference_gradients",
         "paging",
@@ -38,8 +39,8 @@ OWNERS = {
         "adapters",
         "compat",
     },
-    "triton": {"runtime", "verify", "bench"},
-    "cupy": {"runtime", "verify"},
+    "triton": {"support", "runtime", "verify", "bench"},
+    "cupy": {"support", "runtime", "verify"},
     "numpy": {
         "attnc.expr.evaluate",
         "attnc.plan.picture",
@@ -68,8 +69,8 @@ OWNERS = {
 
 # The layers that need torch. What runs in `attnc compile` must not need them.
 NUMERIC = {
-    "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "api", "flex",
-    "distributed", "tune", "tune_projection", "tune_schedules", "calibrate", "bench", "adapters",
+    "support", "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "api",
+    "flex", "distributed", "tune", "calibrate", "bench", "adapters",
     "compat",
 }  # fmt: skip
 
@@ -86,10 +87,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {"triton": (), "sm80": (), "sm90": ("sm80
 
 # Where a target is still asked for by name, and why; all else asks `plan.targets` and the lists by family.
 NAMES_TARGETS = {
-    "attnc.model.dataflow": "projections are made for one target",
-    "attnc.tune_schedules": "so are tables of schedules",
+    "attnc.model.schedules": "projections are made for one target",
+    "attnc.tune.schedules": "so are tables of schedules",
     "attnc.verify.calls": "stands in for the two ways in which host code launches",
-    "attnc.distributed.derive": "kernels of ranks have gradients for one target",
     "attnc.bench.decode_peers": "kernels for another target may be timed beside Triton's",
 }
 
@@ -122,7 +122,9 @@ def imports(path: Path, *, module_level: bool = False) -> Iterator[tuple[str, in
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level:
-            continue  # ruff bans it, except in generated/, where a package refers to its own modules
+            # ruff bans it, except in generated/ and in the support package that is copied there
+            if path.is_relative_to(ROOT / "attnc"):
+                yield f"{module_name(path.parent)}.{node.module}", node.lineno
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             for alias in node.names:
@@ -168,8 +170,11 @@ def test_imports_go_from_right_to_left() -> None:
 
 
 def test_there_are_no_import_cycles() -> None:
+    """Not even of imports inside functions, or for the eyes of a type checker: what needs each other is one
+    module, or lacks one that both need.
+    """
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
-    for module, target, _ in attnc_imports(module_level=True):
+    for module, target, _ in attnc_imports():
         graph[module].add(target)
     try:
         TopologicalSorter(graph).prepare()
@@ -219,6 +224,19 @@ def test_passes_of_a_target_are_for_it_alone() -> None:
         for module, target, line in attnc_imports()
         if is_in(target, "attnc.plan") and module != "attnc.plan.targets" and (family := family_of(target))
         if family not in (family_of(module), *FAMILIES.get(family_of(module), ()))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_support_package_stands_alone() -> None:
+    allowed = GENERATED_MAY_IMPORT | set(sys.stdlib_module_names) | {"attnc"}
+    wrong = [
+        f"{where(path, line)}: {target}"
+        for module, path in MODULES.items()
+        if layer_of(module) == "support"
+        for target, line in imports(path)
+        if target.partition(".")[0] not in allowed
+        or (target.startswith("attnc") and layer_of(target) != "support")
     ]
     assert not wrong, "\n".join(wrong)
 

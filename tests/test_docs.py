@@ -10,8 +10,6 @@ import keyword
 import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -60,6 +58,7 @@ from tests.documentation import (
     whole,
     with_region,
 )
+from tests.processes import run_program
 
 LANGUAGE = ROOT / "docs" / "language.md"
 REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
@@ -72,6 +71,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/cli.md", "commands"): lambda page: documented_commands.commands(),
     ("docs/distributed.md", "explain"): lambda page: documented_commands.ranks_of_a_window(),
     ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),
+    ("docs/performance.md", "hopper"): lambda page: documented_figures.forward_hopper(),
+    ("docs/performance.md", "hopper backward"): lambda page: documented_figures.backward_hopper(),
     ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),
     ("docs/performance.md", "schedules"): lambda page: documented_figures.schedules(),
@@ -120,19 +121,15 @@ def test_every_reserved_name_is_explained() -> None:
 
 
 def test_every_name_that_modules_cannot_have_is_explained() -> None:
-    """What the page lists is refused, and nothing else but reserved words, and words of C++ for sizes."""
+    """What the page lists is refused, and nothing else but reserved words."""
     listed = region(LANGUAGE.read_text(encoding="utf-8"), "names")
-    attentions, inputs, on_cuda, sizes, cuda_sizes = (
-        set(re.findall(r"`([A-Za-z]\w*)`", line)) for line in listed.splitlines()
-    )
+    attentions, inputs, on_cuda = (set(re.findall(r"`([A-Za-z]\w*)`", line)) for line in listed.splitlines())
     every = (
         KERNEL | MODULE | DISPATCH | CUDA_MODULE | CUDA_KERNEL | CUDA_BACKWARD | CUDA_HOPPER | {"doc", "cap"}
     )
     for name in sorted(every - RESERVED.keys() - CPP):
         shown = name in attentions, name in attentions | inputs, name in attentions | on_cuda
         assert shown == (TRITON.clashes(name), TRITON.clashes_as_input(name, "a"), CUDA.clashes(name)), name
-        shown_sizes = name in attentions | sizes, name in attentions | sizes | on_cuda | cuda_sizes
-        assert shown_sizes == (TRITON.clashes_as_size(name), CUDA.clashes_as_size(name)), name
 
 
 def test_every_statement_is_explained() -> None:
@@ -205,6 +202,9 @@ def test_what_programs_import_of_attnc_is_there(block: Block) -> None:
         assert missing == [], f"{module} has no {missing}"
 
 
+PYTEST = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.file for b in blocks(page))], ids=str)
 def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,15 +225,12 @@ def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
                 "CUDA_VISIBLE_DEVICES": "",
             }
-            is_test = Path(str(block.file)).name.startswith("test_")
-            command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []
-            done = subprocess.run(
-                [sys.executable, *command, str(block.file)],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            path = Path(str(block.file))
+            if path.name.startswith("test_"):
+                command: tuple[str | Path, ...] = (PYTEST, "-q", "-p", "no:cacheprovider", path)
+            else:
+                command = (path,)
+            done = run_program(*command, environment=environment)
             assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
 
 

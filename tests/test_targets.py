@@ -38,7 +38,7 @@ def test_a_target_has_a_toolchain_a_runner_and_text(name: str) -> None:
 def test_a_target_without_backward_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Triton, "has_backward", False)
     module = planned(grads="q, k, v")
-    schedule = Schedule(attention="under_test", target="triton", knobs={}, where={})
+    schedule = Schedule(name="under_test", target="triton", knobs={}, where={})
     assert module.backward is None
     (warning,) = check_differentiable(module.variant, schedule)
     assert (warning.code, warning.primary.text) == ("W0802", "triton has no backward kernels yet")

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from attnc.build import dispatch_source
-from attnc.model.dataflow import Impl
-from attnc.plan.crossover import crossovers
-from attnc.plan.dispatch import admits, load_tables, projection_rows
+from attnc.model.projection import Impl
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.runtime.timing import summarise
-from attnc.tune import fastest
-from attnc.tune_projection import table_of as projection_table
-from attnc.tune_schedules import Point
-from attnc.tune_schedules import table_of as schedule_table
+from attnc.tune.configs import fastest
+from attnc.tune.projections import table_of as projection_table
+from attnc.tune.schedules import Point
+from attnc.tune.schedules import table_of as schedule_table
+from attnc.tuned.crossover import crossovers
+from attnc.tuned.tables import admits, load_tables, projection_rows
 from tests.plans import plans_of
 
 SPECS = Path(__file__).parent.parent / "specs"
@@ -27,8 +27,8 @@ def module() -> ProjectionModule:
 
 
 def test_rows_with_one_choice_are_joined_and_torch_has_the_rest(module: ProjectionModule) -> None:
-    flat = next(at for at, point in enumerate(module.points) if point.impl == "flat")
-    last = len(module.points) - 1
+    flat = next(at for at, config in enumerate(module.configs) if config["impl"] == "flat")
+    last = len(module.configs) - 1
     best: dict[int, dict[Impl, tuple[int, float]]] = {
         1: {"gemv": (0, 1.0), "flat": (flat, 2.0), "conventional": (last, 3.0)},
         2: {"gemv": (0, 3.0), "flat": (flat, 2.0), "conventional": (last, 3.0)},

@@ -11,12 +11,14 @@ compiler's own source. A package that is there is imported without parsing anyth
 from __future__ import annotations
 
 import atexit
+import copyreg
 import hashlib
 import os
 import re
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache as once
 from pathlib import Path
@@ -30,7 +32,7 @@ from attnc.runtime.packages import Package, find_package, keep_package, load_pac
 from attnc.source import Source
 
 if TYPE_CHECKING:
-    from attnc.model.attention import Program
+    from attnc.model.program import Program
 
 Spec: TypeAlias = str | os.PathLike[str]
 Cache: TypeAlias = bool | str | os.PathLike[str]
@@ -126,10 +128,8 @@ def _package(
 
     program = resolve(parse(text), prelude())
     name = _choose(program, attention)
-    declared = [
-        *(schedule.target for schedule in program.schedules if schedule.attention == name),
-        *(dataflow.target for dataflow in program.dataflows if dataflow.projection == name),
-    ]
+    schedules = (*program.schedules, *program.projection_schedules)
+    declared = [schedule.target for schedule in schedules if schedule.name == name]
     if target is None:
         target = next((known for known in declared if known in TARGETS), "triton")
     folder = target_of(target).folder
@@ -138,8 +138,10 @@ def _package(
         program = resolve(parse(text), prelude())
     program = replace(
         program,
-        schedules=tuple(s for s in program.schedules if (s.attention, s.target) == (name, target)),
-        dataflows=tuple(d for d in program.dataflows if (d.projection, d.target) == (name, target)),
+        schedules=tuple(s for s in program.schedules if (s.name, s.target) == (name, target)),
+        projection_schedules=tuple(
+            s for s in program.projection_schedules if (s.name, s.target) == (name, target)
+        ),
     )
     shown = Path(text.path).name
     compiled = compile_program(program, shown, tuned, dispatch)
@@ -226,7 +228,11 @@ def _compiler() -> str:
     package = Path(__file__).resolve().parents[1]
     roots = (package, resource("grammar"), resource("templates"))
     files = (path for root in roots for path in sorted(root.rglob("*")))
-    texts = (path.read_bytes() for path in files if path.suffix in (".py", ".lark", ".jinja", ".attn", ".h"))
+    texts = (
+        path.read_bytes()
+        for path in files
+        if path.suffix in (".py", ".lark", ".jinja", ".attn", ".h", ".cuh")
+    )
     return _key(*(hashlib.sha256(text).hexdigest() for text in texts))
 
 
@@ -239,6 +245,14 @@ def _sized(part: str) -> str:
     return f"{len(part)}:{part}"
 
 
-def again(spec: str, name: str, target: str) -> Family:
+def _again(spec: str, name: str, target: str) -> Family:
     """The family of a spec's text, as pickles of a family make it."""
     return compile_family(spec, target=target, attention=name, warn=False)
+
+
+def _reduced(family: Family) -> tuple[Callable[..., Family], tuple[str, str, str]]:
+    """A family as a pickle: its spec, and what was asked of it."""
+    return _again, (str(family.spec), family.name, family.target)
+
+
+copyreg.pickle(Family, _reduced)

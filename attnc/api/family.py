@@ -17,7 +17,7 @@ from attnc.source import Source
 
 if TYPE_CHECKING:
     from attnc.build import Planned
-    from attnc.model.attention import Program
+    from attnc.model.program import Program
     from attnc.plan import ir
     from attnc.plan.ir_projection import ProjectionModule
     from attnc.verify.search import Report
@@ -87,11 +87,6 @@ class Family:
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.function(*args, **options)
 
-    def __reduce__(self) -> tuple[Callable[..., Family], tuple[str, str, str]]:
-        from attnc.api.compile import again
-
-        return again, (str(self.spec), self.name, self.target)
-
     @property
     def variants(self) -> tuple[str, ...]:
         """The names of the modules, the default first: `bf16_d128` is `.files["bf16_d128.py"]`."""
@@ -116,11 +111,11 @@ class Family:
         config: by its position; arch: such as "sm_80", by default the GPU here, or sm_90.
         ValueError for one that there is not, and for projections, of which only attentions are explained.
         """
+        from attnc.explain.backward import backward_text, explain_backward
+        from attnc.explain.figures import explain
+        from attnc.explain.text import as_text
         from attnc.plan import ir
         from attnc.plan.device import DEVICES
-        from attnc.plan.explain import explain
-        from attnc.plan.explain_backward import backward_text, explain_backward
-        from attnc.plan.explain_text import as_text
 
         module = self._module(variant)
         if not isinstance(module, ir.Module):
@@ -131,7 +126,7 @@ class Family:
         if not 0 <= config < (count := len(module.kernels[0].configs)):
             raise ValueError(f"config: expected 0 to {count - 1}, got {config}")
         wanted = (self.name, module.target, module.label)
-        schedule = next(s for s in self._program.schedules if (s.attention, s.target, s.label) == wanted)
+        schedule = next(s for s in self._program.schedules if (s.name, s.target, s.label) == wanted)
         explanation = explain(module, schedule, DEVICES[arch], config)
         backward = explain_backward(module, DEVICES[arch], {})
         return Shown(f"{as_text(explanation)}\n{backward_text(backward)}".rstrip())
@@ -157,10 +152,10 @@ class Family:
         ValueError for projections, which have none.
         """
         modules = [getattr(self.module, variant) for variant in self.variants]
-        if not all(hasattr(module, "_register") for module in modules):
+        if not all(hasattr(module, "CALL") for module in modules):
             raise ValueError(f"{self.name}: only attentions have operators")
         for module in modules:
-            module._register()
+            module.CALL.register_operators()
 
     def __repr__(self) -> str:
         shapes = inspect.cleandoc(self.__doc__ or "")

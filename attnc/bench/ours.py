@@ -10,9 +10,9 @@ from attnc.bench.cells import Cell, Inputs
 from attnc.bench.peers import Peer, Unavailable
 from attnc.build import front, plan_program, tuned_source
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.tuned import load_tuned
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
+from attnc.tuned.choices import load_tuned
 
 OURS = "attnc"
 _SPECS = Path(__file__).parent / "specs"

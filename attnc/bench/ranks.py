@@ -24,8 +24,12 @@ from attnc.bench.ranks_links import links
 from attnc.bench.ranks_peers import GROUPS, PEERS
 from attnc.bench.report import machine
 from attnc.distributed import ContextParallel, SpreadKeys
+from attnc.distributed.estimate import rates_of
 from attnc.distributed.group import Alone
+from attnc.distributed.kernels import spec_of
 from attnc.distributed.launch import on_processes
+from attnc.distributed.plan import make_plan, widths_of
+from attnc.distributed.spans import Sizes, Visibility
 
 SPEC = Path(__file__).parent / "specs" / "ranks" / "ranks.attn"
 HEADS, KV_HEADS, WIDTH = 32, 8, 128
@@ -59,17 +63,25 @@ CELLS = (
 
 
 def bench_ranks(
-    ranks: int, cells: tuple[RanksCell, ...], peers: tuple[str, ...], rounds: int, seconds: float, out: Path
+    ranks: int,
+    cells: tuple[RanksCell, ...],
+    peers: tuple[str, ...],
+    rounds: int,
+    seconds: float,
+    out: Path,
+    target: str = "triton",
 ) -> Path:
     """Measures what there is time for; returns the path of the JSON, which has it all.
 
     seconds: of the clock, for everything: no part starts later, and processes that run longer are ended.
+    target: whose kernels ranks run, and one GPU beside them; new tokens are always Triton's.
     """
     out.mkdir(parents=True, exist_ok=True)
     path, begin = out / "ranks.json", time.monotonic()
-    path.write_text(json.dumps({"machine": machine("triton"), "ranks": ranks, "parts": {}}), encoding="utf-8")
+    path.write_text(json.dumps({"machine": machine(target), "ranks": ranks, "parts": {}}), encoding="utf-8")
+    _note(path, "planning", {cell.name: planning(cell) for cell in cells if not cell.decode})
     try:
-        warm_up([partial(_warm, mask, over) for mask in _masks(cells) for over in (True, False)])
+        warm_up([partial(_warm, mask, over, target) for mask in _masks(cells) for over in (True, False)])
         _note(path, "compiling", {"seconds": round(time.monotonic() - begin, 1)})
     except Exception as failure:  # then ranks compile what they call
         _note(path, "compiling", {"error": _first_line(failure)})
@@ -77,13 +89,14 @@ def bench_ranks(
     def left() -> float:
         return seconds - (time.monotonic() - begin)
 
-    works: list[tuple[Callable[..., None], tuple[str, ...]]] = [(_ours_on_rank, ("attnc",))]
+    ours = partial(_ours_on_rank, target=target)
+    works: list[tuple[Callable[..., None], tuple[str, ...]]] = [(ours, ("attnc",))]
     works += [(_peers_on_rank, names) for some in GROUPS if (names := tuple(p for p in some if p in peers))]
     for work, names in works:
         if left() < 10:
             _note(path, names[0], {"error": "no time was left"})
             continue
-        limit = left() if work is _ours_on_rank else min(left(), 60.0)
+        limit = left() if work is ours else min(left(), 60.0)
         try:
             on_processes(ranks, work, names, cells, rounds, limit, str(path), seconds=limit, deadline=limit)
         except Exception as failure:  # what one part breaks on is a gap in the table
@@ -120,14 +133,16 @@ def draw(cell: RanksCell, device: str | torch.device = DEVICE) -> tuple[list[tor
 
     rows = 1 if cell.decode else cell.length
     qkv = [normal(1, rows, HEADS, WIDTH), *(normal(1, cell.length, KV_HEADS, WIDTH) for _ in range(2))]
-    extras: dict[str, Any] = {}
+    return qkv, {name: x.to(device) for name, x in _reads(cell).items()}
+
+
+def _reads(cell: RanksCell) -> dict[str, torch.Tensor]:
+    """The inputs besides q, k and v, on the host."""
     if cell.mask == "documents":
-        extras["doc"] = documents(cell.length)[None].to(device)
-    elif cell.mask == "prefix":
-        extras["length"] = torch.full((1,), cell.length // 4, dtype=torch.int32, device=device)
-    elif cell.decode:
-        extras["kv_len"] = torch.full((1,), cell.length, dtype=torch.int32, device=device)
-    return qkv, extras
+        return {"doc": documents(cell.length)[None]}
+    if cell.mask == "prefix":
+        return {"length": torch.tensor([cell.length // 4], dtype=torch.int32)}
+    return {"kv_len": torch.tensor([cell.length], dtype=torch.int32)} if cell.decode else {}
 
 
 def documents(length: int) -> torch.Tensor:
@@ -138,7 +153,7 @@ def documents(length: int) -> torch.Tensor:
     return torch.repeat_interleave(numbers, sizes)[:length]
 
 
-def _warm(mask: str, over_ranks: bool) -> None:
+def _warm(mask: str, over_ranks: bool, target: str) -> None:
     """Compiles the kernels of one attention: as one GPU runs them, or as ranks do."""
     cell = RanksCell(name="warm", mask=mask, length=4096, decode=mask == "token")
     (q, k, v), extras = draw(cell)
@@ -146,11 +161,11 @@ def _warm(mask: str, over_ranks: bool) -> None:
         if over_ranks:
             SpreadKeys(SPEC, Alone(), attention=mask)(q, k, v, **extras)
         else:
-            _single(mask)(q, k, v, *extras.values())
+            _single(mask, "triton")(q, k, v, *extras.values())
     else:
-        call: Callable[..., Any] = _single(mask)
+        call: Callable[..., Any] = _single(mask, target)
         if over_ranks:
-            cp = ContextParallel(SPEC, Alone(), attention=mask)
+            cp = ContextParallel(SPEC, Alone(), attention=mask, target=target)
             q, k, v = cp.shard(q, k, v, **extras)[:3]
             call = cp
         leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -159,11 +174,11 @@ def _warm(mask: str, over_ranks: bool) -> None:
     torch.cuda.synchronize()
 
 
-def _single(mask: str) -> Callable[..., Any]:
+def _single(mask: str, target: str) -> Callable[..., Any]:
     """The kernels of one GPU."""
     from attnc.api.compile import compile_family
 
-    return compile_family(SPEC, attention=mask, warn=False)
+    return compile_family(SPEC, attention=mask, target=target, warn=False)
 
 
 # --- timing -------------------------------------------------------------------------------------------------
@@ -197,6 +212,17 @@ def _median(launch: Launch, rounds: int, agreed: Callable[[float], float], meet:
     return statistics.median(samples)
 
 
+def _host(launch: Launch) -> float:
+    """Milliseconds of the host until a launch returns, with nothing before it on the GPU."""
+    samples = []
+    for _ in range(11):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        launch()
+        samples.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(samples)
+
+
 def _sample(launch: Launch, repeats: int) -> float:
     event: Any = torch.cuda.Event  # torch ships it without annotations
     start, end = event(enable_timing=True), event(enable_timing=True)
@@ -209,15 +235,39 @@ def _sample(launch: Launch, repeats: int) -> float:
     return float(start.elapsed_time(end)) / repeats
 
 
+def planning(cell: RanksCell, repeats: int = 50) -> dict[str, float]:
+    """Milliseconds of the host for a plan that is not there yet, by the number of ranks."""
+    spec = spec_of(SPEC, cell.mask)
+    visibility, rates = Visibility(spec.variants[0].attention), rates_of(spec.target)
+    tensors = {name: x.long().numpy() for name, x in _reads(cell).items()}
+    sizes = Sizes(queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=KV_HEADS, tensors=tensors)
+    found = {}
+    for ranks in (2, 4, 8):
+        samples = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            make_plan(visibility, sizes, widths_of(visibility), ranks, rates)
+            samples.append(time.perf_counter() - begin)
+        found[str(ranks)] = round(1e3 * statistics.median(samples), 3)
+    return found
+
+
 # --- parts --------------------------------------------------------------------------------------------------
 
 
 def _ours_on_rank(
-    rank: int, names: tuple[str, ...], cells: tuple[RanksCell, ...], rounds: int, seconds: float, path: str
+    rank: int,
+    names: tuple[str, ...],
+    cells: tuple[RanksCell, ...],
+    rounds: int,
+    seconds: float,
+    path: str,
+    *,
+    target: str,
 ) -> None:
     """Links, then every cell; rank 0 writes."""
     begin = time.monotonic()
-    for part, work in _ours(cells, rounds):
+    for part, work in _ours(cells, rounds, target):
         late = torch.tensor(float(time.monotonic() - begin > seconds - 8), device=DEVICE)
         dist.all_reduce(late, dist.ReduceOp.MAX)
         data: Mapping[str, Any]
@@ -234,31 +284,33 @@ def _ours_on_rank(
         dist.barrier()
 
 
-def _ours(cells: tuple[RanksCell, ...], rounds: int) -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
+def _ours(
+    cells: tuple[RanksCell, ...], rounds: int, target: str
+) -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
     yield "links", links
     for cell in cells:
-        yield cell.name, partial(_decode if cell.decode else _rows, cell, rounds)
+        yield (
+            cell.name,
+            partial(_decode, cell, rounds) if cell.decode else partial(_rows, cell, rounds, target),
+        )
 
 
-def _rows(cell: RanksCell, rounds: int) -> dict[str, Any]:
+def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
     """Rows shared out: T1 and TN, forward and with gradients, and whether results are those of one GPU."""
     ranks = dist.get_world_size()
     (q, k, v), extras = draw(cell)
-    cp = ContextParallel(SPEC, attention=cell.mask)
-    begin = time.perf_counter()
+    cp = ContextParallel(SPEC, attention=cell.mask, target=target)
     shards = cp.shard(q, k, v, **extras)[:3]
     plan = cp.plan(q, k, **extras)
-    planned = 1e3 * (time.perf_counter() - begin)
     local = [x.clone().requires_grad_() for x in shards]
     do = cp.own(torch.randn_like(q), "o").contiguous()
-    one = _single(cell.mask)
+    one = _single(cell.mask, target)
     found: dict[str, Any] = {
         "strategy": plan.chosen.strategy,
         "groups": plan.chosen.groups,
         "owners": plan.chosen.owners,
         "imbalance": plan.imbalance,
         "bytes": plan.chosen.bytes,
-        "plan_ms": planned,
         "estimate_ms": 1e3 * plan.chosen.total,
         "flops": 4.0 * float(plan.load.sum()) * HEADS * WIDTH,
     }
@@ -280,10 +332,7 @@ def _rows(cell: RanksCell, rounds: int) -> dict[str, Any]:
 
     found[f"T{ranks} forward"] = together(forward, rounds)
     found[f"T{ranks} forward + backward"] = together(both, rounds)
-    begin = time.perf_counter()
-    forward()
-    found["host_ms"] = 1e3 * (time.perf_counter() - begin)
-    torch.cuda.synchronize()
+    found["host_ms"] = _host(forward)
     dist.barrier()
     if dist.get_rank() == 0:
         leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -313,7 +362,7 @@ def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
     mine = positions[keys.spread.rank(positions) == rank]
     own = [x[:, mine].contiguous() for x in (k, v)]
     counts = keys.spread.counts(extras["kv_len"], rank)
-    one = _single(cell.mask)
+    one = _single(cell.mask, "triton")
 
     def step() -> Any:
         return keys(q, *own, **extras, counts=counts)

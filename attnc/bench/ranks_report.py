@@ -36,6 +36,7 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
                 yield _row(cell, part, phase, ranks, _peers(parts, cell, f"T{ranks} {phase}"))
         yield ""
     yield from _facts(ours)
+    yield from _planning(parts.get("planning", {}))
     yield from _failures(parts)
     if "links" in parts:
         yield "### Links, GB/s"
@@ -97,6 +98,18 @@ def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
             ]
             yield f"{cell}, a token: {', '.join(times)}; {part['speedup']:.2f} times as fast as one GPU"
             yield ""
+
+
+def _planning(planned: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    if planned:
+        ranks = list(next(iter(planned.values())))
+        yield "### Planning, milliseconds of the host"
+        yield ""
+        yield f"| call | {' | '.join(f'{n} ranks, {16 * int(n)} chunks' for n in ranks)} |"
+        yield f"| --- |{' --- |' * len(ranks)}"
+        for cell, times in planned.items():
+            yield f"| {cell} | {' | '.join(f'{times[n]:.2f}' for n in ranks)} |"
+        yield ""
 
 
 def _listed(value: object) -> str:

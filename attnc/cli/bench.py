@@ -29,7 +29,9 @@ def bench(
     peers: Annotated[
         str, typer.Option(help="Whom to compare with, comma separated.")
     ] = "cudnn,fa2,flex,eager",
-    target: Annotated[str, typer.Option(help="Whose kernels to time: triton or cuda.sm_80.")] = "triton",
+    target: Annotated[
+        str, typer.Option(help="Whose kernels to time: triton, cuda.sm_80 or cuda.sm_90a.")
+    ] = "triton",
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per cell.")] = 15,
     is_backward: Annotated[
         bool, typer.Option("--backward", help="Time the gradients of q, k and v in place of the forward.")
@@ -94,7 +96,7 @@ def bench(
     if host:
         _host(out, host, rounds, is_list=is_list)
     elif ranks is not None:
-        _ranks(out, ranks, cells, rounds, seconds, is_list=is_list)
+        _ranks(out, ranks, cells, target, rounds, seconds, is_list=is_list)
     elif is_decode:
         _decode(out, cells, peers, target, rounds, is_list)
     elif is_flex:
@@ -219,7 +221,7 @@ def _flex(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> Non
 
 
 def _ranks(
-    out: Path, ranks: int, patterns: str | None, rounds: int, seconds: float, *, is_list: bool
+    out: Path, ranks: int, patterns: str | None, target: str, rounds: int, seconds: float, *, is_list: bool
 ) -> None:
     """`attnc bench --ranks`: what several GPUs make of one call."""
     with loading():
@@ -239,7 +241,7 @@ def _ranks(
     if not uses_gpus(ranks):
         raise Mistake(f"there are no {ranks} GPUs here", "ask for as many ranks as there are GPUs")
     note(f"one GPU and {ranks}, at most {seconds:.0f} seconds")
-    path = bench_ranks(ranks, chosen, tuple(PEERS), rounds, seconds, out)
+    path = bench_ranks(ranks, chosen, tuple(PEERS), rounds, seconds, out, target)
     say_lines(markdown(path))
     for written in (path, write_tables(path)):
         note(f"wrote {written}")

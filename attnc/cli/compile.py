@@ -51,20 +51,25 @@ def compile_(
     is_diff: Annotated[
         bool, typer.Option("--diff", help="Print what would change in the modules instead of writing them.")
     ] = False,
+    is_standalone: Annotated[
+        bool, typer.Option("--standalone", help="Write each module as one file that needs nothing beside it.")
+    ] = False,
     is_watch: Annotated[
         bool, typer.Option("--watch", help="Go on, and compile again what is saved, until Ctrl-C.")
     ] = False,
 ) -> None:
     """Compile specs into modules below generated/.
 
-    Every param point of every schedule becomes one readable module that needs torch and triton only. Files
-    that are already right are not touched; generated files that no spec makes any more are removed.
+    Every param point of every schedule becomes one readable module that needs torch, and triton or cupy,
+    and the package _support beside all modules; with --standalone not even that. Files that are already
+    right are not touched; generated files that no spec makes any more are removed.
 
     Example: attnc compile specs/causal_gqa.attn
     """
     from attnc.output import compare, write
 
     _check_modes({"--check": is_check, "--diff": is_diff, "--aot": bool(aot)})
+    _check_modes({"--standalone": is_standalone, "--watch": is_watch, "--aot": bool(aot)})
     _check_modes({"--watch": is_watch, "--check": is_check, "--diff": is_diff, "--aot": bool(aot)})
     _check_modes({"--watch": is_watch, "--diff": is_diff, "--json": as_json})
     if is_watch:
@@ -73,6 +78,8 @@ def compile_(
     paths = find_specs(specs or [])
     _check_architectures(aot or [])
     outputs, diagnostics = _compile_all(paths, out)
+    if is_standalone:
+        outputs = _alone(outputs)
     ok = not any(d.severity == "error" for d in diagnostics)
     complete = specs is None and ok
     drifts = (compare if is_check or is_diff else write)(outputs, out, complete=complete)
@@ -84,7 +91,7 @@ def compile_(
         say_lines(json.dumps({"files": found, "diagnostics": json.loads(to_json(diagnostics))}, indent=2))
     else:
         show_diagnostics(diagnostics, brief=len(paths) > 1)
-        _report(drifts, out, len(outputs), is_check=is_check)
+        _report(drifts, out, _count(outputs), is_check=is_check)
         if ok and not outputs:
             note("no spec has a schedule that is compiled")
             note("   = help: add one: schedule NAME for triton { ... }")
@@ -113,7 +120,7 @@ def _write_again(paths: tuple[Path, ...], out: Path, *, complete: bool) -> None:
     ok = not any(d.severity == "error" for d in diagnostics)
     drifts = write(outputs, out, complete=complete and ok and paths == find_specs([]))
     show_diagnostics(diagnostics)
-    _report(drifts, out, len(outputs), is_check=False)
+    _report(drifts, out, _count(outputs), is_check=False)
 
 
 def _check_architectures(archs: list[str]) -> None:
@@ -167,10 +174,10 @@ def check(specs: SPECS = None, as_json: JSON = False) -> None:
 
 
 def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[Output, ...], tuple[Diagnostic, ...]]:
-    """The outputs of the specs without errors, and the diagnostics of all. Raises Mistake when two specs make
-    the same file.
+    """The outputs of the specs without errors, and the diagnostics of all. Raises Mistake when two specs
+    make the same file.
     """
-    from attnc.build import compile_spec
+    from attnc.build import compile_spec, support_outputs
 
     paths = tuple(paths)
     outputs: dict[str, Output] = {}
@@ -193,7 +200,33 @@ def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[Output, ...], 
                     )
                 outputs[output.path] = output
                 makers[output.path] = path
-    return tuple(outputs.values()), tuple(diagnostics)
+    support = support_outputs() if outputs else ()
+    return (*outputs.values(), *support), tuple(diagnostics)
+
+
+def _alone(outputs: tuple[Output, ...]) -> tuple[Output, ...]:
+    """The modules with all that they need in their own text. Raises Mistake where a name has two meanings
+    then.
+    """
+    from attnc.output import Output
+    from attnc.target.support import FOLDER, standalone
+
+    texts = {output.path: output.text for output in outputs}
+    found = []
+    for path, text in texts.items():
+        if not path.endswith(".py") or path.startswith(FOLDER):
+            continue
+        stem, folder = path.removesuffix(".py"), path.rpartition("/")[0]
+        sources = {
+            other.rpartition("/")[2]: source
+            for other, source in texts.items()
+            if other == f"{stem}.cu" or (other.startswith(f"{stem}_backward_") and other.endswith(".cu"))
+        }
+        try:
+            found.append(Output(path=path, text=standalone(text, sources)))
+        except ValueError as problem:
+            raise Mistake(f"{folder}: {problem}", "rename the attention") from None
+    return tuple(found)
 
 
 def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
@@ -208,8 +241,18 @@ def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
     return tuple(diagnostics)
 
 
+def _count(outputs: Iterable[Output]) -> int:
+    """How many files are made from specs."""
+    from attnc.target.support import FOLDER
+
+    return sum(not output.path.startswith(f"{FOLDER}/") for output in outputs)
+
+
 def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -> None:
-    drifts = tuple(drifts)
+    from attnc.target.support import FOLDER
+
+    # The support package is written with the modules, and worth a word where it is not as it should be.
+    drifts = tuple(d for d in drifts if is_check or not d.path.startswith(f"{FOLDER}/"))
     verbs = {"stale": "changed", "missing": "new", "orphan": "removed"}
     styles = {"stale": "33", "missing": "32", "orphan": "31"}
     for drift in drifts:

@@ -27,13 +27,13 @@ def demo(
 
     Example: attnc demo specs/local_sink.attn
     """
-    from attnc.build import compile_spec, folder_of, front, plan_program
+    from attnc.build import compile_spec, folder_of, front, plan_program, support_outputs
     from attnc.output import write
     from attnc.runtime.toolchains import toolchain_of
 
     begin = time.perf_counter()
     compiled = compile_spec(one_spec(spec), out.parent)
-    write(compiled.outputs, out)
+    write((*compiled.outputs, *support_outputs()), out)
     took = time.perf_counter() - begin
     program = front(spec)
     planned = plan_program(program)

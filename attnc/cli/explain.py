@@ -13,7 +13,7 @@ from attnc.cli.console import Mistake, note, one_spec, progress, say_lines, with
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
-    from attnc.model.attention import Program
+    from attnc.model.program import Program
     from attnc.model.schedule import Schedule
     from attnc.plan import ir
     from attnc.plan.device import Device
@@ -39,6 +39,9 @@ def explain(
     is_compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Ask the compiler for registers and spills.")
     ] = True,
+    shows_ir: Annotated[
+        bool, typer.Option("--ir", help="Print the plan itself, in the text of the compiler's IR.")
+    ] = False,
     ranks: Annotated[
         int | None,
         typer.Option(min=1, help="Show instead how so many GPUs would share one call (context parallelism)."),
@@ -60,6 +63,8 @@ def explain(
     With --ranks, how several GPUs share a call: which rows each owns, work and imbalance, the bytes between
     each two beside the fewest possible, the estimate of each strategy, and a picture.
 
+    With --ir, the plan of every kernel as its passes hand it to the printers: loops, loads, steps, configs.
+
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
     if ranks is not None:
@@ -69,13 +74,16 @@ def explain(
         return
     from attnc.build import front, plan_program
     from attnc.effort import limited, renew
+    from attnc.explain.backward import backward_dict, backward_text, explain_backward
+    from attnc.explain.figures import as_dict
+    from attnc.explain.figures import explain as explain_plan
+    from attnc.explain.text import as_text
     from attnc.model.expansion import charged
     from attnc.plan.device import DEVICES
-    from attnc.plan.explain import as_dict
-    from attnc.plan.explain import explain as explain_plan
-    from attnc.plan.explain_backward import backward_dict, backward_text, explain_backward
-    from attnc.plan.explain_text import as_text
+    from attnc.plan.ir.text import module_text
 
+    if shows_ir and as_json:
+        raise Mistake("--ir prints text, not JSON", "leave out one of --ir and --json")
     if arch is not None and arch not in DEVICES:
         raise Mistake(
             f"there is no architecture '{arch}'", "".join(did_you_mean(arch, DEVICES)) or ", ".join(DEVICES)
@@ -95,6 +103,9 @@ def explain(
             left = only(modules, "target", target, lambda module: module.target)
             left = only(left, "attention", attention, lambda module: module.variant.attention.name)
             module = only(left, "variant", variant, lambda module: module.variant.name)[0]
+            if shows_ir:
+                say_lines(module_text(module).rstrip())
+                return
             count = len(module.kernels[0].configs)
             if config >= count:
                 raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
@@ -134,13 +145,13 @@ def _device(module: ir.Module, arch: str | None) -> Device:
 def _schedule(program: Program, module: ir.Module) -> Schedule:
     name = module.variant.attention.name
     wanted = (name, module.target, module.label)
-    return next(s for s in program.schedules if (s.attention, s.target, s.label) == wanted)
+    return next(s for s in program.schedules if (s.name, s.target, s.label) == wanted)
 
 
 def _backward_usages(module: ir.Module, device: Device) -> dict[KernelName, Usage | None]:
     """Registers and spills of each backward kernel under its default config."""
-    from attnc.plan.explain_backward import default_position
-    from attnc.plan.ir_backward import kernels_of
+    from attnc.explain.backward import default_position
+    from attnc.plan.ir import kernels_of
 
     return {
         name: _compiled(module, default_position(planned, device), device, name)

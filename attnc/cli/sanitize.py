@@ -18,10 +18,10 @@ def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_
 
     Raises Mistake without CUDA modules, a GPU or compute-sanitizer; Exit(1) if anything was found."""
     from attnc.verify.runners import runner_of
-    from attnc.verify.sanitize import TOOLS, Job, find_sanitizer, sanitize, version
+    from attnc.verify.sanitize import Job, find_sanitizer, sanitize, version
     from attnc.verify.subjects import has_gpu
 
-    if not all(runner_of(judge.target).can_sanitize for judge in judges):
+    if not all(runner_of(judge.target).sanitizers for judge in judges):
         raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
     if not has_gpu():
         raise Mistake("compute-sanitizer needs a GPU", "'attnc verify' without --sanitize runs anywhere")
@@ -37,34 +37,38 @@ def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_
             attention=judge.attention,
             variant=judge.variant,
             target=judge.target,
+            tools=runner_of(judge.target).sanitizers,
         )
         for judge in judges
     )
-    with progress("sanitize", len(TOOLS) * len(jobs)) as bar:
+    tools = tuple(dict.fromkeys(tool for job in jobs for tool in job.tools))
+    with progress("sanitize", sum(len(job.tools) for job in jobs)) as bar:
         outcome = sanitize(sanitizer, jobs, processes=os.cpu_count() or 2, progress=bar.advance)
     if as_json:
         found = [{"module": f.name, "tool": f.tool, "message": f.message} for f in outcome.findings]
-        say_lines(
-            json.dumps({"tools": TOOLS, "launches": dict(outcome.launches), "findings": found}, indent=2)
-        )
+        told = {"tools": tools, "launches": dict(outcome.launches), "findings": found}
+        say_lines(json.dumps(told, indent=2))
     else:
         for finding in outcome.findings:
             say(paint("FOUND", "1;31"), f" {finding.name}: {finding.tool}: {finding.message}")
         launches = sum(outcome.launches.values())
-        tools = ", ".join(TOOLS)
-        say(f"{len(outcome.clean)} of {len(jobs)} modules are clean under {tools}; {launches} launches each")
+        clean = f"{len(outcome.clean)} of {len(jobs)} modules are clean under {', '.join(tools)}"
+        say(f"{clean}; {launches} launches each")
     if is_recorded:
-        _record(hashes, outcome.clean, outcome.launches, version(sanitizer))
+        names = {job.name: f"{version(sanitizer)}: {', '.join(job.tools)}" for job in jobs}
+        _record(hashes, outcome.clean, outcome.launches, names)
     if outcome.findings:
         raise typer.Exit(1)
 
 
-def _record(hashes: Mapping[str, str], clean: Sequence[str], launches: Mapping[str, int], tool: str) -> None:
+def _record(
+    hashes: Mapping[str, str], clean: Sequence[str], launches: Mapping[str, int], tools: Mapping[str, str]
+) -> None:
     from attnc.runtime.trial import device_name
     from attnc.verify.record import Sanitized
 
     new = {
-        path: Sanitized(sha256=hashes[path], device=device_name(), tool=tool, launches=launches[path])
+        path: Sanitized(sha256=hashes[path], device=device_name(), tool=tools[path], launches=launches[path])
         for path in clean
     }
     written = update_records(lambda known: known.with_sanitized(new))

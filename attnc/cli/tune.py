@@ -12,7 +12,7 @@ from attnc.cli.compile import SPECS
 from attnc.cli.console import Mistake, find_specs, note, progress, say
 
 if TYPE_CHECKING:
-    from attnc.tune_schedules import TunedSchedules
+    from attnc.tune.schedules import TunedSchedules
 
 
 def tune(
@@ -42,8 +42,8 @@ def tune(
         tune_points(paths, rounds, points)
         return
     from attnc.build import tuned_path
-    from attnc.tune import TUNABLE
-    from attnc.tune import tune as measure
+    from attnc.tune.configs import TUNABLE
+    from attnc.tune.configs import tune as measure
 
     wanted = [kernel.strip() for kernel in kernels.split(",") if kernel.strip()]
     if not wanted or not set(wanted) <= set(TUNABLE):
@@ -76,7 +76,7 @@ def has_attentions(path: Path) -> bool:
 def tune_layers(path: Path, rounds: int) -> None:
     """Tunes the projections of a spec whose sizes are fixed, and prints what was found."""
     from attnc.build import dispatch_path
-    from attnc.tune_projection import tune_projections
+    from attnc.tune.projections import tune_projections
 
     with progress(path.name, None) as bar:
         tuned = tune_projections(path, rounds, bar.advance)
@@ -94,7 +94,7 @@ def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
     Mistake when it is not one.
     """
     from attnc.output import write_text
-    from attnc.tune_schedules import dump_points, families
+    from attnc.tune.schedules import dump_points, families
 
     several = [path for path in paths for _ in families(path)]
     if len(several) != 1:
@@ -111,7 +111,7 @@ def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
 def tune_labels(path: Path, rounds: int) -> tuple[TunedSchedules, ...]:
     """Tunes which of several schedules of an attention is taken for which sizes, and prints the table."""
     from attnc.build import dispatch_path
-    from attnc.tune_schedules import tune_schedules
+    from attnc.tune.schedules import tune_schedules
 
     with progress(path.name, None) as bar:
         tuned = tune_schedules(path, rounds, bar.advance)

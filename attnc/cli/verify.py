@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,10 @@ from attnc.cli.choose import ATTENTION, TARGET, VARIANT, chosen
 from attnc.cli.compile import JSON, SPECS
 from attnc.cli.console import find_specs, say
 from attnc.cli.judge import AttentionJudge, Judge, Judged, conclude, parse_case
-from attnc.cli.records import committed, committed_hash, record_of, update_records
+from attnc.cli.records import GENERATED, committed, committed_hash, record_of, update_records
+
+if TYPE_CHECKING:
+    from attnc.verify.record import Records
 
 #: Cases that a record speaks of at least, however slow they are.
 _RECORDED = 12
@@ -104,10 +107,18 @@ def _run(judges: Iterable[Judge], text: str, *, large: bool) -> None:
 
 def _note(results: Iterable[Judged], hashes: Mapping[str, str], *, large: bool) -> None:
     """Writes down the files whose cases were all right; large: of those that have a record of their text."""
+    from attnc.verify.record import support_hash
+
     new = {
         judged.judge.path: record_of(hashes[judged.judge.path], judged.judge.target, judged.report)
         for judged in results
         if judged.report.ok
     }
-    written = update_records(lambda known: known.with_large(new) if large else known.with_verified(new))
+    support = support_hash(GENERATED)
+
+    def change(known: Records) -> Records:
+        changed = known.with_large(new) if large else known.with_verified(new)
+        return changed.with_support(support, new)
+
+    written = update_records(change)
     say(f"wrote {written}: {len(new)} verified")

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.compat.arguments import check, number, rows, window
-from attnc.compat.form import FUNCTIONS, Layout, prepared
+from attnc.compat.compiled import FUNCTIONS, prepared
+from attnc.compat.form import Layout
 
 Window: TypeAlias = tuple[int | None, int | None]
 

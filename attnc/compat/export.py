@@ -17,6 +17,7 @@ from pathlib import Path
 import attnc
 from attnc.compat.exported import module_name
 from attnc.compat.form import Form
+from attnc.target.support import beside, support_files
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16"}
 _COPIED = ("arguments", "cache", "call", "flash_attn", "form")
@@ -66,7 +67,7 @@ def python_files() -> dict[str, str]:
         f"from .flash_attn import {names}\n\n__all__ = [{listed}]\n"
     )
     own["kernels/__init__.py"] = '"""A module for each form of a call, written by attnc."""\n'
-    return own
+    return {**own, **{f"kernels/{path}": text for path, text in support_files().items()}}
 
 
 def kernel_file(form: Form) -> tuple[str, str]:
@@ -74,7 +75,7 @@ def kernel_file(form: Form) -> tuple[str, str]:
     from attnc.api.compile import compile_family
 
     family = compile_family(form.text, target="triton", warn=False)
-    return f"kernels/{module_name(form)}.py", family.files["default.py"]
+    return f"kernels/{module_name(form)}.py", beside(family.files["default.py"])
 
 
 def metadata(name: str, texts: Iterable[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 Facts: TypeAlias = tuple[tuple[str, Any], ...]
@@ -137,32 +136,3 @@ class Form:
             f"  tile.q = 16, tile.kv in {{{_DECODE_TILES[_DTYPES[self.dtype]]}}}\n"
             f"  warps = 4, stages in {{3, 2, 1}}\n  split.kv = {self.splits or 'auto'}\n}}\n"
         )
-
-
-#: Functions of this process, by names that `prepared` gives: attributes, which torch.compile follows.
-FUNCTIONS = ModuleType("attnc.compat.functions")
-_PREPARED: dict[Facts, tuple[str, ...]] = {}
-
-
-def prepared(facts: Facts) -> tuple[str, ...]:
-    """(name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
-
-    `NAME_gradients` there is the backward of a form with gradients: (do, dlse, inputs, o, lse, configs).
-    It is compiled, kept on disk, and found again in this process.
-    """
-    found = _PREPARED.get(facts)
-    if found is None:
-        from attnc.compat.compiled import compiled
-
-        form = Form(**dict(facts))
-        name = f"form_{len(_PREPARED)}"
-        module = compiled(form)
-        setattr(FUNCTIONS, name, module.flash_attention)
-        if form.grads:
-            setattr(FUNCTIONS, f"{name}_gradients", module._gradients)
-        found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
-    return found
-
-
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
-prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes

@@ -64,7 +64,7 @@ NAMES = {
     ),
     "E0213": CodeInfo(
         "unknown normalization or argument of it",
-        "'normalize = softmax', or softmax with any of the arguments sink, dropout and seed.",
+        "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed and first_head.",
     ),
     "W0201": CodeInfo(
         "name that is never used",
@@ -212,7 +212,7 @@ SCHEDULES = {
     "E0406": CodeInfo(
         "unknown or nested phase",
         "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels. 'when' holds "
-        "no blocks. A projection has gemv and flat, without 'when' and 'config'.",
+        "no blocks. A projection has gemv and flat.",
     ),
     "E0407": CodeInfo(
         "condition that cannot be evaluated",

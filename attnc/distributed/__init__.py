@@ -1,7 +1,7 @@
 """Attention over several GPUs: who computes which scores, what moves, and how partial results meet.
 
-The host plans with integers alone (`spans`, `cut`, `plan`), from the same closed forms that make a kernel's
-loops; `derive` writes the spec of what one rank computes; `engine` runs it on torch.distributed.
+The host plans with integers alone (`spans`, `cut`, `offers`, `plan`), from the same closed forms that make a
+kernel's loops; `derive` writes the spec of what one rank computes; `engine` runs it on torch.distributed.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -8,6 +8,8 @@ whoever has least, which under a causal mask is the zigzag of ring attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heapreplace
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,26 @@ def chunk_rows(rows: int, ranks: int) -> int:
     return max(-(-rows // (ranks * CHUNKS * step)), 1) * step
 
 
+def chunk_of_slices(rows: int, ranks: int) -> int:
+    """Rows of a chunk where those of a rank follow those of the one before, as many on each (the last ones
+    fewer), as DTensors are sharded. Raises ValueError where they are no whole blocks.
+    """
+    own = max(-(-rows // ranks), 1)
+    if own % BLOCK and own < rows:
+        raise ValueError(
+            f"rows: {rows} in {ranks} slices are {own} each, which is no multiple of {BLOCK}: pad them, or "
+            "let the plan say where they lie"
+        )
+    sizes = [own // n for n in range(CHUNKS, 0, -1) if own % (n * BLOCK) == 0] or [-(-own // BLOCK) * BLOCK]
+    return next((size for size in sizes if size % TILE == 0), sizes[0])
+
+
+def tile_rows(size: int) -> int:
+    """Rows of a tile, of which chunks of this size are whole numbers."""
+    tile = min(TILE, size)
+    return tile if size % tile == 0 else gcd(TILE, size)
+
+
 def chunked(tiles: Tiles, queries: int, keys: int, size: int) -> Chunks:
     """The chunks of all rows, from tiles that end where chunks do."""
     count = -(-queries // size)
@@ -52,6 +74,12 @@ def chunked(tiles: Tiles, queries: int, keys: int, size: int) -> Chunks:
     rows = np.minimum(np.arange(1, count + 1) * size, queries) - np.arange(count) * size
     density = float(scores.sum()) / max(float(tiles.rows.sum()) * keys, 1.0)
     return Chunks(size, rows.astype(np.int64), work, density)
+
+
+def slices(chunks: Chunks, ranks: int) -> dict[str, Ints]:
+    """The rank of each chunk, where rows lie in slices (`chunk_of_slices`)."""
+    own = -(-int(chunks.rows.sum()) // ranks)
+    return {"slices": np.arange(len(chunks.rows), dtype=np.int64) * chunks.size // max(own, 1)}
 
 
 def assignments(chunks: Chunks, ranks: int) -> dict[str, Ints]:
@@ -74,14 +102,18 @@ def longest_first(chunks: Chunks, ranks: int) -> Ints:
     """Each chunk to the rank with least work of those that have room (Graham's rule with equal counts)."""
     count = len(chunks.work)
     room = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
-    load = [0.0] * ranks
-    owner = np.zeros(count, np.int64)
+    least = [(0.0, rank) for rank in range(ranks) if room[rank]]
+    owner = [0] * count
+    work = chunks.work.tolist()
     for chunk in np.argsort(-chunks.work, kind="stable").tolist():
-        rank = min((r for r in range(ranks) if room[r]), key=load.__getitem__)
+        load, rank = least[0]
         owner[chunk] = rank
         room[rank] -= 1
-        load[rank] += float(chunks.work[chunk])
-    return owner
+        if room[rank]:
+            heapreplace(least, (load + work[chunk], rank))
+        else:
+            heappop(least)
+    return np.asarray(owner, np.int64)
 
 
 def exchanged(chunks: Chunks, start: Ints, ranks: int) -> Ints:

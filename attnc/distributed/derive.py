@@ -24,10 +24,10 @@ from attnc.expr.nodes import TRUE, Call, Compare, Const, Dim, Expr, Index, Load,
 from attnc.expr.ranges import POSITION
 from attnc.expr.show import show
 from attnc.expr.simplify import make
-from attnc.model.attention import Attention, Program
+from attnc.model.attention import Attention, ParamValue
+from attnc.model.program import Program
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
-from attnc.model.variants import ParamValue
 from attnc.plan.ir_decode import is_decode
 
 #: What an axis of a view is: all of the tensor's, or what the rank has of the heads, keys or queries (`rows`
@@ -244,11 +244,13 @@ class _Maker:
         sink = None if softmax.sink is None else self.expr(softmax.sink)
         if sink is not None and self.form == "keys":
             sink = Call("min", (sink, self.table("sink_most")))
+        arguments = {"sink": sink, **self._dropout()}
+        given = {name: value for name, value in arguments.items() if value is not None}
         lengths = self._own_lengths()
-        exprs = [score, mask, *([] if sink is None else [sink]), *lengths.values()]
+        exprs = [score, mask, *given.values(), *lengths.values()]
         read = {node.tensor: None for expr in exprs for node in walk(expr) if isinstance(node, Load)}
         used = [name for name in TABLES if name in read]
-        wanted = attention.grads if self.form == "rows" and target == "triton" else ()
+        wanted = attention.grads if self.form == "rows" else ()
         views = [view for view in self.views.values() if view.tensor in wanted]
         grads = tuple(view for view in views if self._is_differentiable(view, score, sink))
         lines = [
@@ -259,7 +261,7 @@ class _Maker:
             *(f"length {name} = {show(value)}" for name, value in lengths.items()),
             f"score = {show(score)}",
             *([] if mask == TRUE else [f"mask = {show(mask)}"]),
-            f"normalize = softmax(sink = {show(sink)})" if sink is not None else "normalize = softmax",
+            f"normalize = softmax{_arguments(given)}",
             *self._outputs(),
             *self._gradients(wanted, grads),
         ]
@@ -270,6 +272,18 @@ class _Maker:
         text += f"schedule {attention.name} for {target} {{{body}\n"
         inputs: tuple[View | str, ...] = (*used, *self.views.values())
         return Derived(text=text, name=attention.name, form=self.form, inputs=inputs, grads=grads)
+
+    def _dropout(self) -> dict[str, Expr | None]:
+        """The arguments of dropout: rows and keys are the whole's, heads count from the rank's."""
+        softmax = self.attention.softmax
+        if softmax.dropout is None or softmax.seed is None:
+            return {}
+        first = self.table("head_first")
+        if softmax.first_head is not None:
+            first = add(first, self.expr(softmax.first_head))
+        return {
+            "dropout": self.expr(softmax.dropout), "seed": self.expr(softmax.seed), "first_head": first
+        }  # fmt: skip
 
     def _matrices(self) -> Iterator[str]:
         for tensor in (self.attention.q, self.attention.k, self.attention.v):
@@ -345,7 +359,7 @@ class _Maker:
 def _schedule(program: Program, attention: Attention, target: str, form: Form) -> Schedule:
     """The schedule of the spec whose kernels a rank runs. DiagnosticError where there is none."""
     name = attention.name
-    found = [s for s in program.schedules if (s.attention, s.target) == (name, target)]
+    found = [s for s in program.schedules if (s.name, s.target) == (name, target)]
     suited = [s for s in found if is_decode(s) == (form == "keys")] or found
     if not suited:
         place = attention.span or program.source.span(0, 0)
@@ -354,6 +368,10 @@ def _schedule(program: Program, attention: Attention, target: str, form: Form) -
             [error("E0602", message, place, hints=(f"write 'schedule {name} for {target}'",))]
         )
     return suited[0]
+
+
+def _arguments(given: Mapping[str, Expr]) -> str:
+    return f"({', '.join(f'{name} = {show(value)}' for name, value in given.items())})" if given else ""
 
 
 def _spell(value: ParamValue) -> str:

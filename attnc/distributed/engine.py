@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from attnc.distributed.estimate import Rates, Strategy
+from attnc.distributed.dtensors import is_dtensor, like, local, local_input, whole_shape
+from attnc.distributed.estimate import Rates, Strategy, rates_of
 from attnc.distributed.group import Group, Ranks
 from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.distributed.plan import Plan, Planner, widths_of
@@ -33,11 +34,13 @@ class ContextParallel:
     """An attention whose rows are spread over the ranks of a group.
 
     source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a
-    DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, "triton" by
-    default. strategy, groups: in place of the estimate's choice, and parts that the heads of a rank are
-    computed in. rates: of the machine, for the estimate. sums: whether gradients of inputs that are whole on
-    every rank are added up over the ranks; False where whoever owns them does so (DDP, FSDP). params: of the
-    spec, where its types and sizes do not say (`cap = 30.0`).
+    DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, by default those of
+    a generated function, or "triton". strategy, groups: in place of the estimate's choice, and parts that the
+    heads of a rank are computed in. rows: "planned" where the plan says who has which, "slices" where those
+    of a rank follow those of the one before, as many on each, as DTensors lie. rates: of the machine and its
+    kernels, for the estimate. sums: whether gradients of inputs that are whole on every rank are added up
+    over the ranks; False where whoever owns them does so (DDP, FSDP). params: of the spec, where its types
+    and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -51,14 +54,17 @@ class ContextParallel:
         target: str | None = None,
         strategy: Strategy | None = None,
         groups: int | None = None,
+        rows: Literal["planned", "slices"] = "planned",
         rates: Rates | None = None,
         sums: bool = True,
         **params: object,
     ) -> None:
         self.spec: Spec = spec_of(source, attention, target)
         self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
-        self.strategy, self.groups, self.rates = strategy, groups, rates
-        self.sums, self.params = sums, params
+        self.strategy, self.groups, self.rates = strategy, groups, rates or rates_of(self.spec.target)
+        if rows not in ("planned", "slices"):
+            raise ValueError(f"rows: expected 'planned' or 'slices', got {rows!r}")
+        self.in_slices, self.sums, self.params = rows == "slices", sums, params
         self._kernels: dict[tuple[torch.dtype, int], tuple[Kernels, Planner]] = {}
         self._stages: dict[tuple[Plan, torch.device], Stages] = {}
         self._plan: Plan | None = None
@@ -68,21 +74,32 @@ class ContextParallel:
 
     def plan(self, q: torch.Tensor, k: torch.Tensor, **inputs: Any) -> Plan:
         """The plan for whole tensors like these (only types, shapes and head counts are looked at; a meta
-        tensor will do), which later calls follow. inputs: those that the mask reads, and lengths, on any
-        device; what is on a GPU is copied to the host, which waits for it.
+        tensor will do), or for DTensors, which later calls follow. inputs: those that the mask reads, and
+        lengths, on any device; what is on a GPU is copied to the host, which waits for it.
         """
         kernels, planner = self.kernels_for(q)
         attention, named = kernels.attention, self._named((), inputs)
-        self._plan = planner.plan(self._sizes(attention, q, k, named), self.strategy, self.groups)
+        sizes = self._sizes(kernels, whole_shape(q, attention.q), whole_shape(k, attention.k), named)
+        in_slices, strategy = self.in_slices or is_dtensor(q), self.strategy
+        if attention.softmax.dropout is not None:  # drawn by the number of a row, and of a key
+            if strategy not in (None, "heads"):
+                raise ValueError(
+                    f"strategy: dropout leaves rows and keys whole, 'heads', and not {strategy!r}"
+                )
+            strategy = "heads"
+        self._plan = planner.plan(sizes, strategy, self.groups, in_slices=in_slices)
         return self._plan
 
     def shard(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *inputs: Any, **named: Any) -> Any:
         """This rank's rows of q, k and v, and the other inputs as they are; and the plan for them.
 
-        Tensors are whole and the same on all ranks. Returns q, k, v and the inputs in the order given.
+        Tensors are whole and the same on all ranks; DTensors stay as they are. Returns q, k, v and the inputs
+        in the order given.
         """
         given = self._named(inputs, named)
         self.plan(q, k, **given)
+        if is_dtensor(q):
+            return (q, k, v, *inputs, *named.values())
         shards = (self.own(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         return (*(x.contiguous() for x in shards), *inputs, *named.values())
 
@@ -105,6 +122,7 @@ class ContextParallel:
         plan = self._current()
         attention = self._attention()
         tensor = self._tensor(attention, of)
+        x = local(x, tensor, self.group)
         role = Role.KEY if of in ("k", "v") else Role.QUERY
         axis = tensor.roles.index(role)
         owned = plan.owned_keys if of in ("k", "v") else plan.owned
@@ -130,17 +148,21 @@ class ContextParallel:
         plan: Plan | None = None,
         **named: Any,
     ) -> Any:
-        """o of this rank's rows, or (o, lse) where the spec has both. A collective. Under torch.compile it
-        breaks the graph: exchanges run beside kernels, on streams of their own.
+        """o of this rank's rows, or (o, lse) where the spec has both; DTensors that lie as q does, if it is
+        one. A collective. Under torch.compile it breaks the graph: exchanges run beside kernels, on streams
+        of their own.
 
         plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
         has other rows than the plan says.
         """
         if plan is not None:
             self._plan = plan
-        stages, extras = self._prepared(q, k, v, inputs, named)
-        results = _Attention.apply(self, stages, tuple(extras), q, k, v, *extras.values())  # type: ignore[no-untyped-call]  # torch is not typed here
+        stages, shards, extras = self._prepared(q, k, v, inputs, named)
+        results = _Attention.apply(self, stages, tuple(extras), *shards, *extras.values())  # type: ignore[no-untyped-call]  # torch is not typed here
         o, lse = results
+        if is_dtensor(q):
+            of_q, of_o = stages.attention.q, stages.attention.o
+            o, lse = like(q, of_q, o, of_o), like(q, of_q, lse, stages.lse)
         return (o, lse) if self.spec.attention.lse is not None else o
 
     def _prepared(
@@ -150,8 +172,10 @@ class ContextParallel:
         v: torch.Tensor,
         inputs: tuple[Any, ...],
         named: Mapping[str, Any],
-    ) -> tuple[Stages, dict[str, torch.Tensor]]:
-        """What the call follows. The first of its kind asks all ranks whether they are about to do this."""
+    ) -> tuple[Stages, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        """What the call follows, this rank's q, k and v, and the other inputs. The first of its kind asks all
+        ranks whether they are about to do this.
+        """
         plan = self._current()
         key = (plan, q.dtype, q.device, q.requires_grad)
         problem: Exception | None = None
@@ -159,6 +183,14 @@ class ContextParallel:
         try:
             kernels, _ = self.kernels_for(q)
             extras = self._tensors(kernels.attention, self._named(inputs, named), q.device)
+            if is_dtensor(q) and not plan.in_slices:
+                raise ValueError(
+                    "q: DTensors lie in slices, and the plan does not: call plan(q, k) with them"
+                )
+            q, k, v = (
+                local(x, self._tensor(kernels.attention, name), self.group)
+                for x, name in ((q, "q"), (k, "k"), (v, "v"))
+            )
             self._check_rows(kernels.attention, plan, q, k, v)
             if not kernels.has_gradients and torch.is_grad_enabled():
                 self._refuse_gradients(q, k, v)
@@ -174,7 +206,7 @@ class ContextParallel:
         if len(self._stages) > 64:
             self._stages.clear()
         self._stages[plan, q.device] = stages
-        return stages, extras
+        return stages, (q, k, v), extras
 
     def _agree(self, plan: Plan, q: torch.Tensor, problem: Exception | None) -> None:
         """Raises on all ranks where one has a problem, or another spec or plan."""
@@ -229,18 +261,19 @@ class ContextParallel:
         unknown = [name for name in found if name not in names]
         if unknown:
             raise TypeError(f"{unknown[0]}: not an input; the spec has {', '.join(names) or 'none'}")
-        return found
+        return {name: local_input(x, name, self.group) for name, x in found.items()}
 
-    def _sizes(
-        self, attention: Attention, q: torch.Tensor, k: torch.Tensor, named: Mapping[str, Any]
-    ) -> Sizes:
-        """What the planner asks for. ValueError for an input that the mask reads and that is not there."""
-        reads = self.kernels_for(q)[0].visibility.reads
+    def _sizes(self, kernels: Kernels, q: torch.Size, k: torch.Size, named: Mapping[str, Any]) -> Sizes:
+        """What the planner asks for. ValueError for an input that the mask reads and that is not there.
+
+        q, k: whole shapes.
+        """
+        attention, reads = kernels.attention, kernels.visibility.reads
         ends = []
         for tensor in (attention.q, attention.k):
             storage = tensor.storage
             ends.append(self._host(storage.cu_seqlens, named) if isinstance(storage, Ragged) else None)
-        batch = len(ends[0]) - 1 if ends[0] is not None else q.shape[attention.q.roles.index(Role.BATCH)]
+        batch = len(ends[0]) - 1 if ends[0] is not None else q[attention.q.roles.index(Role.BATCH)]
         dims = {}
         for tensor in attention.extras:
             for axis, size in zip(tensor.shape, getattr(named.get(tensor.name), "shape", ()), strict=False):
@@ -249,10 +282,10 @@ class ContextParallel:
                     dims[name] = int(size)
         return Sizes(
             batch=int(batch),
-            queries=q.shape[attention.q.roles.index(Role.QUERY)],
-            keys=k.shape[attention.k.roles.index(Role.KEY)],
-            heads=q.shape[attention.q.roles.index(Role.HEAD)],
-            kv_heads=k.shape[attention.k.roles.index(Role.HEAD)],
+            queries=q[attention.q.roles.index(Role.QUERY)],
+            keys=k[attention.k.roles.index(Role.KEY)],
+            heads=q[attention.q.roles.index(Role.HEAD)],
+            kv_heads=k[attention.k.roles.index(Role.HEAD)],
             ends_q=ends[0],
             ends_k=ends[1],
             tensors={name: self._host(name, named) for name in reads},
@@ -313,8 +346,8 @@ class ContextParallel:
     def _refuse_gradients(self, *tensors: torch.Tensor) -> None:
         if any(x.requires_grad for x in tensors):
             raise RuntimeError(
-                f"{self.spec.attention.name} has no gradients over ranks: the spec asks for none, or has no "
-                "Triton schedule; call it under torch.no_grad(), or on detached tensors"
+                f"{self.spec.attention.name} has no gradients: the spec asks for none; call it under "
+                "torch.no_grad(), or on detached tensors"
             )
 
     @staticmethod

@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from attnc.plan.targets import target_of
+
 #: need: keys move to the rows that see them, no others; gather: all keys to all ranks; heads: all rows of
 #: some heads meet on one rank (DeepSpeed-Ulysses); mixed: heads within groups of ranks, keys between groups.
 Strategy: TypeAlias = Literal["need", "gather", "heads", "mixed"]
@@ -35,13 +37,24 @@ class Rates:
     launch: float = 10e-6
 
 
+#: Floating point operations in a second of kernels that were measured, by the family of a target.
+_COMPUTE = {"sm90": 650e12}
+
+
+def rates_of(target: str) -> Rates:
+    """Those of a target's kernels."""
+    compute = _COMPUTE.get(target_of(target).family)
+    return Rates() if compute is None else Rates(compute=compute)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """One strategy.
 
     Seconds of the slowest rank: compute, alone; exchange, alone; exposed, the part of the exchange that no
     kernel hides; total. groups: parts of the heads that follow each other, so that the exchange of one part
-    hides behind the kernel of another. ways: ranks that share the heads. bytes: of all ranks together, and
+    hides behind the kernel of another; splits: whether rows that see a rank's own keys alone are computed
+    before those that wait. ways: ranks that share the heads. bytes: of all ranks together, and
     moved: from each rank to each other, [source, destination]; refusal: why the strategy cannot be taken, ""
     if it can.
     """
@@ -50,6 +63,7 @@ class Estimate:
     owners: str = ""
     ways: int = 1
     groups: int = 1
+    splits: bool = False
     compute: float = 0.0
     exchange: float = 0.0
     exposed: float = 0.0
@@ -67,15 +81,14 @@ def pipelined(
     packing: float,
     groups: int,
     rates: Rates,
-) -> tuple[float, float]:
-    """(total, exposed) seconds of `groups` equal parts: what arrives for one part, what leaves of the one
-    before, and the kernel in between overlap; the first arrival and the last departure do not, but for what
-    is `ready` to be computed meanwhile.
+) -> float:
+    """Seconds of `groups` equal parts: what arrives for one part, what leaves of the one before, and the
+    kernel in between overlap; the first arrival and the last departure do not, but for what is `ready` to be
+    computed meanwhile.
     """
     if not arriving + leaving:
-        return compute + rates.launch * groups, 0.0
+        return compute + rates.launch * groups
     first = arriving / groups + rates.latency + packing / groups
     last = (leaving / groups + rates.latency) if leaving else 0.0
     busy = max(compute - ready, arriving + leaving - first - last + rates.latency * groups)
-    total = max(ready, first) + last + busy + rates.launch * groups * 3
-    return total, total - compute
+    return max(ready, first) + last + busy + rates.launch * groups * 3

@@ -32,9 +32,10 @@ class Ranks(Protocol):
 
 
 class Group:
-    """A process group of torch.distributed, or a 1-D DeviceMesh."""
+    """A process group of torch.distributed, or a 1-D DeviceMesh. axis: what a mesh calls it, or ""."""
 
     def __init__(self, of: Any = None) -> None:
+        self.axis: str = (getattr(of, "mesh_dim_names", None) or ("",))[0]
         if hasattr(of, "get_group"):  # a DeviceMesh
             if of.ndim != 1:
                 raise ValueError(f"mesh: expected one axis, such as mesh['cp'], got {of.ndim}")

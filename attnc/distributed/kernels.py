@@ -18,10 +18,11 @@ from attnc.distributed.derive import Derived, Form, derive
 from attnc.distributed.spans import Visibility
 from attnc.distributed.uncovered import check_covered
 from attnc.expr.arithmetic import number
-from attnc.model.attention import Attention, Program, Variant
+from attnc.model.attention import Attention, ParamValue, Variant
+from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.tensors import DType
-from attnc.model.variants import ParamValue, variants
+from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.runtime.dtypes import TORCH
 from attnc.source import Source
@@ -114,7 +115,7 @@ class Kernels:
         self.forward: Callable[..., Any] = getattr(self._module, self.derived.name)
         #: Whether v is columns of k, and no argument of its own.
         self.shares_columns = variant.attention.v.storage.is_part
-        self.has_gradients = hasattr(self._module, "_gradients")
+        self.has_gradients = self._module.CALL.backward is not None
         self.digest = digest(spec.program.source)
 
     @cached_property
@@ -136,7 +137,7 @@ class Kernels:
         o and lse are those over all keys of the row, not over these alone: then dq, dk and dv are what these
         keys add to the gradients.
         """
-        found: tuple[torch.Tensor, ...] = self._module._gradients(do, dlse, *tensors, o, lse, None)
+        found: tuple[torch.Tensor, ...] = self._module.CALL.gradients(do, dlse, *tensors, o, lse, None)
         return found
 
 

@@ -13,7 +13,7 @@ import torch
 
 from attnc.distributed.group import Ranks
 from attnc.distributed.plan import Plan
-from attnc.distributed.rows import Places, key_route, query_route
+from attnc.distributed.rows import Places, holes, key_route, query_route
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
@@ -30,9 +30,9 @@ class Moves:
         self.rank = group.rank
         self.keys = key_route(plan, self.rank, device)
         self.queries = query_route(plan, self.rank, device)
-        waiting = [part for part in plan.parts(self.rank) if not part.ready]
-        self.window = waiting[0].hi - waiting[0].lo if waiting else 0
-        self._is_full = sum(at.count for at in self.keys.kept) == self.window
+        self.holes = holes(plan, self.rank, device)
+        lo, hi = plan.window(self.rank)
+        self.window = hi - lo
 
     def fetch_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
         """The window of k and v that the waiting rows see, for the heads of one part."""
@@ -49,17 +49,17 @@ class Moves:
         sizes = [sized(x, axis, self.window) for x, axis, _ in mine]
         window = [torch.empty(size, dtype=k.dtype, device=self.device) for size in sizes]
         came = self._swap(sent, [[(axis, at.count) for axis in axes] for at in self.keys.kept], window)
-        for x in window if not self._is_full else ():
-            x.zero_()  # keys that nobody asked for must be finite
+        for x, axis in zip(window, axes, strict=True):
+            self.holes.clear(x, axis)  # keys that nobody asked for must be finite
         for r, at in enumerate(self.keys.kept):
             own = [rows.of(x, axis) for x, axis, rows in mine] if r == self.rank else came[r]
             for x, axis, rows in zip(window, axes, own, strict=True):
                 at.put(x, axis, rows)
         return window[0], window[1]
 
-    def return_keys(self, sums: Pair, totals: Pair, number: int) -> None:
-        """What this rank's rows add to dk and dv, to the owners of the keys, who add it to `totals`, rank by
-        rank. Both are f32.
+    def return_keys(self, sums: Pair, totals: Pair, number: int, *, fresh: bool) -> None:
+        """What this rank's rows add to dk and dv, to the owners of the keys, who add it to `totals`: what is
+        their own, then rank by rank. Both are f32. fresh: there is nothing in them yet, and all is written.
         """
         tensors = self.attention.k, self.attention.v
         axes = [axis_of(tensor, Role.KEY) for tensor in tensors]
@@ -70,10 +70,13 @@ class Moves:
         ]
         # A rank that computes other heads than this one returns those.
         came = self._swap(sent, [[(axis, at.count) for axis in axes] for at in self.keys.sent], own)
-        for r, at in enumerate(self.keys.sent):
-            rows = [places.of(x, axis) for x, axis, places in sent[r]] if r == self.rank else came[r]
+        others = [r for r in range(self.plan.ranks) if r != self.rank]
+        for r in (self.rank, *others):
+            at, is_own = self.keys.sent[r], r == self.rank
+            rows = [places.of(x, axis) for x, axis, places in sent[r]] if is_own else came[r]
+            write = at.put if is_own and fresh else at.add
             for tensor, total, axis, some in zip(tensors, totals, axes, rows, strict=True):
-                at.add(heads_of(tensor, total, *self.plan.heads(r, number)), axis, some)
+                write(heads_of(tensor, total, *self.plan.heads(r, number)), axis, some)
 
     def fetch_queries(self, tensor: Tensor, x: torch.Tensor, number: int) -> torch.Tensor:
         """The rectangle's rows of q, do or dlse, for the heads of one part."""

@@ -19,24 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnc.distributed.cut import Chunks, assignments, chunk_rows, chunked
-from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy, pipelined
-from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Tiles, Visibility
+from attnc.distributed.cut import assignments, chunk_of_slices, chunk_rows, chunked, slices, tile_rows
+from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy
+from attnc.distributed.offers import Needs, estimates, offers
+from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Visibility, Widths
 from attnc.model.tensors import DType
 
-#: A rank's work that has to be ready for a launch of its own.
-_WORTH = 0.15
 #: Estimates as close as this are the same.
 _TIE = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Widths:
-    """Columns of q and k, and of v and o; bytes of an element."""
-
-    d: int
-    dv: int
-    bytes: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +69,11 @@ class Plan:
     estimates: tuple[Estimate, ...]
     tied: bool
     _rows: dict[object, Ints] = field(default_factory=dict, repr=False)
+
+    @property
+    def in_slices(self) -> bool:
+        """Whether the rows of each rank follow those of the one before."""
+        return self.chosen.owners == "slices"
 
     # What a rank owns and computes
 
@@ -123,6 +118,17 @@ class Plan:
 
         return self._known(("keys", self.mates(rank).start), made)
 
+    def window(self, rank: int) -> tuple[int, int]:
+        """The first key of what waiting rows are computed against, and the one behind the last. It begins
+        where a tile of keys does on one GPU, so that sums have the same order, and where a rank has all rows
+        of some heads with the first one, so that dropout counts from there.
+        """
+        keys = self.keys(rank)
+        if not len(keys):
+            return 0, 0
+        first = 0 if self.chosen.strategy == "heads" else int(keys[0]) // TILE * TILE
+        return first, int(keys[-1]) + 1
+
     def parts(self, rank: int) -> tuple[Part, ...]:
         """What the rank computes, rows that wait for nothing first. Rows past the last packed sequence are
         in none.
@@ -135,9 +141,7 @@ class Plan:
             lo, hi = self.runs[rank].tolist()
             found.append(Part(np.flatnonzero(ready), lo, min(hi, self.last_key), True))
         if not ready.all():
-            keys = self.keys(rank)
-            lo, hi = (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 0)
-            found.append(Part(np.flatnonzero(~ready), lo, hi, False))
+            found.append(Part(np.flatnonzero(~ready), *self.window(rank), False))
         return tuple(found)
 
     @property
@@ -195,21 +199,39 @@ class Planner:
     """
 
     def __init__(
-        self, visibility: Visibility, widths: Widths, ranks: int, rates: Rates | None = None
+        self,
+        visibility: Visibility,
+        widths: Widths,
+        ranks: int,
+        rates: Rates | None = None,
     ) -> None:
         self.visibility, self.widths, self.ranks = visibility, widths, ranks
         self.rates = rates or Rates()
         self._plans: OrderedDict[object, Plan] = OrderedDict()
 
-    def plan(self, sizes: Sizes, strategy: Strategy | None = None, groups: int | None = None) -> Plan:
-        """The plan of a call. strategy, groups: in place of the estimate's choice; ValueError says why one
-        cannot be.
+    def plan(
+        self,
+        sizes: Sizes,
+        strategy: Strategy | None = None,
+        groups: int | None = None,
+        *,
+        in_slices: bool = False,
+    ) -> Plan:
+        """The plan of a call. strategy, groups: in place of the estimate's choice; in_slices: for rows that
+        lie in slices of one length, whatever their work. ValueError says why one cannot be.
         """
-        key = (_key(sizes), strategy, groups)
+        key = (_key(sizes), strategy, groups, in_slices)
         known = self._plans.get(key)
         if known is None:
             known = self._plans[key] = make_plan(
-                self.visibility, sizes, self.widths, self.ranks, self.rates, strategy, groups
+                self.visibility,
+                sizes,
+                self.widths,
+                self.ranks,
+                self.rates,
+                strategy,
+                groups,
+                in_slices=in_slices,
             )
             if len(self._plans) > 256:
                 self._plans.popitem(last=False)
@@ -224,59 +246,64 @@ def make_plan(
     rates: Rates,
     strategy: Strategy | None = None,
     groups: int | None = None,
+    *,
+    in_slices: bool = False,
 ) -> Plan:
-    """The plan whose estimate is shortest, of the strategy that is asked for."""
-    size = chunk_rows(sizes.queries, ranks)
-    tiles = visibility.tiles(sizes, min(TILE, size))
+    """The plan whose estimate is shortest, of the strategy that is asked for.
+
+    in_slices: rows of q, and of k, lie as `chunk_of_slices` says. Raises ValueError where that cannot be.
+    """
+    size = (chunk_of_slices if in_slices else chunk_rows)(sizes.queries, ranks)
+    tiles = visibility.tiles(sizes, tile_rows(size))
     chunks = chunked(tiles, sizes.queries, sizes.keys, size)
     tied = is_tied(sizes)
-    owners, need = None, Estimate(strategy="need")
-    for name, owner in assignments(chunks, ranks).items():
-        key_owner = _key_owner(owner, size, sizes, ranks, tied=tied)
-        needed = _needed(tiles, owner, size, sizes.keys, ranks)
-        offered = Owners(name, owner, key_owner, needed, chunks, sizes, ranks)
-        offered.find_ready(tiles, size)
-        found = _estimate("need", 1, offered, widths, rates, groups)
-        if owners is None or _is_better(found, need):
-            owners, need = offered, found
-    assert owners is not None, "chunks can always be given in runs"
-    estimates = []
-    for kind in STRATEGIES if strategy is None else (strategy,):  # for the same owners
-        made = [need] if kind == "need" else []
-        made += [
-            _estimate(kind, ways, owners, widths, rates, groups)
-            for ways in _ways(kind, ranks)
-            if kind != "need"
-        ]
-        if made:
-            estimates.append(min(made, key=lambda found: found.total))
-    if not estimates:
+    of_keys = 0
+    if in_slices and not tied:
+        chunk_of_slices(sizes.keys, ranks)
+        of_keys = -(-sizes.keys // (ranks * BLOCK)) * BLOCK
+    needs = Needs(tiles, size, sizes, ranks, tied=tied, slices=of_keys)
+    offered = offers(needs, chunks, (slices if in_slices else assignments)(chunks, ranks))
+    found = estimates([("need", 1, offer) for offer in offered], sizes, widths, rates, groups)
+    best = 0
+    for i in range(1, len(found)):
+        if _is_better(found[i], found[best]):
+            best = i
+    offer = offered[best]
+    asked: list[Strategy] = [kind for kind in STRATEGIES if strategy in (None, kind)]
+    others = [(kind, ways, offer) for kind in asked if kind != "need" for ways in _ways(kind, ranks)]
+    made = estimates(others, sizes, widths, rates, groups)  # for the same owners
+    if "need" in asked:
+        made.insert(0, found[best])
+    if not made:
         raise ValueError(f"strategy: {strategy} is not possible here: {ranks} ranks make no groups")
-    chosen = min(estimates, key=lambda found: found.total)
+    kept = {kind: min((x for x in made if x.strategy == kind), key=_total, default=None) for kind in asked}
+    every = tuple(x for x in kept.values() if x is not None)
+    chosen = min(every, key=_total)
     if chosen.refusal:
         raise ValueError(f"strategy: {chosen.strategy} is not possible here: {chosen.refusal}")
-    ready, runs, awaited = owners.ready, owners.runs, owners.needed
-    if chosen.strategy != "need":
-        ready = np.zeros_like(ready)
-    elif ready.any():
-        waiting = np.where(ready, ranks, owners.owner)
-        awaited = _needed(tiles, waiting, size, sizes.keys, ranks + 1)[:ranks]
+    ready, awaited = offer.ready & chosen.splits, offer.needed
+    if ready.any():
+        awaited = needs.seen(np.where(ready, ranks, offer.owner)[None], ranks + 1)[0, :ranks]
     return Plan(
         ranks=ranks,
         sizes=sizes,
         widths=widths,
         chunk=size,
-        owner=owners.owner,
-        key_owner=owners.key_owner,
+        owner=offer.owner,
+        key_owner=needs.by_block(offer.key_owner),
         work=chunks.work.astype(np.int64),
-        needed=owners.needed,
+        needed=needs.by_block(offer.needed),
         ready=ready,
-        runs=runs,
-        awaited=awaited,
+        runs=needs.bounds(offer),
+        awaited=needs.by_block(awaited),
         chosen=chosen,
-        estimates=tuple(estimates),
+        estimates=every,
         tied=tied,
     )
+
+
+def _total(estimate: Estimate) -> float:
+    return estimate.total
 
 
 def _is_better(found: Estimate, best: Estimate) -> bool:
@@ -284,97 +311,6 @@ def _is_better(found: Estimate, best: Estimate) -> bool:
     if found.total < best.total * (1 - _TIE):
         return True
     return found.total < best.total * (1 + _TIE) and found.bytes < 0.7 * best.bytes
-
-
-class Owners:
-    """One way to give chunks to ranks, with what it makes necessary.
-
-    rows: queries of each rank; pairs: keys that each rank has to be sent by each other, [to, from]; load:
-    scores of each rank.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        owner: Ints,
-        key_owner: Ints,
-        needed: Bools,
-        chunks: Chunks,
-        sizes: Sizes,
-        ranks: int,
-    ) -> None:
-        self.name, self.owner, self.key_owner, self.needed = name, owner, key_owner, needed
-        self.sizes, self.ranks = sizes, ranks
-        self.load = np.bincount(owner, weights=chunks.work, minlength=ranks)
-        self.rows = np.bincount(owner, weights=chunks.rows, minlength=ranks)
-        self._counts = np.zeros((len(key_owner), ranks))
-        self._counts[np.arange(len(key_owner)), key_owner] = BLOCK
-        if len(key_owner):
-            self._counts[-1, key_owner[-1]] = sizes.keys - (len(key_owner) - 1) * BLOCK
-        self.keys = self._counts.sum(axis=0)
-        self._chunks = chunks
-        self.ready = np.zeros(len(owner), np.bool_)
-        self.runs = np.zeros((ranks, 2), np.int64)
-        self.share = 0.0
-
-    def find_ready(self, tiles: Tiles, size: int) -> None:
-        """Looks for the chunks that see one run of their owner's keys: for each rank those of the run with
-        most work, if that is worth a launch. share: of the work of any rank that waits, the least.
-        """
-        if not len(self.key_owner) or not len(self.owner):
-            return
-        count, keys = len(self.owner), self.sizes.keys
-        chunk, some = tiles.row // size, tiles.lo < tiles.hi
-        lo, hi = np.full(count, keys), np.zeros(count, np.int64)
-        np.minimum.at(lo, chunk[some], tiles.lo[some])
-        np.maximum.at(hi, chunk[some], tiles.hi[some])
-        first, last = np.minimum(lo, keys - 1) // BLOCK, np.maximum(hi - 1, 0) // BLOCK
-        edges = np.flatnonzero(np.diff(self.key_owner, prepend=-1))
-        run = np.searchsorted(edges, np.arange(len(self.key_owner)), "right") - 1
-        inside = (run[first] == run[last]) & (self.key_owner[first] == self.owner) & (lo < hi)
-        work, shares = self._chunks.work, []
-        for rank in range(self.ranks):
-            mine = self.owner == rank
-            found = np.bincount(run[first], weights=work * (inside & mine), minlength=len(edges))
-            best, total = int(found.argmax()), float(work[mine].sum())
-            if not total or found[best] < _WORTH * total:
-                shares.append(0.0)
-                continue
-            self.ready |= mine & ((inside & (run[first] == best)) | (lo >= hi))
-            end = edges[best + 1] * BLOCK if best + 1 < len(edges) else keys
-            self.runs[rank] = edges[best] * BLOCK, end
-            shares.append(float(found[best]) / total)
-        waiting = [share for share in shares if share < 1.0 - 1e-9]
-        self.share = min(waiting, default=1.0)
-
-    def pairs(self, strategy: Strategy, ways: int) -> npt.NDArray[np.float64]:
-        """Keys that each rank reads of each owner: [reader, owner]."""
-        if strategy in ("gather", "heads"):
-            return np.broadcast_to(self.keys, (self.ranks, self.ranks))
-        together = self.needed
-        if ways > 1:
-            shape = (self.ranks // ways, ways, together.shape[1])
-            together = np.repeat(together.reshape(shape).any(axis=1), ways, axis=0)
-        return np.asarray(together.astype(np.float64) @ self._counts)
-
-
-def traffic(
-    owners: Owners, strategy: Strategy, ways: int, widths: Widths
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Bytes [source, destination] of q, k and v before the kernels, and of o after them."""
-    sizes, ranks = owners.sizes, owners.ranks
-    element = sizes.batch * widths.bytes / ways
-    arriving = owners.pairs(strategy, ways).T * (sizes.kv_heads * (widths.d + widths.dv) * element)
-    if ways == 1:
-        leaving = np.zeros((ranks, ranks))
-    else:
-        group = np.arange(ranks) // ways
-        mates = group[:, None] == group[None, :]
-        arriving = arriving + mates * owners.rows[:, None] * (sizes.heads * widths.d * element)
-        leaving = mates * owners.rows[None, :] * (sizes.heads * widths.dv * element)
-    for moved in (arriving, leaving):
-        np.fill_diagonal(moved, 0)
-    return arriving, leaving
 
 
 def is_tied(sizes: Sizes) -> bool:
@@ -393,69 +329,6 @@ def _ways(strategy: Strategy, ranks: int) -> Iterator[int]:
             yield ranks
         case "mixed":
             yield from (ways for ways in range(2, ranks) if ranks % ways == 0)
-
-
-def _estimate(
-    strategy: Strategy, ways: int, owners: Owners, widths: Widths, rates: Rates, groups: int | None
-) -> Estimate:
-    sizes = owners.sizes
-    if sizes.kv_heads % ways:
-        refusal = f"{sizes.kv_heads} K/V heads cannot be shared out to {ways} ranks"
-        return Estimate(strategy=strategy, owners=owners.name, ways=ways, refusal=refusal)
-    kv_heads = sizes.kv_heads // ways
-    offered = [n for n in range(1, min(kv_heads, 8) + 1) if kv_heads % n == 0]
-    if groups is not None and groups not in offered:
-        refusal = f"{kv_heads} K/V heads of a rank cannot follow each other in {groups} parts"
-        return Estimate(strategy=strategy, owners=owners.name, ways=ways, refusal=refusal)
-    arriving, leaving = traffic(owners, strategy, ways, widths)
-    load = float(owners.load.reshape(-1, ways).mean(axis=1).max())
-    compute = 2.0 * load * sizes.batch * sizes.heads * (widths.d + widths.dv) / rates.compute
-    seconds_in, seconds_out = (
-        float(max(moved.sum(axis=0).max(), moved.sum(axis=1).max())) / rates.link
-        for moved in (arriving, leaving)
-    )
-    ready = compute * (owners.share if strategy == "need" else 0.0)
-    packing = 4.0 * float(arriving.sum(axis=0).max()) / rates.memory
-    total, count, exposed = min(
-        (total, count, exposed)
-        for count in (offered if groups is None else [groups])
-        for total, exposed in (pipelined(compute, ready, seconds_in, seconds_out, packing, count, rates),)
-    )
-    return Estimate(
-        strategy=strategy,
-        owners=owners.name,
-        ways=ways,
-        groups=count,
-        compute=compute,
-        exchange=seconds_in + seconds_out,
-        exposed=exposed,
-        total=total,
-        bytes=int(arriving.sum() + leaving.sum()),
-        moved=(arriving + leaving).astype(np.int64),
-    )
-
-
-def _needed(tiles: Tiles, owner: Ints, size: int, keys: int, ranks: int) -> Bools:
-    """Which blocks of keys the rows of each rank see."""
-    count = -(-keys // BLOCK)
-    rank = owner[tiles.row // size] if len(owner) else np.zeros(0, np.int64)
-    if tiles.seen is not None:
-        needed = np.zeros((ranks, count), np.bool_)
-        needed[rank[tiles.seen[0]], tiles.seen[1]] = True
-        return needed
-    some = tiles.lo < tiles.hi
-    change = np.zeros((ranks, count + 1), np.int64)
-    np.add.at(change, (rank[some], tiles.lo[some] // BLOCK), 1)
-    np.add.at(change, (rank[some], -(-tiles.hi[some] // BLOCK)), -1)
-    return np.asarray(change.cumsum(axis=1)[:, :count] > 0)
-
-
-def _key_owner(owner: Ints, size: int, sizes: Sizes, ranks: int, *, tied: bool) -> Ints:
-    """The rank of each block of keys: that of the same token, or runs of equal length."""
-    blocks = np.arange(-(-sizes.keys // BLOCK), dtype=np.int64)
-    if tied:
-        return owner[blocks * BLOCK // size]
-    return blocks * ranks // max(len(blocks), 1)
 
 
 def _rows_of(kept: Any, size: int, total: int) -> Ints:

@@ -39,6 +39,13 @@ class Places:
         else:
             x.index_copy_(axis, self.index, rows)
 
+    def clear(self, x: torch.Tensor, axis: int) -> None:
+        """Makes these rows zero."""
+        if self.index is None:
+            x.narrow(axis, self.first, self.count).zero_()
+        else:
+            x.index_fill_(axis, self.index, 0)
+
     def add(self, x: torch.Tensor, axis: int, rows: torch.Tensor) -> None:
         """Adds to these rows; none is there twice, so that sums do not depend on an order."""
         if self.index is None:
@@ -70,12 +77,18 @@ def key_route(plan: Plan, rank: int, device: torch.device) -> Route:
     ranks = range(plan.ranks)
     sent = [np.flatnonzero(np.isin(mine, plan.keys(r), assume_unique=True)) for r in ranks]
     keys = plan.keys(rank)
-    first = int(keys[0]) if len(keys) else 0
+    first, _ = plan.window(rank)
     kept = [
         np.intersect1d(plan.owned_keys(other), keys, assume_unique=True) - first
         for other in range(plan.ranks)
     ]
     return Route(tuple(places(x, device) for x in sent), tuple(places(x, device) for x in kept))
+
+
+def holes(plan: Plan, rank: int, device: torch.device) -> Places:
+    """Rows of a rank's window of keys that nobody sends."""
+    lo, hi = plan.window(rank)
+    return places(np.setdiff1d(np.arange(lo, hi), plan.keys(rank), assume_unique=True) - lo, device)
 
 
 def query_route(plan: Plan, rank: int, device: torch.device) -> Route:

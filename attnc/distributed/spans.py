@@ -6,16 +6,17 @@ one of all sequences. Spans of keys are rows of k in the same sense.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Expr, Index, Load, Ref, Search, walk
-from attnc.expr.simplify import nnf, substitute
+from attnc.expr.nodes import Dim, Expr, Index, Load, Ref, Search, children, walk
+from attnc.expr.simplify import make, nnf, substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention
 
@@ -48,6 +49,15 @@ class Sizes:
     dims: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Columns of q and k, and of v and o; bytes of an element."""
+
+    d: int
+    dv: int
+    bytes: int = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Tiles of query rows and the keys that they may see.
@@ -71,10 +81,15 @@ class Visibility:
         self.attention = attention
         mask = nnf(attention.mask)
         ranges = solve(mask, "kv_idx")
-        self._searches: list[tuple[Search, str]] = []
-        self._lo, self._hi = self._searched(ranges.may_lo), self._searched(ranges.may_hi)
+        self._names: dict[Expr, Ref] = {}
+        self._named: list[tuple[str, Expr]] = []
+        found = [e for e in (ranges.may_lo, ranges.may_hi, ranges.tile_may) if e is not None]
+        self._name(found)
+        self._lo, self._hi, self._tile_may = (
+            None if e is None else substitute(e, self._names)
+            for e in (ranges.may_lo, ranges.may_hi, ranges.tile_may)
+        )
         self._never = ranges.never
-        self._tile_may = self._searched(ranges.tile_may)
         lengths = tuple(attention.lengths.values())
         exprs = [e for e in (ranges.may_lo, ranges.may_hi, ranges.tile_may, *lengths) if e is not None]
         nodes = [node for expr in exprs for node in walk(expr)]
@@ -156,20 +171,25 @@ class Visibility:
         names: dict[str, Any] = {}
         env = Env(indices=indices, dims=dims, tensors=sizes.tensors, names=names)
         if "q_lo" in indices:
-            for search, name in self._searches:
-                names[name] = _search(search, env)
+            for name, node in self._named:
+                names[name] = _value(node, env)
         return env
 
-    def _searched(self, expr: Expr | None) -> Expr | None:
-        """The expression with its searches named, which `_environment` evaluates."""
-        if expr is None:
-            return None
-        names: dict[Expr, str] = dict(self._searches)
-        for node in walk(expr):
-            if isinstance(node, Search) and node not in names:
-                names[node] = f"search_{len(names)}"
-                self._searches.append((node, names[node]))
-        return substitute(expr, {node: Ref(name, "int", ("q",)) for node, name in names.items()})
+    def _name(self, exprs: list[Expr]) -> None:
+        """Gives names to what is read of tensors, and to what occurs several times, whatever the key:
+        `_environment` evaluates it once for all tiles.
+        """
+        nodes = [
+            node for expr in exprs for node in reversed(tuple(walk(expr)))
+        ]  # what is within others first
+        count = Counter(nodes)
+        for node, times in count.items():
+            is_read = isinstance(node, Load | Search)
+            if (is_read or (times > 1 and children(node))) and not _KEYS & set(walk(node)):
+                name = f"value_{len(self._named)}"
+                operands = tuple(substitute(child, self._names) for child in children(node))
+                self._named.append((name, make(node, operands)))
+                self._names[node] = Ref(name, node.type, ("q",))
 
     def _seen(self, env: Env, lo: Ints, hi: Ints, first: Ints) -> tuple[Ints, Ints] | None:
         """The tiles and blocks of keys within the spans that the test of a tile leaves; None where spans have
@@ -197,28 +217,69 @@ class Visibility:
         return tile[kept], block[kept]
 
 
+def _value(node: Expr, env: Env) -> npt.NDArray[Any]:
+    match node:
+        case Index(name=name) if name in env.indices:
+            return np.asarray(env.indices[name])
+        case Dim(name=name):
+            return np.asarray(env.dims[name])
+        case Ref(name=name):
+            return np.asarray(env.names[name])
+        case Load():
+            return _load(node, env)
+        case Search():
+            return _search(node, env)
+        case _:
+            return evaluate(node, env)
+
+
+def _load(node: Load, env: Env) -> npt.NDArray[Any]:
+    """As `evaluate` does it, with fewer operations."""
+    table = np.asarray(env.tensors[node.tensor])
+    at, inside = _place(table.shape, node.indices, node.extents, env)
+    read = table.reshape(-1).take(at, mode="clip") if table.size else np.zeros((), table.dtype)
+    return np.where(inside, read, 0)
+
+
 def _search(node: Search, env: Env) -> Ints:
     """As `evaluate` does it, by bisection: the axis is sorted."""
     table = np.asarray(env.tensors[node.tensor])
-    prefix = [evaluate(index, env) for index in node.prefix]
-    value = evaluate(node.value, env)
-    extent = np.minimum(evaluate(node.extents[-1], env), table.shape[-1])
-    side: Any = "left" if node.side == "lower" else "right"
-    shape = np.broadcast_shapes(value.shape, extent.shape, *(index.shape for index in prefix))
-    value, extent = np.broadcast_to(value, shape).ravel(), np.broadcast_to(extent, shape).ravel()
-    rows = [np.broadcast_to(index, shape).ravel() for index in prefix]
-    found = np.zeros(len(value), np.int64)
-    keys = np.stack((*rows, extent), axis=1) if len(value) else np.zeros((0, len(rows) + 1), np.int64)
-    for key in _distinct(keys):
-        same = (keys == key).all(axis=1)
-        *at, end = (int(x) for x in key)
-        inside = all(0 <= i < size for i, size in zip(at, table.shape, strict=False))
-        line = table[tuple(at)][: max(end, 0)] if inside else np.zeros(max(end, 0), table.dtype)
-        found[same] = np.searchsorted(line, value[same], side)
-    return found.reshape(shape)
+    length = table.shape[-1]
+    value = _value(node.value, env)
+    row, inside = _place(table.shape[:-1], node.prefix, node.extents[:-1], env)
+    extent = np.minimum(np.maximum(_value(node.extents[-1], env), 0), length)
+    key = np.where(inside, row, -1) * (length + 1) + extent  # a row of the table, and how much of it
+    side: Literal["left", "right"] = "left" if node.side == "lower" else "right"
+    table, distinct = table.reshape(-1, length), _distinct(key)
+    value, key = np.broadcast_arrays(value, key)
+    found = np.zeros(value.shape, np.int64)
+    for one in distinct:
+        row, end = divmod(one, length + 1)
+        line = table[row, :end] if row >= 0 else np.zeros(end, table.dtype)
+        if len(distinct) == 1:
+            return line.searchsorted(value, side)
+        same = key == one
+        found[same] = line.searchsorted(value[same], side)
+    return found
 
 
-def _distinct(keys: Ints) -> Sequence[Ints]:
-    if len(keys) and (keys == keys[0]).all():
-        return [keys[0]]
-    return list(np.unique(keys, axis=0))
+def _place(
+    shape: tuple[int, ...], indices: Sequence[Expr], extents: Sequence[Expr], env: Env
+) -> tuple[Ints, Bools]:
+    """Which element of a tensor is read, and whether it is inside."""
+    at, inside = np.zeros((), np.int64), np.ones((), np.bool_)
+    for index, extent, size in zip(indices, extents, shape, strict=True):
+        i = _value(index, env)
+        inside = inside & (i >= 0) & (i < np.minimum(_value(extent, env), size))
+        at = at * size + i
+    return at, inside
+
+
+def _distinct(keys: Ints) -> list[int]:
+    if keys.size and (keys == keys.flat[0]).all():
+        return [int(keys.flat[0])]
+    return [int(key) for key in np.unique(keys)]
+
+
+#: What differs from key to key.
+_KEYS = {Index(name) for name in ("kv_idx", "kv_lo", "kv_hi")}

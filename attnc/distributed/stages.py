@@ -71,6 +71,16 @@ class Stages:
             attention.o, name="lse", roles=attention.o.roles[:-1], shape=attention.o.shape[:-1]
         )
         self._packed = plan.sizes.ends_q is not None
+        #: Whether what waits is all that this rank computes, in one part: its dq is the rank's.
+        self._is_all = (
+            plan.chosen.ways == plan.chosen.groups == 1
+            and self.waiting is not None
+            and self.waiting.queries.count == len(plan.rows(self.rank))
+        )
+        #: Whether this rank's rows, which all wait, add to every key of its own.
+        self._fresh = self.ready is None and plan.chosen.ways == 1 and self._sees_own()
+        #: What waits begins while the last blocks of what does not still run.
+        self._shift = int(self.ready is not None)
         #: Whether all rows are computed: those past the last packed sequence are not.
         self._is_whole = not len(rows := plan.rows(self.rank)) or int(rows[-1]) < plan.last_row
 
@@ -99,7 +109,7 @@ class Stages:
                 rectangles.append(into)
             else:
                 into = self._heads(results, first, heads)
-            with lanes.kernel(number, q_part, *keys, *into):
+            with lanes.kernel(number + self._shift, q_part, *keys, *into):
                 lanes.after(event)
                 if self.waiting is not None:
                     self._compute(self.waiting, q_part, keys, extras, first, into)
@@ -127,19 +137,22 @@ class Stages:
         (do, dlse), lanes = cotangents, Lanes(self.device)
         made = Gradients(
             torch.empty_like(q) if self._is_whole else torch.zeros_like(q),
-            torch.zeros(k.shape, dtype=torch.float32, device=self.device),
-            torch.zeros(v.shape, dtype=torch.float32, device=self.device),
+            self._zeros(self.attention.k, k),
+            self._zeros(self.attention.v, v),
             {
                 view.tensor: torch.zeros(extras[view.tensor].shape, dtype=torch.float32, device=self.device)
                 for view in self.kernels.derived.grads
             },
         )
+        added = None
         if self.ready is not None:
             run = self._run(made.dk), self._run_of_v(made.dv)
             keys = self._run(k), self._run_of_v(v)
-            sums = self._differentiate(self.ready, (do, dlse), q, keys, extras, 0, results, made, made.dq)
+            dq, *sums = self._differentiate(self.ready, (do, dlse), q, keys, extras, 0, results, made)
+            self.ready.queries.put(made.dq, axis_of(self.attention.q, Role.QUERY), dq)
             for total, part in zip(run, sums, strict=True):
-                total.add_(part)
+                total.copy_(part)
+            added = lanes.mark()
 
         def fetch(number: int) -> Tensors:
             q_part, keys = self._fetch(q, k, v, number)
@@ -150,21 +163,27 @@ class Stages:
         for number, (q_part, k_part, v_part, do_part, *rest), event in self._ahead(lanes, fetch):
             first, heads = self.moves.heads(self.rank, number)
             into = rectangles[number] if shares else self._heads(results, first, heads)
-            dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
             keys = k_part, v_part
-            with lanes.kernel(0 if made.extras else number, q_part, *keys, do_part, *rest):
+            lane = 0 if made.extras else number + self._shift
+            with lanes.kernel(lane, q_part, *keys, do_part, *rest):
                 lanes.after(event)
+                dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
                 if self.waiting is not None:
                     given = do_part, (rest[0] if rest else None)
-                    sums = self._differentiate(
-                        self.waiting, given, q_part, keys, extras, first, into, made, dq
+                    own, *sums = self._differentiate(
+                        self.waiting, given, q_part, keys, extras, first, into, made
                     )
+                    if self._is_all:
+                        made.dq = own
+                    else:
+                        self.waiting.queries.put(dq, axis_of(self.attention.q, Role.QUERY), own)
                 else:
-                    sums = nothing_for(k_part), nothing_for(v_part)
+                    sums = [nothing_for(k_part), nothing_for(v_part)]
                 done = lanes.mark()
             with lanes.exchanging(dq, *sums, made.dk, made.dv):
                 lanes.after(done)
-                self.moves.return_keys(sums, (made.dk, made.dv), number)
+                lanes.after(added)
+                self.moves.return_keys((sums[0], sums[1]), (made.dk, made.dv), number, fresh=self._fresh)
                 if shares:
                     self.moves.return_queries(self.attention.q, dq, made.dq, number)
         lanes.join()
@@ -197,10 +216,9 @@ class Stages:
         first: int,
         results: Pair,
         made: Gradients,
-        dq: torch.Tensor,
-    ) -> Pair:
-        """What the task's rows add to dk and dv of its window. Writes its rows of dq, and adds what belongs
-        to other inputs.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """dq of the task's rows, and what they add to dk and dv of its window; what belongs to other inputs
+        is added to `made`.
         """
         own = task.queries
         o, lse = (
@@ -212,11 +230,10 @@ class Stages:
         if dlse is not None:
             dlse = self._batched(own.of(dlse, axis_of(self.lse, Role.QUERY)))
         arguments = self._arguments(task, q, keys, extras, first)
-        own_dq, dk, dv, *others = self.kernels.gradients(do, dlse, arguments, o, lse)
-        own.put(dq, axis_of(self.attention.q, Role.QUERY), self._unbatched(own_dq))
+        dq, dk, dv, *others = self.kernels.gradients(do, dlse, arguments, o, lse)
         for view, gradient in zip(self.kernels.derived.grads, others, strict=True):
             add_view(view, task.part, task.tables, made.extras[view.tensor], gradient, first)
-        return self._unbatched(dk), self._unbatched(dv)
+        return self._unbatched(dq), self._unbatched(dk), self._unbatched(dv)
 
     def _arguments(self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int) -> Tensors:
         """What the derived function takes."""
@@ -267,6 +284,22 @@ class Stages:
         assert self.ready is not None
         part = self.ready.part
         return x.narrow(axis_of(tensor, Role.KEY), self._run_at, part.hi - part.lo)
+
+    def _sees_own(self) -> bool:
+        """Whether the rank's rows see every block of keys of its own."""
+        return self.moves.keys.sent[self.rank].count == len(self.plan.owned_keys(self.rank))
+
+    def _zeros(self, tensor: Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Memory for a gradient of k or v, zero where nothing is written before something is added."""
+        if self.ready is None and not self._fresh:
+            return torch.zeros(x.shape, dtype=torch.float32, device=self.device)
+        made = torch.empty(x.shape, dtype=torch.float32, device=self.device)
+        if self.ready is None:
+            return made
+        axis, stop = axis_of(tensor, Role.KEY), self._run_at + self.ready.part.hi - self.ready.part.lo
+        made.narrow(axis, 0, self._run_at).zero_()
+        made.narrow(axis, stop, x.shape[axis] - stop).zero_()
+        return made
 
     def _results(self, rows: int, heads: int) -> Pair:
         """Memory for o and lse."""

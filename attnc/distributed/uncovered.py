@@ -19,12 +19,12 @@ def check_covered(attention: Attention) -> None:
 
 def _problems(attention: Attention) -> Iterator[Diagnostic]:
     softmax = attention.softmax
-    if softmax.dropout is not None:
+    if softmax.dropout is not None and attention.q.storage.is_packed:
         yield _problem(
             attention,
-            "dropout is not shared out over ranks yet",
+            "dropout of packed sequences is not shared out over ranks",
             softmax.dropout.span or softmax.span,
-            "its counters are positions of one GPU's rows",
+            "its counters are positions within a sequence",
             "leave dropout out, or share out the heads in the model (tensor parallelism)",
         )
     for tensor in (attention.q, attention.k, attention.v):

@@ -28,6 +28,7 @@ from attnc.plan.ir_backward import GradientBound
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.problem import build
+from attnc.verify.runners import runner_of
 from attnc.verify.strategies import free_dims
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import Verdict, judge, to_float64
@@ -158,7 +159,7 @@ def verify_on_ranks(
     source: str, attention: str, target: str, ranks: int, count: int, variant: str | None = None
 ) -> Found:
     """Runs cases of a variant (the first, if none is named) on as many processes: with NCCL where there are
-    as many GPUs, else gloo and interpreted kernels. Raises what a rank raises.
+    as many GPUs, else gloo and kernels on the CPU. Raises what a rank raises.
     """
     with tempfile.TemporaryDirectory(prefix="attnc-verdicts-") as folder:
         path = Path(folder) / "verdicts.json"
@@ -191,7 +192,7 @@ def _verify_rank(
         row = {"case": json.loads(made.case.to_json()), "strategy": made.strategy, "ok": verdict.ok}
         rows.append({**row, "message": verdict.message, "worst": verdict.worst, "where": verdict.where})
     if rank == 0:
-        place = torch.cuda.get_device_name(0) if gpus else "Triton's interpreter, gloo"
+        place = torch.cuda.get_device_name(0) if gpus else f"{runner_of(target).without_gpu}, gloo"
         Path(path).write_text(json.dumps({"place": place, "cases": rows}), encoding="utf-8")
 
 

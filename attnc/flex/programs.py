@@ -58,7 +58,8 @@ class _Program:
                 self._generalise(numbers)
             spec = write_spec(traced, layout, mods=mods, numbers=self.varying)
             family = compile_family(spec.text, target=layout.target, warn=False)
-            gradients = getattr(family.module.default, "_gradients", None)
+            call = family.module.default.CALL
+            gradients = None if call.backward is None else call.gradients
             found = Kernel(family.function, gradients, spec.captures, spec.numbers, spec.learned)
             self.kernels[self._built_in(numbers)] = found
         return found

@@ -196,10 +196,7 @@ class _Names:
 def _is_free(name: str) -> bool:
     if name in RESERVED or keyword.iskeyword(name) or keyword.issoftkeyword(name):
         return False
-    return not any(
-        target.reserved.clashes_as_size(name) or target.reserved.clashes_as_input(name, "flex")
-        for target in TARGETS.values()
-    )
+    return not any(target.reserved.clashes_as_input(name, "flex") for target in TARGETS.values())
 
 
 def _title(mods: Sequence[Callable[..., Any] | None]) -> str:

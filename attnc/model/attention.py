@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Dim, Expr
 from attnc.model.products import group_size
-from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.source import Source, Span
 
-if TYPE_CHECKING:
-    from attnc.model.dataflow import Dataflow
-    from attnc.model.projection import Projection
+ParamValue: TypeAlias = DType | bool | int | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +21,7 @@ class Param:
     """
 
     name: str
-    choices: tuple[DType | bool | int | float, ...]
+    choices: tuple[ParamValue, ...]
     is_default: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
@@ -35,12 +31,13 @@ class Softmax:
     """`normalize = softmax(...)`.
 
     sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64
-    `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`.
+    `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`; first_head: added to h there.
     """
 
     sink: Expr | None = None
     dropout: Expr | None = None
     seed: Expr | None = None
+    first_head: Expr | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
@@ -89,6 +86,7 @@ class Attention:
                 sink=softmax.sink and expr(softmax.sink),
                 dropout=softmax.dropout and expr(softmax.dropout),
                 seed=softmax.seed and expr(softmax.seed),
+                first_head=softmax.first_head and expr(softmax.first_head),
             ),
         )
 
@@ -145,34 +143,6 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """A resolved spec file. `dataflows`: the schedules of its projections; `warnings`: what `resolve` found
-    that is not an error, in source order.
-    """
-
-    source: Source
-    attentions: tuple[Attention, ...]
-    schedules: tuple[Schedule, ...]
-    projections: tuple[Projection, ...] = ()
-    dataflows: tuple[Dataflow, ...] = ()
-    warnings: tuple[Diagnostic, ...] = field(default=(), compare=False, repr=False)
-
-    def attention(self, name: str) -> Attention:
-        """The attention block of this name; KeyError if there is none."""
-        for attention in self.attentions:
-            if attention.name == name:
-                return attention
-        raise KeyError(name)
-
-    def projection(self, name: str) -> Projection:
-        """The projection block of this name; KeyError if there is none."""
-        for projection in self.projections:
-            if projection.name == name:
-                return projection
-        raise KeyError(name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """An attention at one point of its params: no Param node and no dtype name is left in it.
 
@@ -181,5 +151,5 @@ class Variant:
 
     source: Source
     attention: Attention
-    params: Mapping[str, DType | bool | int | float]
+    params: Mapping[str, ParamValue]
     name: str

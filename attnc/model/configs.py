@@ -1,10 +1,13 @@
-"""Schedule x Variant -> Configs: the points of its knobs and `config` lines that its conditions admit."""
+"""Schedule x Variant -> Configs: the points of its knobs and `config` lines that its conditions admit. A
+projection has a config for each point of each of its implementations.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
 from math import prod
+from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, Label, error
 from attnc.effort import spend
@@ -12,19 +15,21 @@ from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
 from attnc.model.conditions import holds
 from attnc.model.knobs import keys_of
+from attnc.model.projection import IMPLS, KERNELS, Impl, ProjectionVariant
 from attnc.model.schedule import Config, Knob, Phase, Schedule, Value, listed_of, whole_of
 
 MAX_CONFIGS = 4096
+AnyVariant: TypeAlias = Variant | ProjectionVariant
 
 
-def schedule_of(schedule: Schedule, variant: Variant) -> Schedule:
+def schedule_of(schedule: Schedule, variant: AnyVariant) -> Schedule:
     """The schedule of one variant: what `when` blocks say of it put in, the blocks themselves gone.
 
     Raises DiagnosticError where two blocks that hold for the variant set the same key.
     """
     if not schedule.whens:
         return schedule
-    values = dict(variant.params) | _head_dims(variant)
+    values = dict(variant.params) | _sizes(variant)
     knobs, where, listed = dict(schedule.knobs), dict(schedule.where), dict(schedule.listed)
     for phase, whens in schedule.whens.items():
         chosen = [when for when in whens if holds(when.condition, values)]
@@ -41,7 +46,7 @@ def schedule_of(schedule: Schedule, variant: Variant) -> Schedule:
     return replace(schedule, knobs=knobs, where=where, listed=listed, whens={})
 
 
-def _set_twice(first: Knob, second: Knob, variant: Variant) -> DiagnosticError:
+def _set_twice(first: Knob, second: Knob, variant: AnyVariant) -> DiagnosticError:
     assert first.span is not None, "a schedule comes from a file"
     assert second.span is not None, "a schedule comes from a file"
     message = f"'{first.key}' is set twice for variant '{variant.name}'"
@@ -52,7 +57,7 @@ def _set_twice(first: Knob, second: Knob, variant: Variant) -> DiagnosticError:
     )
 
 
-def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config, ...]:
+def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Config, ...]:
     """Every config of a phase, the default first: a value for each key of the phase, absent keys at their
     defaults.
 
@@ -65,10 +70,10 @@ def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config,
     names = {
         key: of
         for part in phases
-        for key, of in keys_of(part, variant.attention.grads).items()
+        for key, of in keys_of(part, _grads(variant)).items()
         if of.target in ("", schedule.target)
     }
-    dims = _head_dims(variant)
+    dims = _sizes(variant)
     defaults: dict[str, tuple[Value, ...]] = {
         name: (dims["D"] if name == "tile.d" else key.default,) for name, key in names.items()
     }
@@ -111,7 +116,34 @@ def configs(schedule: Schedule, phase: Phase, variant: Variant) -> tuple[Config,
     return kept
 
 
-def _head_dims(variant: Variant) -> dict[str, Value]:
+def projection_configs(schedule: Schedule, variant: ProjectionVariant) -> tuple[Config, ...]:
+    """The configs of each implementation, in the order of IMPLS, the default of each first. Its name is the
+    value of `impl`; `conventional` has no other keys.
+    """
+    chosen = schedule_of(schedule, variant)
+    made: list[Config] = []
+    for impl in impls_of(chosen):
+        only = {"impl": Knob(key="impl", choices=(impl,))}
+        alone = replace(chosen, knobs={**chosen.knobs, "projection": only})
+        made += configs(alone, impl, variant) if impl in KERNELS else [Config(values={"impl": impl})]
+    return tuple(made)
+
+
+def impls_of(schedule: Schedule) -> tuple[Impl, ...]:
+    """The implementations that a schedule has, all if it does not say."""
+    knob = schedule.knobs.get("projection", {}).get("impl")
+    return IMPLS if knob is None else tuple(impl for impl in IMPLS if impl in knob.choices)
+
+
+def _grads(variant: AnyVariant) -> tuple[str, ...]:
+    return variant.attention.grads if isinstance(variant, Variant) else ()
+
+
+def _sizes(variant: AnyVariant) -> dict[str, Value]:
+    """The sizes that conditions may speak of: head dimensions, or N and K where the spec fixes them."""
+    if not isinstance(variant, Variant):
+        known = {name: variant.projection.size(name) for name in ("N", "K")}
+        return {name: size for name, size in known.items() if size is not None}
     dims: dict[str, Value] = {}
     for name, tensor in (("D", variant.attention.q), ("Dv", variant.attention.v)):
         size = tensor.shape[-1]

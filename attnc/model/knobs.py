@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from attnc.model.schedule import PHASES, Choice, Phase, Value
+from attnc.model.projection import IMPLS
+from attnc.model.schedule import PHASES, PROJECTION_PHASES, Choice, Phase, Value
 from attnc.syntax import ast
 
 Kind: TypeAlias = Literal["number", "bool", "word", "list", "any"]
@@ -58,6 +59,16 @@ def _tile(tree: ast.Expr) -> Value | None:
 
 def _among(*sizes: int) -> Callable[[ast.Expr], Value | None]:
     return lambda tree: size if (size := _integer(tree)) in sizes else None
+
+
+def _power(low: int, high: int) -> Callable[[ast.Expr], Value | None]:
+    """A power of two within these limits."""
+
+    def read(tree: ast.Expr) -> Value | None:
+        size = _integer(tree)
+        return size if size is not None and low <= size <= high and size & (size - 1) == 0 else None
+
+    return read
 
 
 def _word(*words: str) -> Callable[[ast.Expr], Value | None]:
@@ -271,9 +282,40 @@ ACCUMULATE_DQ = replace(
     words=("two_pass", "atomic", "sequential"),
 )
 
+_KERNELS: tuple[Phase, ...] = ("gemv", "flat")
+#: The keys of a projection's schedule.
+PROJECTION_KEYS: Mapping[str, Key] = {
+    "impl": Key(
+        read=_word(*IMPLS), allowed=", ".join(IMPLS), default=IMPLS[0], words=IMPLS, phases=("projection",)
+    ),
+    "tile.n": Key(
+        read=_power(1, 256),
+        allowed="a power of two, at most 256",
+        default=64,
+        kind="number",
+        phases=_KERNELS,
+    ),
+    "tile.k": Key(
+        read=_power(16, 4096),
+        allowed="a power of two from 16 to 4096",
+        default=128,
+        kind="number",
+        phases=_KERNELS,
+    ),
+    "warps": Key(read=_power(1, 16), allowed="1, 2, 4, 8 or 16", default=4, kind="number", phases=_KERNELS),
+    "stages": Key(read=_among(*range(1, 9)), allowed="1 to 8", default=4, kind="number", phases=_KERNELS),
+    "split.k": Key(read=_among(*range(1, 65)), allowed="1 to 64", default=1, kind="number", phases=_KERNELS),
+}
+#: What keys are where `gemv` says nothing, and is not as `flat`.
+_GEMV: Mapping[str, Value] = {"tile.n": 4, "tile.k": 512, "stages": 2}
 
-def keys_of(phase: Phase, grads: tuple[str, ...]) -> dict[str, Key]:
+
+def keys_of(phase: Phase, grads: tuple[str, ...] = ()) -> dict[str, Key]:
     """The keys that a phase has, for an attention with gradients of these inputs, in a fixed order."""
+    if phase in PROJECTION_PHASES:
+        keys = {name: key for name, key in PROJECTION_KEYS.items() if phase in key.phases}
+        own = _GEMV if phase == "gemv" else {}
+        return {name: replace(key, default=own.get(name, key.default)) for name, key in keys.items()}
     keys = {name: key for name, key in KEYS.items() if phase in key.phases}
     if phase == "backward":
         keys["loops"] = replace(keys["loops"], default=("kv", "q"))

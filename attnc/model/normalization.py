@@ -11,7 +11,7 @@ from attnc.model.scope import Scope
 from attnc.model.tensors import DType, Tensor
 from attnc.syntax import ast
 
-ARGUMENTS = ("sink", "dropout", "seed")
+ARGUMENTS = ("sink", "dropout", "seed", "first_head")
 
 
 def resolve_softmax(
@@ -30,6 +30,17 @@ def resolve_softmax(
     sink = _sink(arguments["sink"], elaborator, scope, report) if "sink" in arguments else None
     dropout = _dropout(arguments["dropout"], elaborator, report) if "dropout" in arguments else None
     seed = _seed(arguments["seed"], elaborator, scope, report) if "seed" in arguments else None
+    first_head = None
+    if "first_head" in arguments:
+        first_head = _first_head(arguments["first_head"], elaborator, report)
+        if "dropout" not in arguments:
+            report.error(
+                "E0317",
+                "softmax has 'first_head' without 'dropout'",
+                arguments["first_head"].span,
+                "says which heads dropout is drawn for",
+                hints=("remove it",),
+            )
     if ("dropout" in arguments) != ("seed" in arguments):
         given, missing = ("dropout", "seed") if "dropout" in arguments else ("seed", "dropout")
         report.error(
@@ -41,7 +52,9 @@ def resolve_softmax(
                 "declare 'input p: f32[]' and 'input seed: i64[]', write 'softmax(dropout = p, seed = seed)'",
             ),
         )
-    return None if report.errors > before else Softmax(sink=sink, dropout=dropout, seed=seed, span=tree.span)
+    if report.errors > before:
+        return None
+    return Softmax(sink=sink, dropout=dropout, seed=seed, first_head=first_head, span=tree.span)
 
 
 def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
@@ -113,3 +126,16 @@ def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
     if seed is not None:
         report.error("E0317", "the dropout seed is not a scalar input", tree.span, "must be an input 'i64[]'")
     return None
+
+
+def _first_head(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
+    """How many heads of the whole come before those of a call: one number for the launch."""
+    first = elaborator.typed(tree, "int", "the first head")
+    if first is None:
+        return None
+    if uses(first) or any(isinstance(node, Dot) for node in walk(first)):
+        report.error(
+            "E0317", "the first head varies", tree.span, "must be one number: a scalar input 'i32[]'"
+        )
+        return None
+    return first

@@ -10,18 +10,19 @@ projection, so that its three implementations (FlashDecoding++, arXiv 2311.01282
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import product
-from math import prod
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-from attnc.diagnostics import DiagnosticError, error
 from attnc.expr.nodes import Const, Expr
-from attnc.expr.nodes import Param as ParamNode
-from attnc.model.attention import Param, Program
+from attnc.model.attention import Param, ParamValue
 from attnc.model.tensors import DType, Tensor
-from attnc.model.variants import MAX_VARIANTS, ParamValue, variant_name
 from attnc.source import Source, Span
 
+Impl: TypeAlias = Literal["gemv", "flat", "conventional"]
+#: The implementations, in the order in which they are best as M grows.
+IMPLS: tuple[Impl, ...] = ("gemv", "flat", "conventional")
+#: Those with kernels of their own, and hence with keys in a schedule.
+KERNELS: tuple[Literal["gemv", "flat"], ...] = ("gemv", "flat")
 #: The tensors of a projection, and the sizes of their axes.
 SHAPES: Mapping[str, tuple[str, ...]] = {"x": ("M", "K"), "w": ("N", "K"), "bias": ("N",), "y": ("M", "N")}
 
@@ -64,34 +65,3 @@ class ProjectionVariant:
     projection: Projection
     params: Mapping[str, ParamValue]
     name: str
-
-
-def projection_variants(program: Program, projection: Projection) -> tuple[ProjectionVariant, ...]:
-    """All variants, the default first. Raises DiagnosticError (E0508) when there are too many."""
-    if prod(len(param.choices) for param in projection.params) > MAX_VARIANTS:
-        place = projection.span or program.source.span(0, 0)
-        message = f"projection '{projection.name}' has more than {MAX_VARIANTS} variants"
-        raise DiagnosticError([error("E0508", message, place, "each is a module of its own")])
-    made = []
-    for point in product(*(param.choices for param in projection.params)):
-        params = {param.name: value for param, value in zip(projection.params, point, strict=True)}
-        fixed = _fix(projection, params)
-        name = variant_name(params)
-        made.append(ProjectionVariant(source=program.source, projection=fixed, params=params, name=name))
-    return tuple(made)
-
-
-def _fix(projection: Projection, params: Mapping[str, ParamValue]) -> Projection:
-    def fix(size: Expr) -> Expr:
-        return Const(int(str(params[size.name]))) if isinstance(size, ParamNode) else size
-
-    def fix_tensor(tensor: Tensor) -> Tensor:
-        dtype = tensor.dtype if isinstance(tensor.dtype, DType) else DType(str(params[tensor.dtype]))
-        return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)))
-
-    return replace(
-        projection,
-        params=(),
-        tensors={name: fix_tensor(tensor) for name, tensor in projection.tensors.items()},
-        sizes={name: fix(size) for name, size in projection.sizes.items()},
-    )

@@ -15,8 +15,7 @@ from typing import TypeVar
 from attnc.diagnostics import Label, did_you_mean
 from attnc.effort import limited
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
-from attnc.model.attention import Attention, Param, Program, Softmax
-from attnc.model.dataflow import Dataflow, resolve_dataflow
+from attnc.model.attention import Attention, Param, Softmax
 from attnc.model.declarations import Declarations
 from attnc.model.definitions import Definition, collect
 from attnc.model.elaborate import Elaborator
@@ -24,11 +23,13 @@ from attnc.model.expansion import charged
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.params import raw_dims, resolve_param
+from attnc.model.program import Program
 from attnc.model.projection import Projection
 from attnc.model.report import Report
 from attnc.model.resolve_projection import resolve_projection
 from attnc.model.rules import ATTENTION_RULES, SCHEDULE_RULES
-from attnc.model.schedules import resolve_schedule
+from attnc.model.schedule import Schedule
+from attnc.model.schedules import resolve_projection_schedule, resolve_schedule
 from attnc.model.scope import WRONG, Scope
 from attnc.model.sizes import Sizes
 from attnc.model.storage import Storages
@@ -63,14 +64,14 @@ def _resolved(file: ast.File, prelude: ast.File) -> Program:
                 trees[item.name.id] = item
             if fresh and attention is not None:
                 attentions[item.name.id] = attention
-    projections, dataflows = _projections(file, taken, report)
-    layers = {item.name.id for item in file.items if isinstance(item, ast.Projection)}
+    layers = {item.name.id: item for item in file.items if isinstance(item, ast.Projection)}
+    projections, projection_schedules = _projections(file, layers, taken, report)
     schedules = [
         schedule
         for item in file.items
         if isinstance(item, ast.Schedule)
         and item.attention.id not in layers
-        and (schedule := resolve_schedule(item, trees, attentions, report)) is not None
+        and (schedule := resolve_schedule(item, trees, report)) is not None
     ]
     for name, attention in attentions.items():
         with charged(f"'{name}'", trees[name].name.span):
@@ -84,32 +85,30 @@ def _resolved(file: ast.File, prelude: ast.File) -> Program:
         attentions=tuple(attentions.values()),
         schedules=tuple(schedules),
         projections=projections,
-        dataflows=dataflows,
+        projection_schedules=projection_schedules,
         warnings=report.in_source_order(),
     )
 
 
 def _projections(
-    file: ast.File, taken: Taken, report: Report
-) -> tuple[tuple[Projection, ...], tuple[Dataflow, ...]]:
+    file: ast.File, trees: Mapping[str, ast.Projection], taken: Taken, report: Report
+) -> tuple[tuple[Projection, ...], tuple[Schedule, ...]]:
     """The projections and their schedules, those without mistakes."""
-    names: set[str] = set()
     made: dict[str, Projection] = {}
     for item in file.items:
         if isinstance(item, ast.Projection):
             fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
-            names.add(item.name.id)
             projection = resolve_projection(item, report)
             if fresh and projection is not None:
                 made[item.name.id] = projection
-    dataflows: dict[str, Dataflow] = {}
+    schedules: dict[str, Schedule] = {}
     for item in file.items:
-        if isinstance(item, ast.Schedule) and item.attention.id in names:
-            dataflow = resolve_dataflow(item, report)
-            if dataflow is not None and dataflows.setdefault(dataflow.projection, dataflow) is not dataflow:
-                message = f"second schedule of '{dataflow.projection}' for {dataflow.target}"
+        if isinstance(item, ast.Schedule) and (block := trees.get(item.attention.id)) is not None:
+            schedule = resolve_projection_schedule(item, block, made.get(block.name.id), report)
+            if schedule is not None and schedules.setdefault(schedule.name, schedule) is not schedule:
+                message = f"second schedule of '{schedule.name}' for {schedule.target}"
                 report.error("E0408", message, item.span, "this one")
-    return tuple(made.values()), tuple(dataflows.values())
+    return tuple(made.values()), tuple(schedules.values())
 
 
 @dataclass(slots=True, init=False)

@@ -142,16 +142,16 @@ def check_one_schedule_each(
     """An attention has one schedule for a target, or several with labels of their own."""
     known: dict[tuple[str, str], list[Schedule]] = {}
     for schedule in schedules:
-        others = known.setdefault((schedule.attention, schedule.target), [])
+        others = known.setdefault((schedule.name, schedule.target), [])
         clash = next((other for other in others if other.label in ("", schedule.label)), None)
         if clash is None and others and not schedule.label:
             clash = others[0]
         if clash is not None and schedule.span and clash.span:
             called = f" called '{schedule.label}'" if schedule.label == clash.label != "" else ""
-            example = f"schedule {schedule.attention} for {schedule.target} as prefill"
+            example = f"schedule {schedule.name} for {schedule.target} as prefill"
             report.error(
                 "E0408",
-                f"second schedule of '{schedule.attention}' for {schedule.target}{called}",
+                f"second schedule of '{schedule.name}' for {schedule.target}{called}",
                 schedule.span,
                 "this one",
                 related=(Label(clash.span, "the first"),),
@@ -165,7 +165,7 @@ def check_backward_has_grads(
 ) -> None:
     """A backward phase without gradients schedules nothing."""
     for schedule in schedules:
-        attention = attentions.get(schedule.attention)
+        attention = attentions.get(schedule.name)
         said = {*schedule.knobs, *schedule.listed, *schedule.whens}
         scheduled = said & {"backward", *PARTS["backward"]}
         if attention and not attention.grads and scheduled and schedule.span:

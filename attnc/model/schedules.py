@@ -1,19 +1,33 @@
 """`schedule NAME for TARGET { ... }`: keys and values checked, sets of choices kept in the order in which
 they were written.
+
+Attentions and projections have other phases and keys (`_Form`); blocks, settings, conditions, `when` and
+`config` lines are read alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from attnc.diagnostics import Label, did_you_mean
-from attnc.model.attention import Attention
+from attnc.expr.nodes import Dim
 from attnc.model.conditions import check_condition
 from attnc.model.definitions import mentioned
-from attnc.model.knobs import ACCUMULATE_DQ, KEYS, Key, Kind, keys_of
+from attnc.model.knobs import ACCUMULATE_DQ, KEYS, PROJECTION_KEYS, Key, Kind, keys_of
+from attnc.model.projection import Projection
 from attnc.model.report import Report
-from attnc.model.schedule import PARTS, PHASES, Knob, Phase, Schedule, Value, When, whole_of
+from attnc.model.schedule import (
+    PARTS,
+    PHASES,
+    PROJECTION_PHASES,
+    Knob,
+    Phase,
+    Schedule,
+    Value,
+    When,
+    whole_of,
+)
 from attnc.model.tensors import DType
 from attnc.syntax import ast
 
@@ -27,19 +41,80 @@ _ELSEWHERE: Mapping[str, str] = {
     "BLOCK_M": "tile.q", "BLOCK_N": "tile.kv", "num_warps": "warps", "num_stages": "stages",
     "num_splits": "split.kv",
 }  # fmt: skip
-#: Phases that stand in the schedule itself.
-_TOP = tuple(phase for phase in PHASES if whole_of(phase) is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What a schedule of one block consists of.
+
+    phases: the first has what stands outside of blocks; blocks: phases that stand in the schedule itself;
+    without: what is no such block, and why. keys: of a phase, by name; listed: all of them, for messages;
+    names: what a `when` may speak of, and sizes: those of them that are no params, for messages; grads:
+    gradients that `accumulate` may name, None where nothing is known of them.
+    """
+
+    phases: tuple[Phase, ...]
+    blocks: tuple[Phase, ...]
+    without: Mapping[str, str] = field(default_factory=dict)
+    keys: Callable[[Phase], Mapping[str, Key]]
+    listed: tuple[str, ...]
+    names: Mapping[str, Kind]
+    sizes: str
+    grads: tuple[str, ...] | None = None
+
+
+def _form_of_attention(tree: ast.Attention | None) -> _Form:
+    """tree: None when the attention does not exist, so that nothing is known of its params."""
+    items = tree.items if tree else ()
+    grads = tuple(name.id for item in items if isinstance(item, ast.Grad) for name in item.names)
+    every = (*KEYS.values(), ACCUMULATE_DQ)
+    names = _words(every) | _params(items) | {"D": "number", "Dv": "number"}
+    return _Form(
+        phases=PHASES,
+        blocks=tuple(phase for phase in PHASES if whole_of(phase) is None),
+        keys=lambda phase: keys_of(phase, grads),
+        listed=(*KEYS, "accumulate.<gradient>"),
+        names=names,
+        sizes="D and Dv",
+        grads=None if tree is None else grads,
+    )
+
+
+def _form_of_projection(tree: ast.Projection, projection: Projection | None) -> _Form:
+    """projection: None if it has mistakes."""
+    every = tuple(PROJECTION_KEYS.values())
+    sizes: dict[str, Kind] = {
+        name: "number"
+        for name in ("N", "K")
+        if projection is None or not isinstance(projection.sizes.get(name), Dim)
+    }
+    return _Form(
+        phases=PROJECTION_PHASES,
+        blocks=PARTS["projection"],
+        without={"conventional": "it is one of torch's, without keys"},
+        keys=keys_of,
+        listed=tuple(PROJECTION_KEYS),
+        names=_words(every) | _params(tree.items) | sizes,
+        sizes="N and K",
+    )
+
+
+def _words(keys: tuple[Key, ...]) -> dict[str, Kind]:
+    """What values of keys and element types are called; a param of the same name stands before them."""
+    names: dict[str, Kind] = {word: "word" for key in keys for word in key.words}
+    return names | {dtype.value: "word" for dtype in DType}
+
+
+def _params(items: tuple[ast.AttentionItem, ...] | tuple[ast.ProjectionItem, ...]) -> dict[str, Kind]:
+    return {item.name.id: _param_kind(item.choices[0]) for item in items if isinstance(item, ast.Param)}
 
 
 def resolve_schedule(
     tree: ast.Schedule,
     trees: Mapping[str, ast.Attention],
-    attentions: Mapping[str, Attention],
     report: Report,
 ) -> Schedule | None:
-    """The schedule, or None after reporting what is wrong. `attentions` lacks those of `trees` that have
-    mistakes.
-    """
+    """The schedule of an attention, or None after reporting what is wrong."""
     before = report.errors
     if tree.target.id not in TARGETS:
         report.error(
@@ -60,12 +135,40 @@ def resolve_schedule(
             label,
             hints=did_you_mean(name, trees),
         )
-    block = _Block(trees.get(name), attentions.get(name), report)
-    block.entries(tree.entries, "forward", inside=False)
+    return _schedule(tree, _form_of_attention(trees.get(name)), report, before)
+
+
+def resolve_projection_schedule(
+    tree: ast.Schedule, block: ast.Projection, projection: Projection | None, report: Report
+) -> Schedule | None:
+    """The schedule of a projection, or None after reporting what is wrong.
+
+    Which implementation is fastest depends on M and the device (FlashDecoding++, section 5: "heuristic
+    dataflow"); `attnc tune` measures it, and the generated module looks it up.
+    """
+    before = report.errors
+    if tree.target.id != "triton":
+        report.error(
+            "E0602",
+            f"projections are not compiled for '{tree.target.id}'",
+            tree.target.span,
+            "only for triton",
+            hints=(f"write 'schedule {tree.attention.id} for triton'",),
+        )
+    if tree.label is not None:
+        label = "implementations are alternatives already"
+        report.error("E0408", "a projection has one schedule, without a label", tree.label.span, label)
+    return _schedule(tree, _form_of_projection(block, projection), report, before)
+
+
+def _schedule(tree: ast.Schedule, form: _Form, report: Report, before: int) -> Schedule | None:
+    """before: errors that were reported before the schedule was read."""
+    block = _Block(form, report)
+    block.entries(tree.entries, form.phases[0], form.blocks)
     if report.errors > before:
         return None
     return Schedule(
-        attention=name,
+        name=tree.attention.id,
         target=tree.target.id,
         knobs={phase: part.knobs for phase, part in block.parts.items() if part.knobs},
         where={phase: tuple(part.where) for phase, part in block.parts.items() if part.where},
@@ -87,25 +190,31 @@ class _Part:
 
 @dataclass(slots=True)
 class _Block:
-    """The entries of one schedule, collected by phase. `tree` is None when the attention does not exist."""
+    """The entries of one schedule, collected by phase."""
 
-    tree: ast.Attention | None
-    attention: Attention | None
+    form: _Form
     report: Report
-    parts: dict[Phase, _Part] = field(default_factory=lambda: {phase: _Part() for phase in PHASES})
-    whens: dict[Phase, list[When]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    parts: dict[Phase, _Part] = field(init=False)
+    whens: dict[Phase, list[When]] = field(init=False)
 
-    def entries(self, entries: tuple[ast.ScheduleEntry, ...], phase: Phase, *, inside: bool) -> None:
+    def __post_init__(self) -> None:
+        self.parts = {phase: _Part() for phase in self.form.phases}
+        self.whens = {phase: [] for phase in self.form.phases}
+
+    def entries(
+        self, entries: tuple[ast.ScheduleEntry, ...], phase: Phase, allowed: tuple[Phase, ...]
+    ) -> None:
+        """allowed: the phases that blocks may be of here."""
         for entry in entries:
             match entry:
                 case ast.Phase(name=name):
-                    allowed = PARTS.get(phase, ()) if inside else _TOP
                     inner = next((known for known in allowed if known == name.id), None)
                     if inner is not None:
-                        self.entries(entry.entries, inner, inside=True)
+                        self.entries(entry.entries, inner, PARTS.get(inner, ()))
                         continue
                     label = f"the phases are {', '.join(allowed)}" if allowed else "it holds no phases"
-                    hints = did_you_mean(name.id, allowed) or _where(name.id)
+                    label = self.form.without.get(name.id, label)
+                    hints = did_you_mean(name.id, allowed) or self._where(name.id)
                     self.report.error(
                         "E0406", f"'{name.id}' is not a phase here", name.span, label, hints=hints
                     )
@@ -128,14 +237,14 @@ class _Block:
                 part.listed.append(line)
 
     def _when(self, tree: ast.When, phase: Phase) -> None:
-        names = self._variant_names()
-        keys = [name for name in mentioned(tree.condition) if name.id not in names and name.id in KEYS]
+        names, every = self.form.names, self._everywhere()
+        keys = [name for name in mentioned(tree.condition) if name.id not in names and name.id in every]
         for key in keys:
             self.report.error(
                 "E0407",
                 f"'{key.id}' is a key, and differs from config to config",
                 key.span,
-                "'when' picks variants, by params, D and Dv",
+                f"'when' picks variants, by params, {self.form.sizes}",
                 hints=("write 'where' to prune configs",),
             )
         part = _Part()
@@ -162,10 +271,6 @@ class _Block:
                     listed=tuple(part.listed),
                 )
             )
-
-    def _grads(self) -> tuple[str, ...]:
-        items = self.tree.items if self.tree else ()
-        return tuple(name.id for item in items if isinstance(item, ast.Grad) for name in item.names)
 
     def _setting(self, tree: ast.Setting, phase: Phase, knobs: dict[str, Knob]) -> None:
         """Reads a setting into `knobs`."""
@@ -201,23 +306,22 @@ class _Block:
         )
 
     def _key(self, name: ast.Name, phase: Phase) -> Key | None:
-        keys = keys_of(phase, self._grads())
+        keys, everywhere, grads = self.form.keys(phase), self._everywhere(), self.form.grads
         if name.id in keys:
             return keys[name.id]
-        everywhere = {key: p for p in reversed(PHASES) for key in keys_of(p, self._grads())}
         if name.id in everywhere:
             self.report.error(
                 "E0404",
-                f"'{name.id}' does not belong to the {phase} phase",
+                f"'{name.id}' does not belong to {_called(phase)}",
                 name.span,
-                f"a key of the {everywhere[name.id]} phase",
+                f"a key of {_called(everywhere[name.id])}",
                 hints=(f"write it inside '{_spelled(everywhere[name.id])}'",),
             )
-        elif name.id.startswith("accumulate."):
-            if self.tree is not None:
-                gradients = ", ".join(f"accumulate.d{grad}" for grad in self._grads())
+        elif name.id.startswith("accumulate.") and self.form.phases is PHASES:
+            if grads is not None:
+                gradients = ", ".join(f"accumulate.d{grad}" for grad in grads)
                 label = f"the gradients are {gradients}" if gradients else "the attention has no 'grad'"
-                hints = did_you_mean(name.id, keys_of("backward", self._grads()))
+                hints = did_you_mean(name.id, self.form.keys("backward"))
                 self.report.error("E0410", f"'{name.id}' is not a gradient", name.span, label, hints=hints)
         else:
             known = _ELSEWHERE.get(name.id)
@@ -226,38 +330,38 @@ class _Block:
                 f"unknown key '{name.id}'",
                 name.span,
                 "not a key of a schedule",
-                notes=(f"the keys are {', '.join((*KEYS, 'accumulate.<gradient>'))}",),
+                notes=(f"the keys are {', '.join(self.form.listed)}",),
                 hints=(f"write '{known}'",) if known else did_you_mean(name.id, everywhere),
             )
         return None
 
+    def _everywhere(self) -> dict[str, Phase]:
+        """Every key, and the first phase that has it."""
+        return {key: phase for phase in reversed(self.form.phases) for key in self.form.keys(phase)}
+
     def _condition_names(self, phase: Phase) -> Mapping[str, Kind]:
         """What a `where` may speak of."""
-        keys = keys_of(phase, self._grads())
+        keys = self.form.keys(phase)
         if (whole := whole_of(phase)) is not None:
-            keys = keys_of(whole, self._grads()) | keys
-        return {**self._variant_names(), **{name: key.kind for name, key in keys.items()}}
+            keys = {**self.form.keys(whole), **keys}
+        return {**self.form.names, **{name: key.kind for name, key in keys.items()}}
 
-    def _variant_names(self) -> Mapping[str, Kind]:
-        """What a `when` may speak of: words first, so that a param of the same name wins."""
-        every = (*KEYS.values(), ACCUMULATE_DQ)
-        names: dict[str, Kind] = {word: "word" for key in every for word in key.words}
-        names |= {dtype.value: "word" for dtype in DType}
-        for item in self.tree.items if self.tree else ():
-            if isinstance(item, ast.Param):
-                names[item.name.id] = _param_kind(item.choices[0])
-        return names | {"D": "number", "Dv": "number"}
+    def _where(self, name: str) -> tuple[str, ...]:
+        """Where a phase of this name could stand."""
+        phases = self.form.phases[1:] if whole_of(self.form.phases[1]) else self.form.phases
+        return tuple(f"'{_spelled(phase)}' is one" for phase in phases if phase == name)
+
+
+def _called(phase: Phase) -> str:
+    """What a message calls the place of a key."""
+    return "the schedule itself" if phase == "projection" else f"the {phase} phase"
 
 
 def _spelled(phase: Phase) -> str:
     """How a block of the phase is written: `backward { dq { ... } }`."""
     whole = whole_of(phase)
-    return f"{phase} {{ ... }}" if whole is None else f"{whole} {{ {phase} {{ ... }} }}"
-
-
-def _where(name: str) -> tuple[str, ...]:
-    """Where a phase of this name could stand."""
-    return tuple(f"'{_spelled(phase)}' is one" for phase in PHASES if phase == name)
+    inside = f"{phase} {{ ... }}"
+    return inside if whole in (None, "projection") else f"{whole} {{ {inside} }}"
 
 
 def _param_kind(choice: ast.Expr) -> Kind:

@@ -1,5 +1,5 @@
-"""Attention -> Variants: one for each point of the params, with every size, constant and element type filled
-in.
+"""Attention or projection -> Variants: one for each point of the params, with every size, constant and type
+filled in.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from math import inf, prod
-from typing import TypeAlias
 
 from attnc.diagnostics import DiagnosticError, Label, error
 from attnc.expr.arithmetic import number
@@ -16,8 +15,10 @@ from attnc.expr.derive import derive
 from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, children, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import substitute
-from attnc.model.attention import Attention, Program, Variant
+from attnc.model.attention import Attention, ParamValue, Variant
 from attnc.model.products import is_static
+from attnc.model.program import Program
+from attnc.model.projection import Projection, ProjectionVariant
 from attnc.model.report import Report
 from attnc.model.tensors import DType, Paged, Tensor
 from attnc.source import Span
@@ -27,8 +28,6 @@ MAX_VARIANTS = 256
 #: multiplied by log2(e).
 MAX_FLOAT, MAX_FACTOR = 2.0**128 - 2.0**104, 2.0**127
 
-ParamValue: TypeAlias = DType | bool | int | float
-
 
 def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
     """All variants, in the order of the params' choices, the default first.
@@ -36,7 +35,7 @@ def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
     Raises DiagnosticError when there are more than MAX_VARIANTS (counted, not expanded), and for sizes and
     divisors that turn out to be zero or negative.
     """
-    _check_count(program, attention)
+    _check_count("attention", attention, program)
     report = Report()
     made = []
     for point in product(*(param.choices for param in attention.params)):
@@ -51,19 +50,30 @@ def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
     return tuple(made)
 
 
-def _check_count(program: Program, attention: Attention) -> None:
-    count = prod(len(param.choices) for param in attention.params)
+def projection_variants(program: Program, projection: Projection) -> tuple[ProjectionVariant, ...]:
+    """The same of a projection."""
+    _check_count("projection", projection, program)
+    made = []
+    for point in product(*(param.choices for param in projection.params)):
+        params = {param.name: value for param, value in zip(projection.params, point, strict=True)}
+        fixed, name = _fix_projection(projection, params), variant_name(params)
+        made.append(ProjectionVariant(source=program.source, projection=fixed, params=params, name=name))
+    return tuple(made)
+
+
+def _check_count(kind: str, block: Attention | Projection, program: Program) -> None:
+    count = prod(len(param.choices) for param in block.params)
     if count > MAX_VARIANTS:
         shown = str(count) if count < 10**9 else "more than 10^9"  # huge integers cannot be printed
-        sizes = " x ".join(f"{len(param.choices)} {param.name}" for param in attention.params[:8])
+        sizes = " x ".join(f"{len(param.choices)} {param.name}" for param in block.params[:8])
         raise DiagnosticError(
             [
                 error(
                     "E0508",
-                    f"attention '{attention.name}' has {shown} variants; the limit is {MAX_VARIANTS}",
-                    attention.span or program.source.span(0, 0),
+                    f"{kind} '{block.name}' has {shown} variants; the limit is {MAX_VARIANTS}",
+                    block.span or program.source.span(0, 0),
                     "each is a kernel of its own",
-                    notes=(sizes + " x ..." * (len(attention.params) > 8),),
+                    notes=(sizes + " x ..." * (len(block.params) > 8),),
                 )
             ]
         )
@@ -111,6 +121,22 @@ def _fix(attention: Attention, params: Mapping[str, ParamValue]) -> Attention:
         return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)), storage=storage)
 
     return replace(attention.rewritten(fix, fix_tensor), params=())
+
+
+def _fix_projection(projection: Projection, params: Mapping[str, ParamValue]) -> Projection:
+    def fix(size: Expr) -> Expr:
+        return Const(int(str(params[size.name]))) if isinstance(size, ParamNode) else size
+
+    def fix_tensor(tensor: Tensor) -> Tensor:
+        dtype = tensor.dtype if isinstance(tensor.dtype, DType) else DType(str(params[tensor.dtype]))
+        return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)))
+
+    return replace(
+        projection,
+        params=(),
+        tensors={name: fix_tensor(tensor) for name, tensor in projection.tensors.items()},
+        sizes={name: fix(size) for name, size in projection.sizes.items()},
+    )
 
 
 def _check(variant: Variant, report: Report) -> None:
@@ -194,4 +220,5 @@ def _check_slopes(attention: Attention, place: Span, note: str, report: Report) 
 def _expressions(attention: Attention) -> Iterator[Expr]:
     softmax = attention.softmax
     yield from (attention.score, attention.mask, *attention.lengths.values())
-    yield from (expr for expr in (softmax.sink, softmax.dropout, softmax.seed) if expr is not None)
+    optional = (softmax.sink, softmax.dropout, softmax.seed, softmax.first_head)
+    yield from (expr for expr in optional if expr is not None)

@@ -27,13 +27,9 @@ from attnc.plan.ir_backward import (
     BackwardKernel,
     Gradient,
     GradientBound,
-    InMemory,
 )
 from attnc.plan.storage import is_plain
 from attnc.plan.targets import target_of
-
-#: What `accumulate.dq` may say.
-_IN_MEMORY: dict[str, InMemory] = {"atomic": "atomic", "sequential": "sequential"}
 
 
 def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, forward: Kernel) -> Backward:
@@ -46,7 +42,8 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
     columns = [pair for pair in wanted if pair[0].along == ("kv",)]
     others = [pair for pair in wanted if pair not in in_sink and pair not in columns]
     rows = [pair for pair in others if pair[0].along == ("q",) and pair[1] == "two_pass"]
-    adds_dq = _IN_MEMORY.get(str(default["accumulate.dq"])) if "q" in grads else None
+    chosen = default.accumulate("q") if "q" in grads else "two_pass"
+    adds_dq = None if chosen == "two_pass" else chosen
     own_dq = "q" in grads and adds_dq is None
     over_kv = adds_dq is not None or bool({"k", "v"} & set(grads)) or bool(columns)
     target = target_of(schedule.target)
@@ -68,7 +65,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))
     choices = [config for planned in kernels for config in planned.kernel.configs]
-    tiles = [config.number(key) for config in choices for key in ("tile.q", "tile.kv")]
+    tiles = [tile for config in choices for tile in (config.tile_q, config.tile_kv)]
     return Backward(
         preprocess=None if over_q and not apart else maker.preprocess(in_sink),
         kernels=tuple(kernels),
@@ -86,5 +83,5 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
 
 def accumulate_of(entry: Wanted, config: Config) -> Accumulate:
     """A load that points anywhere can only be scattered, whatever its neighbours do."""
-    chosen = config[f"accumulate.d{entry.load.tensor}"]
+    chosen = config.accumulate(entry.load.tensor)
     return "atomic" if entry.places is None or chosen == "atomic" else "two_pass"

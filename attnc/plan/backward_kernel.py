@@ -14,7 +14,7 @@ from attnc.model.schedule import Config, Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
-from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Regions, Softmax
+from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Regions, Softmax, expressions_of, statement_expressions
 from attnc.plan.ir_backward import (
     Accumulate,
     BackwardKernel,
@@ -34,16 +34,8 @@ from attnc.plan.sequence import lengths as lengths_of
 from attnc.plan.sequence import program as program_of
 from attnc.plan.sequence import rows as rows_of
 from attnc.plan.signature import kv_heads
-from attnc.plan.steps import (
-    IN_BOUNDS,
-    dims_of,
-    expressions_of,
-    kv_head_of,
-    make_step,
-    named_bounds,
-    other_axis,
-    statement_expressions,
-)
+from attnc.plan.softmax import plan_dropout
+from attnc.plan.steps import IN_BOUNDS, dims_of, kv_head_of, make_step, named_bounds, other_axis
 from attnc.plan.storage import has_descriptors
 from attnc.plan.target import Target
 
@@ -89,7 +81,7 @@ class KernelMaker:
         rule = chain_rule(attention, names, wanted, adds_dq)
         also = tuple(rule.chain.step_expressions)
         prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
-        softmax = _softmax(rule, _dropout(attention, names), attention)
+        softmax = _softmax(rule, plan_dropout(attention, names), attention)
         kept = kept_by_some(attention.mask)
         step = make_step(
             attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared, kept
@@ -97,7 +89,7 @@ class KernelMaker:
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
         used = (*expressions_of(program, outer, loops, step, softmax), *also, *self._heads(inner))
-        grid = self._grid(inner, adds_dq, longest_first=choices[0]["order"] == "longest_first")
+        grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first)
         return BackwardKernel(
             kernel=Kernel(
                 name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
@@ -171,13 +163,6 @@ def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *
     )
     shown = None if sink is None or not adjoints else scale_by(names.replace(sink), LOG2E)
     return Prologue(stored=stored, sink=shown, adjoints=adjoints)
-
-
-def _dropout(attention: Attention, names: LoadNames) -> Dropout | None:
-    wanted = attention.softmax
-    if wanted.dropout is None or wanted.seed is None:
-        return None
-    return Dropout(p=names.replace(wanted.dropout), seed=names.replace(wanted.seed))
 
 
 def _softmax(rule: ChainRule, dropout: Dropout | None, attention: Attention) -> Softmax:

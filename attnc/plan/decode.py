@@ -23,7 +23,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
-from attnc.plan.ir import Grid, Kernel, Regions
+from attnc.plan.ir import Grid, Kernel, Regions, expressions_of
 from attnc.plan.ir_decode import Pack, Split
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
@@ -31,14 +31,7 @@ from attnc.plan.sequence import lengths, outruns, rows, sizes, stored
 from attnc.plan.sequence import program as program_of
 from attnc.plan.signature import kv_heads
 from attnc.plan.softmax import plan_softmax
-from attnc.plan.steps import (
-    IN_BOUNDS,
-    dims_of,
-    expressions_of,
-    kv_head_of,
-    make_step,
-    named_bounds,
-)
+from attnc.plan.steps import IN_BOUNDS, dims_of, kv_head_of, make_step, named_bounds
 from attnc.plan.storage import parts
 from attnc.plan.targets import target_of
 from attnc.plan.unified_max import LONGEST, unified_max
@@ -56,7 +49,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> K
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
-    pack = _pack(attention) if default["pack"] == "gqa" else None
+    pack = _pack(attention) if default.packs_heads else None
     if pack is not None:
         attention = _per_row(attention)
     names = LoadNames.of(attention)
@@ -167,7 +160,7 @@ def _per_row(attention: Attention) -> Attention:
 
 def share_of(config: Config) -> int:
     """Keys of a share, if the config fixes them; 0 if shares are counted instead."""
-    match config["split.kv"]:
+    match config.split_kv:
         case Choice(args={"size": int() as size}):
             return size
         case _:
@@ -185,7 +178,7 @@ def _splits(choices: tuple[Config, ...]) -> int:
 
 
 def _shares(config: Config) -> int:
-    match config["split.kv"]:
+    match config.split_kv:
         case int() as count:
             return count
         case Choice(args={"size": int() as size}):

@@ -56,7 +56,7 @@ def error_bound(
     most results of parts of a row's keys that are joined.
     """
     shift = shift_of(softmax, unified, _dtype(attention.v))
-    tiles = [tile for config in configs if isinstance(tile := config["tile.kv"], int)]
+    tiles = [config.tile_kv for config in configs]
     element = _dtype(attention.q)
     return ErrorBound(
         head_dim=feature(attention.q),

@@ -74,6 +74,6 @@ def nothing_fits(
         raise ValueError(f"no span for: {reason}")
     spans.sort(key=lambda span: span.start)
     what = "" if kernel == "forward" else f" for {kernel}"
-    message = f"no config of schedule '{schedule.attention}'{what} fits {where}"
+    message = f"no config of schedule '{schedule.name}'{what} fits {where}"
     span = spans[0].to(spans[-1]) if spans[0].line == spans[-1].line else spans[0]
     return DiagnosticError([error("E0601", message, span, reason, notes=notes, hints=hints)])

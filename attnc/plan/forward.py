@@ -13,21 +13,13 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
-from attnc.plan.ir import Axis, Grid, Kernel
+from attnc.plan.ir import Axis, Grid, Kernel, expressions_of
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.sequence import lengths, outruns, rows, sequences, sizes, stored
 from attnc.plan.sequence import program as program_of
 from attnc.plan.softmax import plan_softmax
-from attnc.plan.steps import (
-    IN_BOUNDS,
-    dims_of,
-    expressions_of,
-    kv_head_of,
-    make_step,
-    named_bounds,
-    other_axis,
-)
+from attnc.plan.steps import IN_BOUNDS, dims_of, kv_head_of, make_step, named_bounds, other_axis
 from attnc.plan.storage import has_descriptors
 from attnc.plan.targets import target_of
 
@@ -40,7 +32,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
-    inner: Axis = "kv" if default["loops"] == ("q", "kv") else "q"
+    inner: Axis = "kv" if default.loops == ("q", "kv") else "q"
     names = LoadNames.of(attention)
     places = rows(attention, names)
     lines = lengths(attention, names, in_tile=inner == "kv")
@@ -60,8 +52,8 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         structure="forward_q_kv" if inner == "kv" else "forward_kv_q",
         grid=Grid(
             over="q" if inner == "kv" else "head",
-            persistent=default["persistent"] is True,
-            longest_first=default["order"] == "longest_first",
+            persistent=default.persistent,
+            longest_first=default.longest_first,
             sequences=sequences(attention),
         ),
         kv_head=kv_head,

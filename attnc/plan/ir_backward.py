@@ -18,10 +18,10 @@ from typing import Literal, TypeAlias
 from attnc.expr.nodes import Dot, Expr, Index, Load, walk
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences
-from attnc.plan.ir import Axis, ErrorBound, Kernel, Let, Module, Statement
+from attnc.plan.ir.kernel import ErrorBound, Kernel, kernel_expressions
+from attnc.plan.ir.statements import Axis, Let, Statement
 from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.poles import has_pole, is_finite
-from attnc.plan.steps import kernel_expressions
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
 #: a fixed order, or they are added to one place in whatever order they arrive.
@@ -243,8 +243,3 @@ def name_of(makes: tuple[Made, ...]) -> KernelName:
             return one
         case _:
             return "dkdv"
-
-
-def kernels_of(module: Module) -> dict[KernelName, BackwardKernel]:
-    """The backward kernels of a module in the order of execution; none without gradients."""
-    return {} if module.backward is None else {planned.name: planned for planned in module.backward.kernels}

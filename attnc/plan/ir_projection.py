@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from attnc.model.dataflow import Impl, Point
-from attnc.model.projection import ProjectionVariant
+from attnc.model.projection import IMPLS, Impl, ProjectionVariant
+from attnc.model.schedule import Config
 
 #: Most rows of x that one program of each kernel takes; fewer are padded to a power of two, for `flat` of at
 #: least 8: the smaller side of a tensor core's product. A library pads to 64 or more (FlashDecoding++, 4).
@@ -41,15 +41,15 @@ class DotBound:
 class ProjectionModule:
     """One file of generated/: a projection's variant for a target.
 
-    points: what can be chosen from, by implementation and best for ascending M, the default of each first;
+    configs: what can be chosen from, by implementation and best for ascending M, the default of each first;
     shared: bytes of shared memory that a block of each needs; ragged_n, ragged_k: by implementation, whether
-    some tile reaches past the end of the axis; is_split: whether some point shares K among programs; guess:
+    some tile reaches past the end of the axis; is_split: whether some config shares K among programs; guess:
     (largest M, implementation) for a device that nobody has measured, the last open.
     """
 
     variant: ProjectionVariant
     target: str
-    points: tuple[Point, ...]
+    configs: tuple[Config, ...]
     shared: tuple[int, ...]
     ragged_n: frozenset[Impl]
     ragged_k: frozenset[Impl]
@@ -61,21 +61,26 @@ class ProjectionModule:
         return self.variant.projection.name
 
     def bound(self, position: int) -> DotBound:
-        """What the point at this position promises."""
-        point = self.points[position]
+        """What the config at this position promises."""
+        config = self.configs[position]
         dtype = self.variant.projection.dtype
-        match point.impl:
+        match impl_of(config):
             case "gemv":
-                split = point["split.k"]
+                split, depth = config.split_k, config.tile_k
                 return DotBound(
-                    steps=point["tile.k"] * split,
-                    depth=int(log2(point["tile.k"])) + split + 3,
+                    steps=depth * split,
+                    depth=int(log2(depth)) + split + 3,
                     per_addition=1.0,
                     partial=0.0,
                 )
             case "flat":
-                return DotBound(steps=0, depth=point["split.k"] + 3, per_addition=2.0, partial=0.0)
+                return DotBound(steps=0, depth=config.split_k + 3, per_addition=2.0, partial=0.0)
             case _:
                 # torch lets cuBLAS keep the partial sums of 16-bit products in 16 bits.
                 partial = dtype.unit_roundoff if dtype.bytes == 2 else 0.0
                 return DotBound(steps=0, depth=3, per_addition=2.0, partial=partial)
+
+
+def impl_of(config: Config) -> Impl:
+    """The implementation that a config of a projection is of."""
+    return next(impl for impl in IMPLS if impl == config["impl"])

@@ -7,10 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from attnc.diagnostics import Diagnostic, Label
-from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import KEYS
-from attnc.model.names import DIMS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.gradients import wanted_loads
@@ -45,7 +43,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
         yield from _decode(variant, knobs)
     yield from check_softmax(variant, schedule, target)
     yield from _backward(variant, schedule, target)
-    if not target.has_f32_gradients:
+    if not target.has_f32_dq:
         yield from _gradient_types(variant, schedule)
     loops = knobs.get("loops")
     if loops and ("kv", "q") in loops.choices:
@@ -53,17 +51,15 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 
 
 def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Gradients in f32 of inputs of another type."""
-    attention = variant.attention
-    for name in attention.f32_grads:
-        tensor = attention.tensor(name)
-        if name in ("q", "k", "v") and tensor.dtype is not DType.F32:
-            yield unsupported(
-                f"{schedule.target} writes the gradient of '{name}' in the type of '{name}'",
-                tensor.span,
-                f"is {tensor.dtype}, and its gradient wanted in f32",
-                "write a Triton schedule, or 'grad' without a type",
-            )
+    """The gradient of q in f32, where q is of another type: what sums it rounds it."""
+    q = variant.attention.q
+    if "q" in variant.attention.f32_grads and q.dtype is not DType.F32:
+        yield unsupported(
+            f"{schedule.target} writes the gradient of 'q' in the type of 'q'",
+            q.span,
+            f"is {q.dtype}, and its gradient wanted in f32",
+            "write a Triton schedule, or 'grad q' without a type",
+        )
 
 
 def _of_others(schedule: Schedule, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
@@ -212,20 +208,12 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
 def _names(variant: Variant, reserved: Reserved) -> Iterator[Diagnostic]:
     """Names that mean something else in the generated module."""
     attention = variant.attention
-    sizes = ((t, node) for t in attention.inputs for size in t.shape for node in walk(size))
-    free = {node.name: t for t, node in sizes if isinstance(node, Dim) and node.name not in DIMS}
     gradients = {f"d{name}" for name in attention.grads}
-    values = tuple(f"{name}_" for name in gradients)
     named = [("attention", attention.name, attention.span)] if reserved.clashes(attention.name) else []
     named += [
         ("input", tensor.name, tensor.span)
         for tensor in attention.inputs
         if reserved.clashes_as_input(tensor.name, attention.name) or tensor.name in gradients
-    ]
-    named += [
-        ("size", name, t.span)
-        for name, t in free.items()
-        if reserved.clashes_as_size(name) or name in gradients or name.startswith(values)
     ]
     for what, name, span in named:
         yield unsupported(

@@ -1,13 +1,15 @@
 """Names that generated modules use for themselves, and what becomes of a spec's names that clash with them.
 
-In a kernel, a value that is loaded from an input gets another name (`LoadNames`). The callable's parameters
-are the spec's inputs by name, and sizes keep their names everywhere: there a clash is refused
-(`check_lowerable`), for CUDA also with a word of C++ or CUDA.
+In a kernel, a value that is loaded from an input gets another name (`LoadNames`), and so does a size
+(`own_sizes`). The callable's parameters are the spec's inputs by name: there a clash is refused
+(`check_lowerable`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import chain, count
 from keyword import iskeyword
 
 from attnc.expr.functions import REAL
@@ -46,12 +48,13 @@ MODULE = frozenset((
     "SCALE", "shares", "splits", "TensorDescriptor", "tiles", "tl", "tma", "torch", "triton", "TUNED",
     "Tuned", "tuple", "TWO_LOG2E", "TypeError", "ValueError",
     "AttributeError", "least", "map", "max", "min", "PARAMS", "VARIANTS",
+    "Backward", "CALL", "Gradient", "Kernel", "Made", "Part", "Split", "Tensor", "TritonAttention",
 ))  # fmt: skip
 #: Variables of the function beside a target's modules, which picks one of them and takes the same inputs.
 DISPATCH = frozenset(("iter", "key", "list", "next", "options", "schedule", "sizes"))
 #: The same of a CUDA module: what its callable and the module have besides.
 CUDA_MODULE = frozenset((
-    "acc", "Any", "args", "Callable", "Config", "config", "CONFIGS", "ctypes",
+    "acc", "Any", "args", "Callable", "Config", "config", "CONFIGS", "ctypes", "CudaAttention", "Kernels",
     "Gpu", "gpu",
     "hashlib", "joining", "kernels", "l", "launch", "m", "NamedTuple", "numbers", "os", "out", "parts",
     "Path", "rows", "rows_aligned", "stat", "struct", "tempfile", "torch", "TUNED",
@@ -124,8 +127,8 @@ CUDA_BACKWARD = frozenset((
     "first_key", "first_query", "from_lane_u32", "gradients", "kv_next", "left_first", "left_to_tile",
     "load_left",
     "lse2_pair", "lse2_tile", "multiply_rows", "multiply_transposed", "p_tile", "piece", "pieces",
-    "products", "right", "right_first", "round_to", "rounded", "store_rows", "theirs", "to_left",
-    "to_tile", "total", "xs", "ys",
+    "products", "right", "right_first", "round_to", "rounded", "store_rows", "store_sums", "theirs",
+    "to_left", "to_tile", "total", "xs", "ys",
 ))  # fmt: skip
 #: Names in the kernels of the Hopper target besides.
 CUDA_HOPPER = frozenset((
@@ -176,7 +179,7 @@ class Reserved:
         return self.clashes(name) or name in DISPATCH or is_kernel
 
     def clashes_as_size(self, name: str) -> bool:
-        """Whether a module cannot have a size of this name."""
+        """Whether a module has other uses for this name of a size, which it calls otherwise then."""
         is_parameter = name.startswith("stride_") or name.endswith("_ptr")
         return self.clashes(name) or name in self.kernel or is_parameter
 
@@ -194,3 +197,23 @@ def own_name(name: str) -> str:
     """What a kernel calls a value of this name, whatever its target."""
     taken = name in CUDA.kernel or TRITON.clashes_as_size(name)
     return f"{name.lstrip('_')}_value" if taken else name
+
+
+def own_sizes(names: Collection[str], inputs: Collection[str]) -> dict[str, str]:
+    """What generated code calls the sizes that cannot keep their names, whatever the target: `t_size` for t.
+
+    names: of all sizes that the spec chose; inputs: of its tensors, whose gradients have names too.
+    """
+    gradients = {f"d{name}" for name in inputs}
+    values = tuple(f"{name}_" for name in gradients)
+    found: dict[str, str] = {}
+    taken = {*names, *inputs}
+    for name in names:
+        clashes = TRITON.clashes_as_size(name) or CUDA.clashes_as_size(name)
+        if clashes or name in gradients or name.startswith(values):
+            plain = f"{name.strip('_')}_size"
+            others = (f"{plain}_{i}" for i in count(2))
+            fresh = next(free for free in chain((plain,), others) if free not in taken)
+            found[name] = fresh
+            taken.add(fresh)
+    return found

@@ -1,55 +1,60 @@
-"""ProjectionVariant + Dataflow -> the plan of its module: what fits, what is ragged, what to try first."""
+"""ProjectionVariant + Schedule -> the plan of its module: what fits, what is ragged, what to try first."""
 
 from __future__ import annotations
 
 from attnc.diagnostics import DiagnosticError, error
-from attnc.model.dataflow import Dataflow, Impl, Point, points
-from attnc.model.projection import ProjectionVariant
+from attnc.model.configs import impls_of, projection_configs
+from attnc.model.projection import Impl, ProjectionVariant
+from attnc.model.schedule import Config, Schedule
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule
+from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule, impl_of
 
 #: Largest M for which an implementation is the guess where nothing was measured.
 _GUESS: dict[Impl, int | None] = {"gemv": 1, "flat": 64, "conventional": None}
 
 
-def plan_projection(variant: ProjectionVariant, dataflow: Dataflow) -> ProjectionModule:
+def plan_projection(variant: ProjectionVariant, schedule: Schedule) -> ProjectionModule:
     """The module of a variant. Raises DiagnosticError (E0409, E0509, E0601: no config of a kernel fits)."""
-    offered = points(dataflow)
+    offered = projection_configs(schedule, variant)
     room = max(device.shared_per_block for device in DEVICES.values())
-    kept = [(point, need) for point in offered if (need := _shared(point, variant)) <= room]
-    for impl in dataflow.impls:
-        needs = [_shared(point, variant) for point in offered if point.impl == impl]
-        if min(needs) > room and dataflow.span is not None:
+    kept = [(config, need) for config in offered if (need := _shared(config, variant)) <= room]
+    for impl in impls_of(schedule):
+        needs = [_shared(config, variant) for config in offered if impl_of(config) == impl]
+        if min(needs) > room and schedule.span is not None:
             message = f"no config of '{impl}' fits any GPU"
             label = f"needs {min(needs)} B of shared memory; the most there is is {room} B"
-            raise DiagnosticError([error("E0601", message, dataflow.span, label)])
-    chosen = tuple(point for point, _ in kept)
+            raise DiagnosticError([error("E0601", message, schedule.span, label)])
+    chosen = tuple(config for config, _ in kept)
     return ProjectionModule(
         variant=variant,
-        target=dataflow.target,
-        points=chosen,
+        target=schedule.target,
+        configs=chosen,
         shared=tuple(need for _, need in kept),
         ragged_n=_ragged(chosen, variant.projection.size("N"), "tile.n"),
         ragged_k=_ragged(chosen, variant.projection.size("K"), "tile.k"),
-        is_split=any(point.values.get("split.k", 1) > 1 for point in chosen),
+        is_split=any("split.k" in config.values and config.split_k > 1 for config in chosen),
         guess=_guess(chosen),
     )
 
 
-def _shared(point: Point, variant: ProjectionVariant) -> int:
+def _shared(config: Config, variant: ProjectionVariant) -> int:
     """Bytes of the tiles of x and w that are in flight, with as many rows of x as a tile may have."""
-    if point.impl == "conventional":
+    impl = impl_of(config)
+    if impl == "conventional":
         return 0
-    columns = point["tile.n"] + MOST_ROWS[point.impl]
-    return point["stages"] * columns * point["tile.k"] * variant.projection.dtype.bytes
+    columns = config.tile_n + MOST_ROWS[impl]
+    stages, depth = config.stages, config.tile_k
+    return stages * columns * depth * variant.projection.dtype.bytes
 
 
-def _ragged(chosen: tuple[Point, ...], size: int | None, key: str) -> frozenset[Impl]:
+def _ragged(chosen: tuple[Config, ...], size: int | None, key: str) -> frozenset[Impl]:
     return frozenset(
-        point.impl for point in chosen if key in point.values and (size is None or size % point[key])
+        impl_of(config)
+        for config in chosen
+        if key in config.values and (size is None or size % config.number(key))
     )
 
 
-def _guess(chosen: tuple[Point, ...]) -> tuple[tuple[int | None, Impl], ...]:
-    impls = list(dict.fromkeys(point.impl for point in chosen))
+def _guess(chosen: tuple[Config, ...]) -> tuple[tuple[int | None, Impl], ...]:
+    impls = list(dict.fromkeys(map(impl_of, chosen)))
     return (*((_GUESS[impl], impl) for impl in impls[:-1]), (None, impls[-1]))

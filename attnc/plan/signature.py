@@ -7,15 +7,17 @@ G is then H // Hkv. `normalise` rewrites the attention's expressions accordingly
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
+from attnc.model.names import DIMS
 from attnc.model.products import same_size
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.ir import Arg, Bind
+from attnc.plan.names import own_sizes
 from attnc.plan.storage import PAGES, capacity
 from attnc.plan.storage import memory as memory_of
 from attnc.plan.width import saturated
@@ -24,12 +26,16 @@ H, HKV = Dim("H"), Dim("Hkv")
 
 
 def normalise(attention: Attention) -> Attention:
-    """The same attention with its query-head count spelled H everywhere, and that of k and v H, 1 or Hkv."""
+    """The same attention with its query-head count spelled H everywhere, and that of k and v H, 1 or Hkv;
+    sizes whose names generated code has other uses for are called otherwise.
+    """
     heads, kv = _heads(attention.q), _heads(attention.k)
     kv_heads = H if same_size(heads, kv) else kv if kv == Const(1) else HKV
     # A number stays a number in expressions: it may stand for something else there.
     mapping: dict[Expr, Expr] = {} if isinstance(heads, Const) else {heads: H}
-
+    chosen = {name: None for name in size_names(attention) if name not in DIMS}
+    own = own_sizes(tuple(chosen), tuple(tensor.name for tensor in attention.inputs))
+    mapping |= {Dim(name): Dim(other) for name, other in own.items()}
     wide = {tensor.name for tensor in attention.inputs if tensor.dtype is DType.I64}
 
     def fix(expr: Expr) -> Expr:
@@ -46,6 +52,13 @@ def normalise(attention: Attention) -> Attention:
 
     made = attention.rewritten(fix, fix_tensor)
     return replace(made, mask=replace(saturated(made.mask), span=made.mask.span))
+
+
+def size_names(attention: Attention) -> Iterator[str]:
+    """The names of sizes of the inputs, in order of appearance."""
+    for tensor in attention.inputs:
+        for size in tensor.shape:
+            yield from (node.name for node in walk(size) if isinstance(node, Dim))
 
 
 def _widened(expr: Expr, wide: Collection[str]) -> Expr:

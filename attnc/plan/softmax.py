@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.diagnostics import Diagnostic
-from attnc.expr.nodes import Dot, Expr
+from attnc.expr.arithmetic import add
+from attnc.expr.nodes import Dot, Expr, Index
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
@@ -89,9 +90,9 @@ def _of_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
 def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tuple[Softmax, Expr | None]:
     """The softmax, and the score it reads (None: the raw dot product)."""
     scale, raw = split_scale(attention.score)
-    choice = config["softmax"]
+    choice = config.softmax
     rescale = choice.args.get("rescale", "deferred") if isinstance(choice, Choice) else "deferred"
-    if config["loops"] == ("kv", "q"):
+    if config.loops == ("kv", "q"):
         rescale = "every_step"  # o lies in memory, normalised, between two visits
     threshold = 0.0
     if isinstance(rescale, Choice):
@@ -103,9 +104,6 @@ def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tupl
         most = _F16_HEADROOM if attention.v.dtype is DType.F16 else math.inf
         headroom = min(value, most) if isinstance(value, float) else 0.0
     wanted = attention.softmax
-    dropout = None
-    if wanted.dropout is not None and wanted.seed is not None:
-        dropout = Dropout(p=names.replace(wanted.dropout), seed=names.replace(wanted.seed))
     softmax = Softmax(
         kind="two_pass" if "two_pass" in (choice, getattr(choice, "name", "")) else "online",
         rescale=rescale,  # type: ignore[arg-type]  # one of the three names, by the schedule's rules
@@ -113,10 +111,21 @@ def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tupl
         scale=scale,
         safe_everywhere=may_exclude(raw),
         sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
-        dropout=dropout,
+        dropout=plan_dropout(attention, names),
         headroom=headroom,
     )
     return softmax, None if isinstance(raw, Dot) else names.replace(raw)
+
+
+def plan_dropout(attention: Attention, names: LoadNames) -> Dropout | None:
+    """What is dropped, if anything is."""
+    wanted = attention.softmax
+    if wanted.dropout is None or wanted.seed is None:
+        return None
+    head: Expr = Index("h")
+    if wanted.first_head is not None:
+        head = add(head, wanted.first_head)
+    return Dropout(p=names.replace(wanted.dropout), seed=names.replace(wanted.seed), head=names.replace(head))
 
 
 # --- what it does to the error

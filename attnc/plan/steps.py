@@ -11,7 +11,18 @@ from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Ref
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.plan.excluded import before_the_end
-from attnc.plan.ir import Axis, Fetch, Kernel, Let, Regions, Row, Softmax, Statement, Step
+from attnc.plan.ir import (
+    Axis,
+    Fetch,
+    Kernel,
+    Let,
+    Regions,
+    Softmax,
+    Statement,
+    Step,
+    fetch_expressions,
+    statement_expressions,
+)
 from attnc.plan.loads import LoadNames
 from attnc.plan.names import own_name
 from attnc.plan.signature import kv_heads
@@ -154,7 +165,7 @@ def make_step(
     drawn = (
         ()
         if softmax.dropout is None
-        else (softmax.dropout.p, softmax.dropout.seed, Index("b"), Index("h"), Index("q_idx"))
+        else (softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head, Index("b"), Index("q_idx"))
     )
     own = {fetch.name for fetch in (*in_score, *masked)} | {let.name for let in lets}
     used = _names((*everywhere, *under_mask, *drawn), defined=own)
@@ -209,10 +220,6 @@ def other_axis(axis: Axis) -> tuple[Axis, ...]:
     return ("q",) if axis == "kv" else ("kv",)
 
 
-def fetch_expressions(fetches: Iterable[Fetch]) -> tuple[Expr, ...]:
-    return tuple(expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
-
-
 def _names(expressions: Iterable[Expr], defined: set[str]) -> Iterator[str]:
     """Names that expressions take from around them; the step itself has kv_idx and its own loads."""
     for kind in (Index, Dim, Ref):
@@ -230,35 +237,6 @@ def kv_head_of(attention: Attention) -> Expr:
             return Const(0)
         case _:
             return Binary("//", Index("h"), Dim("G"))
-
-
-def expressions_of(
-    program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step, softmax: Softmax
-) -> Iterator[Expr]:
-    """Everything that a kernel evaluates for its scores."""
-    for statement in (*program, *outer, *loops.statements, *step.fetches, *step.masked_fetches):
-        yield from statement_expressions(statement)
-    for loop in loops.loops:
-        yield from loop.expressions
-    for expr in (step.score, step.keep, step.kept, softmax.sink):
-        if expr is not None:
-            yield expr
-
-
-def kernel_expressions(kernel: Kernel) -> Iterator[Expr]:
-    """The same of a finished kernel."""
-    return expressions_of(kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
-
-
-def statement_expressions(statement: Statement) -> tuple[Expr, ...]:
-    """What a statement computes its value from."""
-    match statement:
-        case Let(value=value):
-            return (value,)
-        case Row(indices=indices):
-            return indices
-        case Fetch():
-            return fetch_expressions((statement,))
 
 
 def of_a_head(program: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -31,8 +31,8 @@ class Target(ABC):
     family: what targets with the same kernels share, and the name of their folders; reserved: the words that
     its modules use.
     cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`excluded.with_edges`).
-    has_backward: there are kernels for gradients; has_f32_gradients: those of q, k and v can be f32 where the
-    inputs are not. has_lazy_maximum: for `online(maximum = lazy(...))`.
+    has_backward: there are kernels for gradients; has_f32_dq: that of q can be f32 where q is not, as
+    those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own; splits_wide: dk and dv
     of wide heads by two.
@@ -45,7 +45,7 @@ class Target(ABC):
     cuts_edges: ClassVar[bool]
     always_fills: ClassVar[bool]
     has_backward: ClassVar[bool]
-    has_f32_gradients: ClassVar[bool] = False
+    has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
     splits_wide: ClassVar[bool]

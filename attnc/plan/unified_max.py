@@ -56,7 +56,7 @@ def unified_max(attention: Attention, config: Config) -> UnifiedMax | None:
     """The unified maximum that a config asks for; its fallback is dropped where the score cannot leave the
     bounds.
     """
-    choice = config["softmax"]
+    choice = config.softmax
     if not isinstance(choice, Choice) or choice.name != "unified_max":
         return None
     phi = choice.args["phi"]

@@ -10,10 +10,10 @@ from typing import Any
 
 from attnc.plan import ir
 from attnc.plan.device import Device
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.layout import Which
 from attnc.runtime.cache import store_bytes
-from attnc.runtime.loader import load_file, load_module
+from attnc.runtime.loader import load_file, load_module, program_of
 from attnc.runtime.nvrtc import Cubin, compile_cubin
 from attnc.runtime.toolchain import Toolchain, Usage
 
@@ -32,10 +32,9 @@ class Nvrtc(Toolchain):
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage:
         """For rows that are aligned to 16 bytes."""
         planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel].kernel
-        host: Any = load_module(module)
-        _, configs = host._KERNELS[planned.name]
-        options = host._options(configs[position], 1, device.arch)
-        cubin = compile_cubin(host._source(planned.name), options)
+        program = program_of(load_module(module))
+        options = program.options(program.kernels[planned.name].configs[position], True, device.arch)
+        cubin = compile_cubin(program.source(planned.name), options)
         return Usage(registers=cubin.registers, stack=cubin.stack, shared=planned.shared[position])
 
 
@@ -45,17 +44,17 @@ def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
 
     Rows that are not 16-byte aligned get a kernel of their own. Raises CompilationError, and
     FileNotFoundError without NVRTC."""
-    host: Any = load_file(module)
+    program: Any = program_of(load_file(module))
     folder = module.with_name("cubin")
     folder.mkdir(exist_ok=True)
     paths = []
     for arch in archs:
-        for name, (_, configs) in host._KERNELS.items():
-            for config in dict.fromkeys(configs):
-                for aligned in (1, 0):
-                    path = folder / host._cubin_name(config, aligned, arch, name)
-                    options = host._options(config, aligned, arch)
-                    store_bytes(path, compile_cubin(host._source(name), options).image)
+        for name, kernel in program.kernels.items():
+            for config in dict.fromkeys(kernel.configs):
+                for aligned in (True, False):
+                    path = folder / program.cubin_name(name, config, aligned, arch)
+                    options = program.options(config, aligned, arch)
+                    store_bytes(path, compile_cubin(program.source(name), options).image)
                     paths.append(path)
     return tuple(paths)
 
@@ -64,7 +63,7 @@ def compile_configs(module: Path, arch: str, name: str | None = None) -> Iterato
     """Every config of one kernel of a generated CUDA module (its forward), with its machine code for aligned
     rows and the compiler's log.
     """
-    host: Any = load_file(module)
-    name = host._FORWARD if name is None else name
-    for config in host._KERNELS[name][1]:
-        yield config, compile_cubin(host._source(name), host._options(config, 1, arch))
+    program: Any = program_of(load_file(module))
+    name = next(iter(program.kernels)) if name is None else name
+    for config in program.kernels[name].configs:
+        yield config, compile_cubin(program.source(name), program.options(config, True, arch))

@@ -18,7 +18,7 @@ from attnc.plan import ir
 from attnc.plan.columns import block, feature
 from attnc.plan.decode import share_of
 from attnc.plan.device import Device
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.layout import Which
 from attnc.runtime.loader import load_module
 from attnc.runtime.toolchain import Toolchain, Usage
@@ -120,8 +120,8 @@ def _usage(
     config, limit = kernel.configs[position], kernel.configs[position].values.get("maxnreg")
     function = getattr(load_module(module), kernel.name)
     constants = {
-        "BLOCK_M": config["tile.q"],
-        "BLOCK_N": config["tile.kv"],
+        "BLOCK_M": config.tile_q,
+        "BLOCK_N": config.tile_kv,
         "TMA": kernel.tma and device.has_tma,
         **more,
     }
@@ -131,8 +131,8 @@ def _usage(
         signature,
         {name: value for name, value in constants.items() if name in signature},
         device.capability,
-        config.number("warps"),
-        config.number("stages"),
+        config.warps,
+        config.stages,
         limit if isinstance(limit, int) else None,
     )
 

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from attnc.build import digest
 from attnc.plan import ir
-from attnc.plan.tuned import Choice, tuned_choices
 from attnc.runtime.cache import cache_folder, store, store_bytes
+from attnc.runtime.names import package_of
 from attnc.target.files import render_files
+from attnc.tuned.choices import Choice, tuned_choices
 
 
 def load_module(module: ir.Module, choices: Iterable[Choice] = ()) -> ModuleType:
@@ -47,7 +49,7 @@ def load_files(files: Mapping[str, str]) -> ModuleType:
 
 def load_file(path: Path) -> ModuleType:
     """Imports a file under a name of its own, without touching sys.path. Raises what the file raises."""
-    name = f"attnc_generated_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}_{path.stem}"
+    name = f"{package_of(path.parent)}.{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -61,3 +63,8 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def program_of(module: ModuleType) -> Any:
+    """The kernels of a generated CUDA module and their sources (`attnc.support.binaries.Program`)."""
+    return module.CALL.program

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from attnc.runtime.cache import private_folder, store_bytes
+from attnc.runtime.names import package_of
 
 _MANIFEST = "manifest.json"
 
@@ -63,7 +64,7 @@ def keep_package(folder: Path, package: Package) -> None:
 
 def load_package(folder: Path) -> ModuleType:
     """Imports the package in a folder, once per process, under a name of its own."""
-    name = f"attnc_package_{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}"
+    name = f"{package_of(folder)}_package"
     if name in sys.modules:
         return sys.modules[name]
     path = folder / "__init__.py"

@@ -10,11 +10,11 @@ import torch
 
 from attnc.model.tensors import Role, Tensor
 from attnc.plan import ir
-from attnc.plan.tuned import Choice
 from attnc.runtime.graphs import replayed
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
 from attnc.runtime.trial import problem_for
+from attnc.tuned.choices import Choice
 
 #: Bytes of K and V that are read between two readings of one, and most copies.
 _COLD, _MOST = 256 << 20, 16

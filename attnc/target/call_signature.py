@@ -61,14 +61,21 @@ class Signature:
         return [*map(str, self.tensor_parameters), "*", *map(str, (*self.keywords, *self.gradient_keywords))]
 
     @property
-    def bare_parameters(self) -> list[str]:
-        """The callable's parameters without their defaults."""
-        return [x.bare for x in (*self.tensor_parameters, *self.keywords, *self.gradient_keywords)]
-
-    @property
-    def everything(self) -> str:
-        """Their names."""
-        return names((*self.tensor_parameters, *self.keywords, *self.gradient_keywords))
+    def call_arguments(self) -> str:
+        """What the declared call is called with: inputs, what they are called with, and optional tensors."""
+        inputs = names(self.tensor_parameters)
+        extras = [arg.tensor.name for arg in self.module.kept]
+        extras += ["fallbacks"] if self.counts_fallbacks else []
+        backward = ["backward_config" if self.gradient_keywords else "None"]
+        more = [f"({', '.join(extras)},)"] if extras else []
+        given = [
+            f"({inputs})",
+            "out",
+            "config",
+            *(backward if self.gradient_keywords or extras else []),
+            *more,
+        ]
+        return ", ".join(given)
 
     @property
     def return_type(self) -> str:

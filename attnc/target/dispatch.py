@@ -15,13 +15,13 @@ from attnc.model.attention import Attention
 from attnc.model.projection import Projection
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan import ir
-from attnc.plan.dispatch import LabelRows, guess_rows, plain_name
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.target.environment import template_environment
 from attnc.target.family_signature import FamilySignature, ProjectionSignature
 from attnc.target.layout import tidy
 from attnc.target.quote import command, comment, literal
 from attnc.target.triton.printer import TORCH_DTYPES
+from attnc.tuned.tables import LabelRows, guess_rows, plain_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

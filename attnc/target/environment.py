@@ -7,6 +7,7 @@ from functools import cache
 
 import jinja2
 
+from attnc.expr.nodes import Expr, Index
 from attnc.plan.ir import Kernel
 from attnc.resources import resource
 from attnc.target.quote import quote
@@ -42,6 +43,7 @@ def python_environment() -> jinja2.Environment:
         score=score,
         statement=statement,
         times_scale=_times_scale,
+        counter=_counter,
         quote=quote,
         quoted=_quoted,
     )
@@ -50,6 +52,11 @@ def python_environment() -> jinja2.Environment:
 
 def _times_scale(kernel: Kernel) -> str:
     return "" if kernel.softmax.scale is None else " * SCALE"
+
+
+def _counter(number: Expr) -> str:
+    """A word of 32 bits that random bits are drawn at."""
+    return scalar(number) if isinstance(number, Index) else f"({scalar(number)}).to(tl.int32)"
 
 
 def _quoted(names: Iterable[str]) -> str:

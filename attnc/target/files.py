@@ -7,10 +7,10 @@ from typing import Protocol
 
 from attnc.plan.ir import Module
 from attnc.plan.targets import target_of
-from attnc.plan.tuned import NOT_TUNED, Tuned
 from attnc.target.sm80.render import render_cuda
 from attnc.target.sm90.render import render_sm90
 from attnc.target.triton.render import render_triton
+from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
 class Render(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 
-from attnc import __version__
 from attnc.model.attention import Attention
 from attnc.plan.ir import Module
 from attnc.target.call_signature import signature
 from attnc.target.quote import command, comment, statement
+from attnc.version import __version__
 
 #: Columns and lines that a header gives to one statement of the spec.
 WIDTH, MAX_LINES = 100, 12

@@ -14,7 +14,7 @@ from attnc.plan.softmax import top_of
 Number: TypeAlias = tuple[str, str, str]
 
 
-def numbers_in(code: str, kernel: Kernel, *, tanh: bool) -> list[Number]:
+def numbers_in(code: str, kernel: Kernel, *, tanh: bool = False) -> list[Number]:
     """Constants that a kernel mentions, given its text without comments; tanh: it calls the function, which
     mentions one.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from attnc.model.dataflow import Impl
+from attnc.model.projection import Impl
 from attnc.model.tensors import DType, Tensor
-from attnc.plan.ir_projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule
+from attnc.plan.ir_projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
 from attnc.target.call_signature import signature
 from attnc.target.environment import template_environment
 from attnc.target.header import origin, title_of
@@ -28,16 +28,6 @@ class KernelCall:
     rows: str
     stages: str
     pipeline: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """What the checks of arguments are told of the callable."""
-
-    function: str
-    first: str = "x"
-    results: tuple[str, ...] = ("y",)
-    has_scalars: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +180,13 @@ class ProjectionText:
         return list(self._configs())
 
     def _configs(self) -> Iterator[str]:
-        for point, shared in zip(self.module.points, self.module.shared, strict=True):
-            if point.impl == "conventional":
+        for config, shared in zip(self.module.configs, self.module.shared, strict=True):
+            impl = impl_of(config)
+            if impl == "conventional":
                 yield '"conventional"'
             else:
                 keys = ("tile.n", "tile.k", "split.k", "warps", "stages")
-                yield ", ".join((f'"{point.impl}"', *(str(point[key]) for key in keys), str(shared)))
+                yield ", ".join((f'"{impl}"', *(str(config[key]) for key in keys), str(shared)))
 
     @property
     def guess(self) -> str:
@@ -212,7 +203,7 @@ class ProjectionText:
         """`gemv up to M = 2, flat up to M = 64, then conventional`"""
         last: dict[str, int | None] = {}
         for limit, position in rows:
-            last[self.module.points[position].impl] = limit
+            last[impl_of(self.module.configs[position])] = limit
         parts = [f"{impl} up to M = {limit}" if limit else impl for impl, limit in last.items()]
         return ", ".join(parts[:-1]) + (", then " if parts[:-1] else "always ") + parts[-1]
 
@@ -236,7 +227,7 @@ class ProjectionText:
         return calls
 
     def _impls(self) -> set[Impl]:
-        return {point.impl for point in self.module.points}
+        return set(map(impl_of, self.module.configs))
 
     def _size(self, name: str) -> str:
         size = self.module.variant.projection.size(name)
@@ -269,8 +260,6 @@ def render_projection(
         .get_template("triton/projection.py.jinja")
         .render(
             text=ProjectionText(module, tuned or {}),
-            call=Arguments(function=projection.name),
-            back=None,
             header={"title": comment(title), **origin(path, sha256)},
         )
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnc.plan.decode import has_fixed_shares, share_of
-from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import BackwardKernel, kernels_of
-from attnc.plan.tuned import Buckets, Tuned
+from attnc.plan.ir import Kernel, Module, kernels_of
+from attnc.plan.ir_backward import BackwardKernel
 from attnc.target.quote import literal
 from attnc.target.triton.parameters import dp_order
+from attnc.tuned.choices import Buckets, Tuned
 
 
 def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
@@ -33,7 +33,7 @@ def config_text(kernel: Kernel, position: int) -> str:
     if kernel.layout is not None:
         values += map(str, kernel.layout.chosen(config))
     if kernel.split is not None:
-        count = config["split.kv"]
+        count = config.split_kv
         values.append(str(count if isinstance(count, int) else 0))
         if has_fixed_shares(kernel):
             values.append(str(share_of(config)))
@@ -45,9 +45,9 @@ def config_text(kernel: Kernel, position: int) -> str:
 def backward_config_text(planned: BackwardKernel, position: int) -> str:
     """`config_text`, with what only kernels of a backward choose."""
     config, text = planned.kernel.configs[position], config_text(planned.kernel, position)
-    if config["maxnreg"] != "none":
+    if config.maxnreg is not None:
         text += f", maxnreg={config['maxnreg']}"
-    return f"{text}, early_dp=False" if dp_order(planned) == "both" and config["dp"] == "late" else text
+    return f"{text}, early_dp=False" if dp_order(planned) == "both" and config.dp == "late" else text
 
 
 def tuned_table(tuned: Mapping[str, Buckets]) -> str:

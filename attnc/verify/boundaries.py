@@ -16,8 +16,8 @@ from attnc.expr.nodes import Const, Expr, Search, walk
 from attnc.model.tensors import Paged, Ragged
 from attnc.plan import ir
 from attnc.plan.decode import MOST_SPLITS, share_of
-from attnc.plan.ir_backward import kernels_of
-from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule
+from attnc.plan.ir import kernels_of
+from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule, impl_of
 from attnc.verify.runners import runner_of
 
 #: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;
@@ -124,7 +124,7 @@ def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundar
     """Tiles: one, two, and as many as a pipeline holds, by a config's field of this name; shares."""
     rows: Quantity = "rows" if kernel.pack is None else "packed"
     for config in kernel.configs:
-        block_m, block_n = config.number("tile.q"), config.number("tile.kv")
+        block_m, block_n = config.tile_q, config.tile_kv
         for key, quantity, field, tile in (
             ("tile.q", rows, "BLOCK_M", block_m),
             ("tile.kv", "keys", "BLOCK_N", block_n),
@@ -134,7 +134,7 @@ def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundar
                 label = f"{times}{key} = {tile} of {name}"
                 yield _near(label, quantity, count * tile, name, ((field, tile),))
         over_keys = kernel.grid.over == "q"
-        stages, inner = config.number("stages"), ("BLOCK_N", block_n) if over_keys else ("BLOCK_M", block_m)
+        stages, inner = config.stages, ("BLOCK_N", block_n) if over_keys else ("BLOCK_M", block_m)
         if stages > 2:
             where = (inner, (stages_field, stages))
             filled = stages * inner[1]
@@ -209,14 +209,14 @@ def boundaries_of_projection(module: ProjectionModule) -> tuple[Boundary, ...]:
     found = [Boundary(name="no rows", quantity="rows", value=0)]
     projection = module.variant.projection
     sizes = {"features": projection.size("N"), "depth": projection.size("K")}
-    for point in module.points:
-        if point.impl == "conventional":
+    for config in module.configs:
+        kernel = impl_of(config)
+        if kernel == "conventional":
             continue
-        kernel = point.impl
         most = MOST_ROWS[kernel]
         found.append(Boundary(name=f"rows of {kernel}", quantity="rows", value=most, reach="default"))
         if sizes["features"] is None:
-            tile = point["tile.n"]
+            tile = config.tile_n
             found.append(
                 Boundary(
                     name=f"tile.n of {kernel}",
@@ -227,7 +227,7 @@ def boundaries_of_projection(module: ProjectionModule) -> tuple[Boundary, ...]:
                 )
             )
         if sizes["depth"] is None:
-            tile, split = point["tile.k"], point["split.k"]
+            tile, split = config.tile_k, config.split_k
             found += [
                 Boundary(
                     name=f"{count} x tile.k of {kernel}",

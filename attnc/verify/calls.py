@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -46,7 +46,7 @@ class Variation:
 
 def call_violations(subject: Subject) -> Iterator[str]:
     """`calls: what is wrong` of the module's host code."""
-    if not hasattr(subject.module, "_CALLS"):
+    if not hasattr(subject.module, "CALL"):
         return
     calls = _Calls(subject)
     with calls.recording():
@@ -67,8 +67,9 @@ class _Calls:
     stream: int = _STREAM
 
     @property
-    def module(self) -> Any:
-        return self.subject.module
+    def call(self) -> Any:
+        """The module's `attnc.support.call.Attention`."""
+        return vars(self.subject.module)["CALL"]
 
     # --- what is called
 
@@ -214,8 +215,7 @@ class _Calls:
     def _launched(
         self, variation: Variation, after: Variation | None = None
     ) -> tuple[list[Event], Exception | None]:
-        for name in ("_CALLS", "_GRADIENTS"):
-            getattr(self.module, name, {}).clear()
+        self.call.forget()
         for call in () if after is None else (after.call, after.call):
             self.made, self.stream = 0, _BEFORE
             call()
@@ -236,12 +236,9 @@ class _Calls:
         """Within it, the module launches nothing, and its results always have the same memory."""
         index = None if self.subject.device == "cpu" else torch.cuda.current_device()
         with ExitStack() as stack:
-            stack.enter_context(patch.object(self.module, "_empty", self._empty))
-            if hasattr(self.module, "_key") and self.subject.target == "triton":
-                stack.enter_context(patch.object(self.module, "_on", lambda device: nullcontext()))
-                stack.enter_context(patch.object(self.module, "_Launch", self._triton()))
-                start = patch.object(self.module, "_starter", lambda binary, *_: binary.start, create=True)
-                stack.enter_context(start)
+            stack.enter_context(patch.object(self.call, "allocate", self._allocate))
+            if self.subject.target == "triton":
+                stack.enter_context(patch.object(self.call, "launch_type", self._triton()))
             else:
                 index = 0 if index is None else index
                 stack.enter_context(self._cuda(index))
@@ -253,33 +250,36 @@ class _Calls:
             try:
                 yield
             finally:
-                for name in ("_CALLS", "_GRADIENTS"):
-                    getattr(self.module, name, {}).clear()
+                self.call.forget()
 
     @cached_property
     def _counter(self) -> torch.Tensor:
-        """That of a device's tiles, which host code keeps by stream."""
+        """That of a device's tiles, which the support package keeps by stream."""
         return torch.zeros(2, dtype=torch.int32)
 
     def _copied(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy that host code makes of what TMA does not take, in the same place every time."""
+        """A copy that is made of what TMA does not take, in the same place every time."""
         copy = x.clone(memory_format=torch.contiguous_format)
         return self.memory.setdefault((x.data_ptr(), copy.shape, copy.dtype), copy)
 
-    def _empty(self, layout: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    def _allocate(self, layouts: Sequence[Any], like: torch.Tensor) -> list[torch.Tensor]:
+        return [self._empty(layout, like) for layout in layouts]
+
+    def _empty(self, layout: Any, like: torch.Tensor) -> torch.Tensor:
         self.made += 1
-        key = (self.made, layout, dtype)
+        key = (self.made, layout)
         if key not in self.memory:
-            self.memory[key] = torch.empty_strided(*layout, dtype=dtype, device=like.device).zero_()
+            shape, strides, dtype = layout
+            self.memory[key] = torch.empty_strided(shape, strides, dtype=dtype, device=like.device).zero_()
         return self.memory[key]
 
     def _triton(self) -> type:
         """The module's launch with another kernel behind it, and a binary of it after the first call."""
-        events, launch = self.events, self.module._Launch
+        events, launch = self.events, self.call.launch_type
 
-        class Recording(launch):  # type: ignore[misc,valid-type]  # a class of the generated module
-            def __init__(self, kernel: Any, grid: Any, *rest: Any, **options: Any) -> None:
-                super().__init__(kernel, grid, *rest, **options)
+        class Recording(launch):  # type: ignore[misc,valid-type]  # of the module's support package
+            def __init__(self, kernel: Any, grid: Any, *rest: Any) -> None:
+                super().__init__(kernel, grid, *rest)
                 name = getattr(kernel, "__name__", str(kernel))
 
                 def slow(*arguments: Any, **constants: Any) -> SimpleNamespace:
@@ -291,35 +291,44 @@ class _Calls:
 
                 self.kernel = {grid: slow}
 
-            def map(self, i: int, address: int, x: torch.Tensor) -> list[Any]:
+            def map(self, made: Any, i: int, address: int, x: torch.Tensor) -> list[Any]:
                 return [address, *map(str, self.boxes[i])]
+
+            def on_device(self) -> Any:
+                return nullcontext()
+
+            def made_fast(self, binary: Any) -> Any:
+                return binary.start
 
         return Recording
 
     @contextmanager
     def _cuda(self, index: int) -> Iterator[None]:
         """The module's own launch, but for the driver."""
-        real, events = self.module._gpu, self.events
-        starter = getattr(self.module, "_starter_of_gpu", self.module._starter)
-        # who makes a tensor map refuses what is not aligned: there is one kernel, for aligned rows
-        has_maps = hasattr(self.module, "_tensor_map")
+        real, events = self.call.gpu_of, self.events
+        launch_type = getattr(self.call, "gpu_launch_type", self.call.launch_type)
 
-        def launcher(kernel: Any, aligned: bool, gpu: Any) -> Callable[..., None]:
-            def launch(stream: int, pointer: int, extra: int) -> None:
-                aligned_alone = aligned and not has_maps
-                events.append(("cuda", kernel.name, stream, aligned_alone, kernel.config, kernel.blocks))
+        class Recording(launch_type):  # type: ignore[misc,valid-type]  # of the module's support package
+            def launcher(self, kernel: Any, aligned: bool) -> Callable[..., None]:
+                # who makes a tensor map refuses what is not aligned: there is one kernel, for aligned rows
+                aligned_alone = aligned and getattr(self, "tma", None) is None
 
-            return launch
+                def launch(stream: int, pointer: int, extra: int) -> None:
+                    events.append(("cuda", kernel.name, stream, aligned_alone, kernel.config, kernel.blocks))
 
-        def noting(gpu: Any, kernels: list[Any], aligned: bool) -> Callable[[bytes], None]:
-            start = starter(gpu, kernels, aligned)
+                return launch
 
-            def noted(args: bytes) -> None:
-                words = len(args) // 8
-                events.append(("args", *struct.unpack(f"={words}Q", args[: 8 * words]), args[8 * words :]))
-                start(args)
+            def starter(self, aligned: bool) -> Callable[[bytes], None]:
+                start = super().starter(aligned)
 
-            return noted
+                def noted(args: bytes) -> None:
+                    words = len(args) // 8
+                    events.append(
+                        ("args", *struct.unpack(f"={words}Q", args[: 8 * words]), args[8 * words :])
+                    )
+                    start(args)
+
+                return noted
 
         driver = SimpleNamespace(ctxGetCurrent=lambda: 1)
         cuda = SimpleNamespace(driver=driver, runtime=SimpleNamespace(setDevice=lambda number: None))
@@ -327,11 +336,10 @@ class _Calls:
         with (
             patch.dict(sys.modules, modules),
             patch.object(torch.cuda, "device", _NoDevice),
-            patch.object(self.module, "_gpu", lambda number: real(number)._replace(index=index)),
-            patch.object(self.module, "_launcher", launcher),
-            patch.object(self.module, "_starter", noting),
-            patch.object(self.module, "_counter", lambda number: self._counter, create=True),
-            patch.object(self.module, "_copied", self._copied, create=True),
+            patch.object(self.call, "gpu_of", lambda number: real(number)._replace(index=index)),
+            patch.object(self.call, "launch_type", Recording),
+            patch.object(self.call, "counter", lambda number: self._counter, create=True),
+            patch.object(self.call, "copied", self._copied, create=True),
         ):
             yield
 

@@ -18,7 +18,7 @@ from attnc.expr.nodes import Expr, Load, Search, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.plan import ir
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.verify.boundaries import Boundary, Facts, boundaries_of
 from attnc.verify.case import Case, Layout
 from attnc.verify.data import ORDINARY, SPECIALS, VALUES

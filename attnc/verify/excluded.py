@@ -7,7 +7,6 @@ asked of the reference.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,9 +20,6 @@ from attnc.reference_arrays import Array, Bools, Integers, rows, to_arrays
 from attnc.verify.check import same_bits
 from attnc.verify.problem import Value
 from attnc.verify.rerun import Inputs, Run
-
-if TYPE_CHECKING:
-    from attnc.verify.gradient_properties import GradientRun
 
 
 def may_exclude(attention: Attention) -> bool:
@@ -43,12 +39,6 @@ def excluded_keys_are_invisible(run: Run) -> str | None:
         if not same_bits(outputs[name], before):
             return f"'{name}' depends on keys that no query keeps"
     return None
-
-
-def excluded_keys_have_no_gradient(run: GradientRun) -> str | None:
-    """The same of the gradients."""
-    inputs = poisoned_keys(run.attention, run.problem.inputs)
-    return inputs if isinstance(inputs, str) or inputs is None else run.again(inputs)
 
 
 def poisoned_keys(attention: Attention, inputs: Inputs) -> Inputs | str | None:

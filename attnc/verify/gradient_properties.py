@@ -29,7 +29,7 @@ from attnc.reference import Head, heads, softmax
 from attnc.reference_arrays import Array, Floats, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
-from attnc.verify.excluded import excluded_keys_have_no_gradient, may_exclude
+from attnc.verify.excluded import may_exclude, poisoned_keys
 from attnc.verify.gradient_bound import expect_gradients
 from attnc.verify.gradient_check import run_backward
 from attnc.verify.memory import shuffled
@@ -270,6 +270,14 @@ def _runs_agree(run: GradientRun) -> str | None:
 
 def _surroundings_do_not_matter(run: GradientRun) -> str | None:
     return run.again(fill="large")
+
+
+def excluded_keys_have_no_gradient(run: GradientRun) -> str | None:
+    """Rows of k and v that no query keeps become NaN and infinite: the gradients stay as they are, bit for
+    bit.
+    """
+    inputs = poisoned_keys(run.attention, run.problem.inputs)
+    return inputs if isinstance(inputs, str) or inputs is None else run.again(inputs)
 
 
 def _the_unseen_gets_nothing(run: GradientRun) -> str | None:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attnc.verify.interpreted_language import Language
 from attnc.verify.memory import WATCH, MemoryFault
 from attnc.verify.rounding import bf16_to_f32, f32_to_bf16, f32_to_tf32
 
@@ -98,6 +99,7 @@ class _Patch:
         self.patch_lang = interpreter._patch_lang
         self.scopes: list[Any] = []
         self.patched_globals: set[int] = set()
+        self.language = Language(tl, interpreter)
 
     def install(self) -> None:
         builder, executor = self.interpreter.InterpreterBuilder, self.interpreter.GridExecutor
@@ -110,6 +112,7 @@ class _Patch:
             (builder, "create_masked_store", self.wrap_store),
             (builder, "create_atomic_rmw", self.wrap_atomic),
             (builder, "set_grid_idx", self.wrap_set_grid_idx),
+            (self.interpreter.TensorDescHandle, "materialize_pointers", self.wrap_materialize),
             (self.interpreter.ReduceOps, "min_max", self.wrap_min_max),
             (executor, "_init_args_hst", self.wrap_init_args),
             (executor, "_restore_args_dev", self.wrap_restore_args),
@@ -238,6 +241,24 @@ class _Patch:
             original(builder, *divmod(rest, ny), z)
 
         return set_grid_idx
+
+    def wrap_materialize(self, original: Any) -> Any:
+        """Addresses and mask of a box, whose axes meet in one sum: the original has the box for each axis."""
+
+        def materialize_pointers(box: Any, offsets: Any) -> Any:
+            size = box.base.dtype.element_ty.primitive_bitwidth // 8
+            if (offsets[-1].data * size) % 16 != 0 or len(offsets) != box.ndim:
+                return original(box, offsets)
+            addresses, mask = box.base.data.astype(np.uint64), np.array([True])
+            for axis, length in enumerate(box.block_shape):
+                shape = [1] * box.ndim
+                shape[axis] = length
+                at = (offsets[axis].data + np.arange(length)).reshape(shape)
+                addresses = addresses + (size * at * box.strides[axis].data).astype(np.uint64)
+                mask = mask & (at >= 0) & (at < box.shape[axis].data)
+            return self.interpreter.TensorHandle(addresses, box.base.dtype.scalar), mask
+
+        return materialize_pointers
 
     def inline_asm(self, asm: str, constraints: str, args: Any, types: Any, *_: Any) -> Any:
         """One known instruction, on whole tensors."""
@@ -387,8 +408,14 @@ class _Patch:
         empty = self.interpreter._LangPatchScope()
         if id(function.__globals__) in self.patched_globals:
             return empty
+        is_first = not self.patched_globals
         self.patched_globals.add(id(function.__globals__))
         scope = self.patch_lang(function)
+        if is_first:
+            for name, method in [*self.language.methods()]:
+                scope.set_attr(self.tl.core.tensor, name, method)
+            for name, short in [*self.language.functions()]:
+                scope.set_attr(self.tl, name, short)
         scope.set_attr(self.tl.core.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
         for place in (_Names(function.__globals__), self.tl):
             scope.set_attr(place, "range", self.counters)

@@ -109,9 +109,12 @@ class Watch:
     def _locate(self, addresses: Addresses, mask: Bools, action: str) -> Iterator[tuple[Allocation, Any]]:
         """Each tensor touched, with the indices of its elements."""
         active = np.broadcast_to(addresses, mask.shape)[mask].astype(np.int64)
+        if not active.size:
+            return
+        first, last = int(active.min()), int(active.max())
         for allocation in self.allocations:
-            if not active.size:
-                return
+            if last < allocation.base or first >= allocation.end:
+                continue
             offset = active - allocation.base
             index, rest = np.divmod(offset, allocation.itemsize)
             inside = (offset >= 0) & (active < allocation.end) & (rest == 0)
@@ -119,8 +122,9 @@ class Watch:
             if inside.any():
                 yield allocation, index[inside]
                 active = active[~inside]
-        if active.size:
-            raise MemoryFault(self._describe(int(active[0]), active.size, action))
+                if not active.size:
+                    return
+        raise MemoryFault(self._describe(int(active[0]), active.size, action))
 
     def _describe(self, address: int, count: int, action: str) -> str:
         """Which tensor is nearest to a stray address, and how far away it is."""

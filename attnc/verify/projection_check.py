@@ -19,7 +19,7 @@ from hypothesis import given, target
 from hypothesis import seed as seeded
 
 from attnc.build import digest
-from attnc.model.dataflow import KERNELS
+from attnc.model.projection import KERNELS
 from attnc.model.tensors import DType
 from attnc.plan.ir_projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.loader import load_text

@@ -1,9 +1,14 @@
 """What was verified on a GPU: a committed file beside the generated modules, keyed by their paths.
 
-A record speaks of what a module does: it holds the SHA-256 of its code, kernels included, and lapses when
-that changes. Comments and docstrings are no part of it, since they quote the spec and its digest: a spec that
-says the same in other words, or gains a schedule for another target, changes no kernel. A module that nobody
-could verify (no GPU at hand) is named under `unverified` with the reason, until somebody can.
+A record speaks of what a module does: it holds the SHA-256 of its code (configs, declaration and kernels,
+with the headers that they include) and lapses when that changes. Comments and docstrings are no part of it,
+since they quote the spec and its digest: a spec that says the same in other words, or gains a schedule for
+another target, changes no kernel. A module that nobody could verify (no GPU at hand) is named under
+`unverified` with the reason, until somebody can.
+
+The Python beside all kernels, the support package, has a record of its own for each target. A change of it
+leaves the modules' records as they are: it asks for its unit tests, and for one module of each target to be
+verified on a GPU again.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from attnc.target.support import with_headers
 
 NAME = "verified.json"
 #: Comments of C++, or a string, which may hold what looks like one.
@@ -53,21 +60,44 @@ class Sanitized:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Supported:
+    """The support package, as a GPU has last run it for a target: its hash, and how many modules were
+    verified.
+    """
+
+    sha256: str
+    device: str
+    modules: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
     """The file, by paths below generated/: a record or why there is none, and what compute-sanitizer has
-    watched or why it has not.
+    watched or why it has not. support: by the folder of a target, such as `triton`.
     """
 
     verified: Mapping[str, Record] = field(default_factory=dict)
     unverified: Mapping[str, str] = field(default_factory=dict)
     sanitized: Mapping[str, Sanitized] = field(default_factory=dict)
     unsanitized: Mapping[str, str] = field(default_factory=dict)
+    support: Mapping[str, Supported] = field(default_factory=dict)
+
+    def with_support(self, sha256: str, new: Mapping[str, Record]) -> Records:
+        """The same with the support package noted as run by these modules."""
+        support = dict(self.support)
+        for path, record in new.items():
+            target = target_of(path)
+            known = support.get(target)
+            before = known.modules if known is not None and known.sha256 == sha256 else 0
+            support[target] = Supported(sha256=sha256, device=record.device, modules=before + 1)
+        return replace(self, support=support)
 
     def with_verified(self, new: Mapping[str, Record]) -> Records:
         """The same with these records added or replaced, but for what is known of large cases of the same
         text; a module that has one is no longer unverified.
         """
-        left = {path: why for path, why in self.unverified.items() if path not in new}
+        ran = {f"_support/{target_of(path)}" for path in new}
+        left = {path: why for path, why in self.unverified.items() if path not in new and path not in ran}
         kept = {
             path: replace(record, large=self.verified[path].large)
             if path in self.verified and self.verified[path].sha256 == record.sha256
@@ -95,18 +125,27 @@ class Records:
         kept = set(paths)
         return Records(
             verified={path: record for path, record in self.verified.items() if path in kept},
-            unverified={path: why for path, why in self.unverified.items() if path in kept},
+            unverified={
+                path: why
+                for path, why in self.unverified.items()
+                if path in kept or path.startswith("_support/")
+            },
             sanitized={path: record for path, record in self.sanitized.items() if path in kept},
             unsanitized={path: why for path, why in self.unsanitized.items() if path in kept},
+            support={
+                target: known for target, known in self.support.items() if target in set(map(target_of, kept))
+            },
         )
 
 
 def hash_of(module: Path) -> str:
-    """SHA-256 of the code of a module and of the .cu files that it names, comments and docstrings apart."""
+    """SHA-256 of the code of a module, of the .cu files that it names and of the headers that these include,
+    comments and docstrings apart.
+    """
     code, sources = _code_of(module.read_text(encoding="utf-8"))
     texts = [code]
     for name in sources:
-        source = module.with_name(name).read_text(encoding="utf-8")
+        source = with_headers(module.with_name(name).read_text(encoding="utf-8"))
         texts += [name, " ".join(_COMMENTS.sub(r"\1", source).split())]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
@@ -134,6 +173,32 @@ def _code_of(text: str) -> tuple[str, list[str]]:
     return "\n".join(line.rstrip() for line in lines if line.strip()), sorted(sources)
 
 
+def support_hash(folder: Path) -> str:
+    """SHA-256 of the Python of the support package in a folder of modules, comments and docstrings apart; its
+    headers are part of the kernels.
+    """
+    texts = (path.read_text(encoding="utf-8") for path in sorted((folder / "_support").glob("*.py")))
+    return hashlib.sha256("\0".join(_code_of(text)[0] for text in texts).encode()).hexdigest()
+
+
+def target_of(path: str) -> str:
+    """The folder of a module's target: `triton` of `alibi/triton/d64.py`."""
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 else ""
+
+
+def unsupported(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Targets for which no GPU has run the support package as it is, nor `unverified` says why:
+    `_support/triton`.
+    """
+    current = support_hash(folder)
+    known = {target for target, support in records.support.items() if support.sha256 == current}
+    targets = dict.fromkeys(map(target_of, modules))
+    return [
+        target for target in targets if target not in known and f"_support/{target}" not in records.unverified
+    ]
+
+
 def read(folder: Path) -> Records:
     """The records of a folder of modules; none where there is no file. Raises ValueError when malformed."""
     path = folder / NAME
@@ -143,8 +208,9 @@ def read(folder: Path) -> Records:
         data = json.loads(path.read_text(encoding="utf-8"))
         verified = {name: Record(**fields) for name, fields in data["verified"].items()}
         sanitized = {name: Sanitized(**fields) for name, fields in data.get("sanitized", {}).items()}
+        support = {target: Supported(**fields) for target, fields in data.get("support", {}).items()}
         reasons = {section: dict(data.get(section, {})) for section in ("unverified", "unsanitized")}
-        return Records(verified=verified, sanitized=sanitized, **reasons)
+        return Records(verified=verified, sanitized=sanitized, support=support, **reasons)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: not a file of verification records: {error}") from None
 
@@ -156,6 +222,7 @@ def dump(records: Records) -> str:
         "unverified": records.unverified,
         "sanitized": {path: asdict(record) for path, record in records.sanitized.items()},
         "unsanitized": records.unsanitized,
+        "support": {target: asdict(support) for target, support in records.support.items()},
     }
     texts = (f"{json.dumps(name)}: {_object(section)}" for name, section in sections.items())
     return "{\n" + ",\n".join(texts) + "\n}\n"

@@ -13,11 +13,13 @@ import torch
 from attnc.plan.targets import target_of
 from attnc.verify import simt
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
+from attnc.verify.sanitize import TOOLS
 
 
 class Runner(ABC):
     """without_gpu: where modules run then, for a reader; warps_matter: configs that differ in warps or stages
-    alone are different programs there too; can_sanitize: compute-sanitizer sees their kernels.
+    alone are different programs there too; sanitizers: the tools of compute-sanitizer that understand their
+    kernels.
 
     stages: the field of a generated config that has the stages of a pipeline; sections: the fewest and the
     most heads that a module for prompts takes in one section, where small cases have some.
@@ -25,7 +27,7 @@ class Runner(ABC):
 
     without_gpu: ClassVar[str]
     warps_matter: ClassVar[bool]
-    can_sanitize: ClassVar[bool]
+    sanitizers: ClassVar[tuple[str, ...]]
     stages: ClassVar[str]
     sections: ClassVar[tuple[int, ...]] = ()
 
@@ -59,7 +61,7 @@ class Interpreted(Runner):
 
     without_gpu = "Triton's interpreter"
     warps_matter = False
-    can_sanitize = False
+    sanitizers = ()
     stages = "num_stages"
     sections = (4, 16)
 
@@ -85,7 +87,7 @@ class ThreadByThread(Runner):
 
     without_gpu = "the CPU, thread by thread"
     warps_matter = True
-    can_sanitize = True
+    sanitizers = TOOLS
     stages = "STAGES"
 
     def is_available(self) -> bool:
@@ -98,8 +100,21 @@ class ThreadByThread(Runner):
         simt.attach(module)
 
 
+class ThreadByThreadHopper(ThreadByThread):
+    """CUDA C++ with bulk copies and wgmma.
+
+    Two tools do not follow them: initcheck does not see that a bulk copy writes a tensor, and racecheck not
+    that what a bulk copy writes is read behind its mbarrier. The simulator's vector clocks do."""
+
+    sanitizers = ("memcheck", "synccheck")
+
+
 #: By the family of a target (`plan.target.Target.family`).
-_RUNNERS: Mapping[str, Runner] = {"triton": Interpreted(), "sm80": ThreadByThread(), "sm90": ThreadByThread()}
+_RUNNERS: Mapping[str, Runner] = {
+    "triton": Interpreted(),
+    "sm80": ThreadByThread(),
+    "sm90": ThreadByThreadHopper(),
+}
 
 
 def runner_of(target: str) -> Runner:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")
+TOOLS: tuple[str, ...] = ("memcheck", "initcheck", "synccheck", "racecheck")
 BEGIN, END = "== begin ", "== end "
 
 _VERSION = re.compile(r"Version (\S+)")
@@ -34,13 +34,14 @@ Progress: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A module to run: its name, and what `attnc.verify.launches` needs to find it."""
+    """A module to run: its name, what `attnc.verify.launches` needs to find it, and the tools that watch."""
 
     name: str
     spec: str
     attention: str
     variant: str
     target: str
+    tools: tuple[str, ...] = TOOLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Outcome:
 
     @property
     def clean(self) -> tuple[str, ...]:
-        """The modules that every tool has watched to their end without a word."""
+        """The modules that each of their tools has watched to their end without a word."""
         guilty = {finding.name for finding in self.findings}
         return tuple(name for name in self.launches if name not in guilty)
 
@@ -83,7 +84,7 @@ def version(sanitizer: Path) -> str:
 def sanitize(
     sanitizer: Path, jobs: Sequence[Job], *, processes: int, progress: Progress = lambda name: None
 ) -> Outcome:
-    """Runs every module under every tool, in `processes` processes at a time.
+    """Runs every module under each of its tools, in `processes` processes at a time.
 
     The first tool goes alone, so that the others find all machine code in the cache."""
     findings: list[Finding] = []
@@ -101,8 +102,9 @@ def sanitize(
 
     with ThreadPoolExecutor(processes) as pool:
         for tools in (TOOLS[:1], TOOLS[1:]):
-            parts = _parts(jobs, max(1, processes // len(tools)))
-            list(pool.map(run, *zip(*((tool, part) for tool in tools for part in parts), strict=True)))
+            count = max(1, processes // len(tools))
+            parts = [(t, part) for t in tools for part in _parts([j for j in jobs if t in j.tools], count)]
+            list(pool.map(lambda one: run(*one), parts))
     ordered = tuple(sorted(findings, key=lambda finding: (finding.name, TOOLS.index(finding.tool))))
     return Outcome(launches=launches, findings=ordered)
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from attnc.resources import resource
 from attnc.runtime.cache import cache_folder
 from attnc.verify.tensor_map import tensor_map
@@ -99,42 +101,50 @@ def run_on_cpu(generated: ModuleType) -> None:
 
 def _is_cuda(part: Any) -> bool:
     # not hasattr: namespaces of torch have every attribute that they are asked for
-    return isinstance(part, ModuleType) and {"_KERNELS", "_starter"} <= vars(part).keys()
+    return isinstance(part, ModuleType) and hasattr(vars(part).get("CALL"), "program")
 
 
 def attach(module: ModuleType) -> None:
     """Makes a generated module launch on the CPU, every time with the warps in another order."""
-    host: Any = module
-    host._starter_of_gpu, of_gpu = host._starter, host._gpu
+    call: Any = vars(module)["CALL"]
+    of_gpu = call.gpu_of
     # a cache so small that small cases have sections of heads too
-    host._gpu = lambda index: of_gpu(index)._replace(l2=_CACHE)
-    texts = {name: host._source(name) for name in host._KERNELS}
+    call.gpu_of = lambda index: of_gpu(index)._replace(l2=_CACHE)
+    texts = {name: call.program.source(name) for name in call.program.kernels}
     folders = {name: "sm90" if "mbarrier_wait(" in text else "cuda" for name, text in texts.items()}
-    if hasattr(host, "_tensor_map"):
-        host._tensor_map = tensor_map
+    if hasattr(call, "tensor_map"):
+        call.tensor_map = _tensor_map
     # scattered: the last bit turns the order of blocks around, and a call makes as many launches as another
     seeds = (n * 0x9E3779B97F4A7C15 >> 9 & (1 << 48) - 1 for n in count())
 
-    def starter_here(gpu: Any, kernels: list[Any], aligned: bool) -> Callable[[bytes], None]:
-        def start(args: bytes) -> None:
-            for name, config, blocks in kernels:
-                if blocks == 0:
-                    continue
-                launch(
-                    texts[name],
-                    dict(_DEFINE.findall(" ".join(host._options(config, aligned, gpu.arch)))),
-                    args,
-                    blocks=blocks,
-                    threads=32 * config.WARPS,
-                    shared=config.shared,
-                    seed=next(seeds),
-                    kernel=name,
-                    folder=folders[name],
-                )
+    class SimulatedLaunch(call.launch_type):  # type: ignore[misc]  # of the module's support package
+        def starter(self, aligned: bool) -> Callable[[bytes], None]:
+            def start(args: bytes) -> None:
+                for name, config, blocks in self.kernels:
+                    if blocks == 0:
+                        continue
+                    options = self.program.options(config, aligned, self.gpu.arch)
+                    launch(
+                        texts[name],
+                        dict(_DEFINE.findall(" ".join(options))),
+                        args,
+                        blocks=blocks,
+                        threads=32 * config.WARPS,
+                        shared=config.shared,
+                        seed=next(seeds),
+                        kernel=name,
+                        folder=folders[name],
+                    )
 
-        return start
+            return start
 
-    host._starter = starter_here
+    call.gpu_launch_type, call.launch_type = call.launch_type, SimulatedLaunch
+    call.forget()
+
+
+def _tensor_map(pointer: int, dtype: torch.dtype, *layout: Any) -> bytes:
+    """As the support package asks for maps."""
+    return tensor_map(pointer, dtype.itemsize, *layout)
 
 
 @cache

@@ -27,7 +27,7 @@ def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:
 
 def _expressions(attention: Attention) -> tuple[Expr, ...]:
     softmax = attention.softmax
-    optional = (softmax.sink, softmax.dropout, softmax.seed)
+    optional = (softmax.sink, softmax.dropout, softmax.seed, softmax.first_head)
     return (
         attention.score,
         attention.mask,

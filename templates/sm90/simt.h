@@ -1,4 +1,4 @@
-// A CPU in place of a Hopper GPU: the instructions of sm_90a that a generated kernel uses by name (_device.cu.jinja), so that the
+// A CPU in place of a Hopper GPU: the instructions of sm_90a that a generated kernel uses by name (attnc/support/sm90.cuh), so that the
 // same text compiles with g++ and runs.
 //
 // Warps go on independently, in an order that a seed shuffles. Copies and products are made at a random moment between their issue and

@@ -5,8 +5,8 @@ import re
 import pytest
 from typer.main import get_command
 
-from attnc import __version__
 from attnc.cli.app import app
+from attnc.version import __version__
 from tests.cli.conftest import Run
 
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]  # an app with commands is a group

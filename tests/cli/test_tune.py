@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from attnc.plan import ir
-from attnc.plan.dispatch import admits, load_tables
 from attnc.runtime.timing import Timing, summarise
 from attnc.source import Source
+from attnc.tuned.tables import admits, load_tables
 from tests.cli.conftest import TINY, Run
 
 SCHEDULE = "\nschedule tiny for triton as {name} {{\n  loops = [{loops}]\n  tile.q = {rows}\n}}\n"
@@ -40,10 +40,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"attnc.{name}", fake)
 
     install("cli.tune.need_gpu", lambda: None)
-    install("tune_schedules.Sized", Clock)
-    install("tune_schedules.interleave", read)
-    install("tune_schedules.device_name", lambda: "a GPU")
-    install("tune_schedules.toolchain_of", lambda target: SimpleNamespace(version=lambda: "triton 3.6.0"))
+    install("tune.schedules.Sized", Clock)
+    install("tune.schedules.interleave", read)
+    install("tune.schedules.device_name", lambda: "a GPU")
+    install("tune.schedules.toolchain_of", lambda target: SimpleNamespace(version=lambda: "triton 3.6.0"))
 
 
 def spec(path: Path) -> Path:

@@ -121,3 +121,13 @@ def test_explain_reads_registers_from_the_binary(spawn: Run) -> None:
     assert done.code == 0, done.err
     data = json.loads(done.out)
     assert data["compiled"] is None or data["compiled"]["registers"] > 0
+
+
+def test_explain_prints_the_plan(run: Run) -> None:
+    done = run("explain", "specs/tiny.attn", "--ir")
+    assert done.code == 0, done.err
+    assert done.out.startswith("module tiny ")
+    assert "for kv_lo in " in done.out
+    refused = run("explain", "specs/tiny.attn", "--ir", "--json")
+    assert refused.code == 2
+    assert "--ir prints text" in refused.err

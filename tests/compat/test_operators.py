@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 import attnc
+from tests.processes import run_program
 
 SPEC = """\
 attention exported {
@@ -64,7 +63,7 @@ def test_an_exported_program_runs_at_other_lengths_in_another_process(tmp_path: 
     files[0].write_text(SPEC)
     torch.export.save(program, files[1])
     torch.save((inputs(9, 9), layer(*inputs(9, 9))), files[2])
-    done = subprocess.run([sys.executable, "-c", LOAD, *files], capture_output=True, text=True)
+    done = run_program(LOAD, *files)
     assert done.stdout == "True\n", done.stderr
 
 

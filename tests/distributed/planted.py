@@ -45,7 +45,7 @@ BUGS = (
     ),
     Bug(
         name="a window ends a key early",
-        place="plan.Plan.parts",
+        place="plan.Plan.window",
         old="int(keys[-1]) + 1",
         new="int(keys[-1])",
     ),
@@ -80,7 +80,7 @@ BUGS = (
     Bug(
         name="holes of a window are not filled",
         place="moves.Moves.fetch_keys",
-        old="x.zero_()",
+        old="self.holes.clear(x, axis)",
         new='x.fill_(float("nan"))',
         shown_by="holes",
     ),

@@ -86,6 +86,7 @@ SPECS: Mapping[str, str] = {
     ),
     "by head": text("causal and (h < 2 or kv_idx >= q_pos - 9)"),
     "sizes": text("kv_idx < N - 3 and kv_idx <= q_pos + M // 4"),
+    "dropout": text(inputs=("p: f32[]", "seed: i64[]"), normalize="softmax(dropout = p, seed = seed)"),
     "lengths": text(inputs=("kv_len: i32[B]",), length="length N = kv_len[b]"),
     "packed": text("window(30, 0)", packed=True),
     "dilated": text("(q_pos - kv_idx) % 3 == 0 and causal"),

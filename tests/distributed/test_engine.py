@@ -11,6 +11,7 @@ import torch
 from attnc.diagnostics import DiagnosticError
 from attnc.distributed import ContextParallel
 from attnc.distributed.estimate import Strategy
+from attnc.distributed.group import Alone
 from attnc.distributed.verify import RanksCase, cases, run_case
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
@@ -122,6 +123,22 @@ def test_bits_are_those_of_one_rank_and_of_every_run() -> None:
             torch.testing.assert_close(one, many, atol=2e-6, rtol=2e-5)
 
 
+def test_rows_may_lie_in_slices() -> None:
+    """As DTensors are sharded: whatever the work."""
+
+    def work(group: Thread) -> tuple[list[int], Verdict]:
+        cp = ContextParallel(SPECS["causal"], group, rows="slices")
+        made = RanksCase(case=Case(dims={"B": 1, "M": 96, "N": 96, "Hkv": 2, "G": 1}, seed=1))
+        verdict = run_case(cp, cp.spec.variants[0], made)
+        return cp.rows().tolist(), verdict
+
+    found = on_ranks(3, work)
+    assert [rows for rows, _ in found] == [list(range(first, first + 32)) for first in (0, 32, 64)]
+    assert found[0][1].ok, found[0][1].message
+    with pytest.raises(ValueError, match="rows: expected 'planned' or 'slices', got 'mine'"):
+        ContextParallel(SPECS["causal"], Alone(), rows="mine")  # type: ignore[arg-type]  # wrong on purpose
+
+
 def test_only_what_is_needed_is_sent() -> None:
     def work(group: Thread) -> tuple[int, int]:
         cp = ContextParallel(SPECS["window"], group)
@@ -171,16 +188,36 @@ def test_a_rank_with_another_plan_is_an_error_on_all() -> None:
 
 
 def test_what_is_not_covered_is_said_before_anything_moves() -> None:
-    spec = text(inputs=("p: f32[]", "seed: i64[]"), normalize="softmax(dropout = p, seed = seed)")
+    spec = text(
+        inputs=("p: f32[]", "seed: i64[]"), normalize="softmax(dropout = p, seed = seed)", packed=True
+    )
 
     def work(group: Thread) -> str:
         cp = ContextParallel(spec, group)
         with pytest.raises(DiagnosticError) as refused:
-            cp.shard(*whole(), 0.1, 1)
+            cp.shard(*(x[0] for x in whole()), 0.1, 1)
         assert not group.bytes_sent
         return refused.value.diagnostics[0].message
 
-    assert on_ranks(2, work) == ["dropout is not shared out over ranks yet"] * 2
+    assert on_ranks(2, work) == ["dropout of packed sequences is not shared out over ranks"] * 2
+
+
+def test_dropout_shares_out_the_heads() -> None:
+    """Counters are the numbers of rows and keys: the same bits are dropped as on one rank."""
+
+    def work(group: Thread) -> torch.Tensor:
+        cp = ContextParallel(SPECS["dropout"], group, groups=1)
+        with torch.no_grad():
+            o, _ = cp(*cp.shard(*whole(), 0.5, 7))
+        assert cp.plan(*whole()[:2]).chosen.strategy == "heads"
+        return cp.unshard(o)
+
+    assert torch.equal(on_ranks(2, work)[0], on_ranks(1, work)[0])
+    cp = ContextParallel(SPECS["dropout"], Alone(), strategy="need")
+    with pytest.raises(
+        ValueError, match="strategy: dropout leaves rows and keys whole, 'heads', and not 'need'"
+    ):
+        cp.plan(*whole()[:2])
 
 
 def test_mistakes_are_named() -> None:
@@ -212,18 +249,24 @@ def test_every_row_and_label_can_be_found() -> None:
     assert torch.equal(rows.sort().values, torch.arange(45))
 
 
+#: What a target's kernels are told besides the mask.
+_SCHEDULES = {
+    "cuda.sm_80": "tile.q = 64, tile.kv = 64",
+    "cuda.sm_90a": "backward { accumulate.dq = atomic }",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="needs a C++ compiler")
-def test_another_target() -> None:
-    """CUDA kernels, thread by thread: results alone, since their gradients of keys are not f32."""
-    spec = text(dtype="bf16").replace("for triton", "for cuda.sm_80").replace("= 16", "= 64")
+@pytest.mark.parametrize("target", _SCHEDULES)
+def test_another_target(target: str) -> None:
+    """CUDA kernels, thread by thread, whose gradients of keys leave in f32 as Triton's do."""
+    spec = text(dtype="bf16").replace("for triton", f"for {target}")
+    spec = spec.replace("tile.q = 16, tile.kv = 16", _SCHEDULES[target])
     made = RanksCase(case=Case(dims={"B": 1, "M": 20, "N": 20, "Hkv": 1, "G": 1}, seed=1))
 
     def work(group: Thread) -> Verdict:
-        cp = ContextParallel(spec, group, target="cuda.sm_80")
-        q, k, v = (x[:, :20, :1].bfloat16().requires_grad_() for x in whole())
-        with pytest.raises(RuntimeError, match="has no gradients over ranks"):
-            cp(*cp.shard(q, k, v))
+        cp = ContextParallel(spec, group, target=target)
         return run_case(cp, cp.spec.variants[0], made)
 
     verdict = on_ranks(2, work)[0]

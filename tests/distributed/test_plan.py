@@ -2,8 +2,10 @@
 masks, sizes, lengths, packings, ranks and strategies, by brute force.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.distributed.cut import assignments, chunk_rows, chunked, contiguous
+from attnc.distributed.cut import Chunks, assignments, chunk_rows, chunked, contiguous, longest_first
 from attnc.distributed.estimate import STRATEGIES, Rates, Strategy
 from attnc.distributed.explain import as_dict, as_text, least
-from attnc.distributed.plan import Plan, Planner, Widths, make_plan
-from attnc.distributed.spans import Sizes, Visibility
+from attnc.distributed.plan import Plan, Planner, make_plan
+from attnc.distributed.spans import Sizes, Visibility, Widths
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
+from tests.distributed import plain_plan
+from tests.distributed.plain_plan import check_plan
 from tests.expr.masks import masks
 from tests.expr.spell import spell
 from tests.specimens import attention
@@ -85,16 +89,16 @@ def tensors(rng: np.random.Generator, batch: int, n: int) -> dict[str, npt.NDArr
 
 
 @st.composite
-def drawn(draw: st.DrawFn) -> Drawn:
+def drawn(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 130)) -> Drawn:
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     ranks = draw(st.integers(1, 5))
     batch = draw(st.integers(1, 3))
     kind = draw(st.sampled_from(("square", "square", "oblong", "packed", "packed apart", "lengths")))
-    queries = draw(st.sampled_from((1, 15, 16, 33, 70, 97, 130)))
-    keys = queries if kind in ("square", "packed") else draw(st.sampled_from((0, 1, 16, 47, 101, 128)))
+    rows = draw(st.sampled_from(queries))
+    keys = rows if kind in ("square", "packed") else draw(st.sampled_from((0, 1, 16, 47, 101, 128)))
     ends_q = ends_k = None
     if kind.startswith("packed"):
-        ends_q = np.sort(np.append(rng.integers(0, queries + 1, batch - 1), [0, queries]))
+        ends_q = np.sort(np.append(rng.integers(0, rows + 1, batch - 1), [0, rows]))
         ends_k = ends_q
         if kind == "packed apart":
             ends_k = np.sort(np.append(rng.integers(0, keys + 1, batch - 1), [0, keys]))
@@ -102,7 +106,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
     lengths = {"N": spell("kv_len[b]")} if kind == "lengths" else {}
     sizes = Sizes(
         batch=batch,
-        queries=queries,
+        queries=rows,
         keys=keys,
         heads=HEADS,
         kv_heads=KV_HEADS,
@@ -165,6 +169,7 @@ def test_every_visible_score_is_computed_once(call: Drawn, strategy: Strategy) -
     planner = Planner(seen, WIDTHS, call.ranks)
     plan = planner.plan(call.sizes)
     check(plan, visible)
+    check_plan(plan, seen)
     assert planner.plan(call.sizes) is plan
     try:
         asked = planner.plan(call.sizes, strategy)
@@ -174,7 +179,31 @@ def test_every_visible_score_is_computed_once(call: Drawn, strategy: Strategy) -
         reason = ""
         assert asked.chosen.strategy == strategy
         check(asked, visible)
+        check_plan(asked, seen)
     assert not reason or strategy in ("heads", "mixed")
+
+
+@settings(max_examples=20)
+@given(drawn(queries=(16, 64, 96, 128, 90)))
+def test_rows_in_slices(call: Drawn) -> None:
+    seen, sizes, ranks = visibility(call.mask, call.lengths), call.sizes, range(call.ranks)
+    planner = Planner(seen, WIDTHS, call.ranks)
+    first = ((len(in_slices(rows, call.ranks)[0]), rows) for rows in (sizes.queries, sizes.keys))
+    if any(own % 16 and own < rows for own, rows in first):
+        with pytest.raises(ValueError, match="is no multiple of 16"):
+            planner.plan(sizes, in_slices=True)
+        return
+    plan = planner.plan(sizes, in_slices=True)
+    assert [plan.owned(rank).tolist() for rank in ranks] == in_slices(sizes.queries, call.ranks)
+    assert [plan.owned_keys(rank).tolist() for rank in ranks] == in_slices(sizes.keys, call.ranks)
+    check(plan, call.visible())
+    check_plan(plan, seen)
+
+
+def in_slices(rows: int, ranks: int) -> list[list[int]]:
+    """The rows of each rank, as DTensors are sharded."""
+    own = max(-(-rows // ranks), 1)
+    return [list(range(min(rank * own, rows), min((rank + 1) * own, rows))) for rank in range(ranks)]
 
 
 def causal(n: int = 65536, **changes: Any) -> Sizes:
@@ -234,13 +263,49 @@ def test_plans_are_equal_and_differ_where_they_must() -> None:
     assert make_plan(seen, causal(4096), WIDTHS, 2, Rates()).hash != first.hash
 
 
+DOCUMENTS = "kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]"
+
+
+def packed(n: int) -> Sizes:
+    lengths = np.random.default_rng(3).integers(n // 64, n // 8, 60)
+    return causal(n, tensors={"doc": np.repeat(np.arange(60), lengths)[:n][None]})
+
+
+def operations(mask: str, sizes: Sizes, ranks: int) -> int:
+    """Functions that a plan calls, of Python and of numpy: counted, and not in time."""
+    seen, count = visibility(spell(mask)), 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    make_plan(seen, sizes, WIDTHS, ranks, Rates())
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        make_plan(seen, sizes, WIDTHS, ranks, Rates())
+    finally:
+        sys.setprofile(before)
+    return count
+
+
 def test_planning_takes_few_operations() -> None:
-    """64 chunks of 65536 rows: counted in arrays and not in time."""
+    """64 chunks and 512 tiles of 65536 rows in some hundred calls, which longer sequences do not raise."""
     size = chunk_rows(65536, 4)
     tiles = visibility(spell("kv_idx <= q_pos")).tiles(causal(), 128)
     chunks = chunked(tiles, 65536, 65536, size)
     assert (size, len(chunks.work), len(tiles.row)) == (1024, 64, 512)
     assert list(assignments(chunks, 4)) == ["contiguous", "longest first"]
+    assert operations("kv_idx <= q_pos", causal(), 4) < 1000
+    assert operations(DOCUMENTS, packed(65536), 4) < 2000
+    few, many = (operations("kv_idx <= q_pos", causal(n), 4) for n in (16384, 262144))
+    assert abs(many - few) < 100
+
+
+@given(st.lists(st.integers(0, 1 << 30), max_size=70), st.integers(1, 9))
+def test_chunks_go_to_whoever_has_least(work: list[int], ranks: int) -> None:
+    chunks = Chunks(16, np.full(len(work), 16), np.asarray(work, np.float64), 0.5)
+    assert longest_first(chunks, ranks).tolist() == plain_plan.longest_first(chunks, ranks)
 
 
 def test_explain_says_what_was_chosen() -> None:

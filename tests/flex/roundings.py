@@ -48,6 +48,12 @@ class Dense:
         p = torch.softmax(score.detach().masked_fill(~kept, -math.inf), -1)
         self.p = torch.where(kept, p, 0.0).nan_to_num()
         self.o = self.p @ self.v
+        self.kept = kept
+
+    def largest_score(self) -> float:
+        """The largest magnitude of the finite scores that the mask keeps; 0 where there is none."""
+        score = self.score.detach()
+        return float(score.masked_fill(~self.kept | score.isinf(), 0.0).abs().max())
 
     def sums(self, cotangent: torch.Tensor, of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """sum_ij cotangent_ij ds_ij/dx for each x, in float64."""

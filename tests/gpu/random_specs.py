@@ -1,12 +1,17 @@
-"""Whole random specs on GPUs, thousands of them: text to kernels of both targets to judged results.
+"""Whole random specs on GPUs, thousands of them: text to kernels of three targets to judged results.
 
-    python -m tests.gpu.random_specs --count 5000 --workers 64 --out random_specs.json
+    python -m tests.gpu.random_specs --seconds 600 --out random_specs.json
 
-Each spec is compiled for Triton and for CUDA, its forward and its gradients are judged by their bounds on a
-drawn case, and the two targets are compared. A worker is a process of its own (workers take turns with the
-GPUs), so that compilers run side by side; one that a kernel has killed is started again behind the spec that
-did it. Ends after --seconds at the latest, and says how many specs that were, how often each feature of the
-language was drawn, and which were wrong. Without a GPU kernels are interpreted.
+Each spec is compiled for Triton, for `cuda.sm_80`, and for `cuda.sm_90a` where that has kernels for it. The
+forward and the gradients of each are judged by their bounds on one drawn case, and outputs are compared.
+Nearly every spec has gradients. A worker is a process of its own (workers take turns with the GPUs), so that
+compilers run side by side; one that a kernel has killed, or keeps for a minute, is started again behind the
+spec that did it.
+
+The file is written as the run goes on: how many specs there were by target, how often each feature of the
+language was drawn, and which were wrong, with text, seed and case. A later run with the same file adds to
+it, from the next seed on; `--again` runs those that were wrong, and keeps those that still are. Without a GPU
+kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -32,21 +37,36 @@ if TYPE_CHECKING:
 
 #: Specs that one seed draws. The first that Hypothesis draws is always the simplest, and is not counted.
 CHUNK = 24
-#: Sizes of cases: those of a small one, on a GPU too, since the reference is computed on the host.
-LONGEST, WORK = 200, 64
+#: Of so many specs one may be of what has no gradients: decoding, and keys in pages.
+_WITHOUT_GRADIENTS = 12
+#: Rows of a case, and its scores: few on a GPU too, since the reference is computed on the host.
+LONGEST, AREA = 300, 1 << 16
+#: Seconds after which a spec is taken for one whose kernel does not end.
+PATIENCE = 60
 #: Words and signs of the language whose use is counted, besides the types of inputs.
 WORDS = re.compile(
     r"\b(?:bf16|f16|f32|i32|i64|bool|ragged|paged|prefix|grad|dropout|sink|length|lse|mask|sorted|persistent"
-    r"|longest_first|two_pass|lazy|every_step|unified_max|sequential|atomic|fixed|pack|warp_split|where|min|max"
+    r"|longest_first|two_pass|every_step|unified_max|sequential|atomic|fixed|pack|where|min|max"
     r"|abs|exp|exp2|log|log2|sqrt|tanh|sigmoid|erf|clamp|floor|q_pos|and|or|not|causal|window|first)\b"
-    r"|//|%|==|!=|<=|>=|loops = \[[a-z, ]+\]|split\.kv"
+    r"|//|%|==|!=|<=|>=|loops = \[[a-z, ]+\]|split\.kv|warp_split = \w+|(?:rescale|maximum) = lazy"
+    r"|consumers = \d|overlap = \w+|registers"
+)
+#: What is counted of each result, in the order of a summary.
+COUNTS = (
+    "specs",
+    "on three targets",
+    "with gradients",
+    "with gradients on three targets",
+    "with gradients by wgmma",
+    "wrong",
+    "refused",
 )
 
 
 @dataclass(slots=True)
 class Result:
     """One drawn spec. wrong: what is, by target; refused: the compiler's message for a spec that it does not
-    take.
+    take; targets: those that ran; gradients: whether theirs ran; wgmma: whether Hopper's did so by wgmma.
     """
 
     chunk: int
@@ -56,18 +76,32 @@ class Result:
     wrong: dict[str, str] = field(default_factory=dict)
     refused: str = ""
     features: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     gradients: bool = False
+    wgmma: bool = False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What it adds to each of `COUNTS`."""
+        ran, three = not self.refused, len(self.targets) == 3
+        found = (ran, three, self.gradients, self.gradients and three, self.wgmma, self.wrong, self.refused)
+        return {name: int(bool(value)) for name, value in zip(COUNTS, found, strict=True)}
 
 
 def features_of(text: str, case: Any) -> tuple[str, ...]:
     """What a spec and its case use, each once."""
     found = {re.sub(r"\s+", " ", word) for word in WORDS.findall(text)}
     found |= {f"lengths {case.lengths}", f"extras {case.extras}", f"call {case.call}"}
-    return tuple(sorted(found | {f"layout of {name}" for name in case.layouts}))
+    return tuple(sorted(found | {f"layout of {name}" for name in case.layouts if name in _LAID_OUT}))
+
+
+_LAID_OUT = ("q", "k", "v", "o", "lse", "do", "dlse")
 
 
 def judged(chunk: int, number: int, text: str, data: Any) -> Result:
-    """The spec compiled for both targets, run on a drawn case, and compared."""
+    """The spec compiled for its targets, run on a drawn case, and compared."""
+    from hypothesis import strategies as st
+
     from attnc.diagnostics import DiagnosticError
     from attnc.verify.strategies import cases
     from attnc.verify.subjects import subject_of
@@ -80,13 +114,15 @@ def judged(chunk: int, number: int, text: str, data: Any) -> Result:
         result.refused = str(error)
         return result
     made = {module.target: subject_of(module) for module in modules}
-    widest = made.get("cuda.sm_80", made["triton"])
-    limits = replace(widest.limits(), longest=LONGEST, work=WORK)
-    case = data.draw(cases(widest.variant, limits))
+    shaping = made[data.draw(st.sampled_from(sorted(made)))]
+    limits, largest = shaping.limits(), max(m * n for m, n in shaping.limits().tiles.values())
+    case = data.draw(cases(shaping.variant, replace(limits, longest=LONGEST, work=max(AREA // largest, 1))))
     if any(max(layout.gaps, default=0) > 100 for layout in case.layouts.values()):
         case = replace(case, layouts={})  # rows gigabytes apart have tests of their own
-    result.case, result.features = case.to_json(), features_of(text, case)
-    result.gradients = widest.gradients is not None
+    result.case, result.features, result.targets = case.to_json(), features_of(text, case), tuple(made)
+    result.gradients = shaping.gradients is not None
+    hopper = next((module.backward for module in modules if module.target == "cuda.sm_90a"), None)
+    result.wgmma = hopper is not None and type(hopper.layout).__name__ == "Sm90Backward"
     result.wrong = wrong_on(made, case)
     return result
 
@@ -100,8 +136,9 @@ def wrong_on(made: Mapping[str, Subject], case: Case) -> dict[str, str]:
     for target, subject in made.items():
         own = replace(case, config=case.config % len(subject.configs))
         verdict = check(subject, own)
-        if verdict.ok and target == "triton" and len(made) > 1:
-            verdict = keeps(subject, own, across({"cuda.sm_80": made["cuda.sm_80"]}), verdict)
+        others = {name: peer for name, peer in made.items() if name != target}
+        if verdict.ok and target == "triton" and case.call == "out":
+            verdict = keeps(subject, own, across(others), verdict)
         if not verdict.ok:
             wrong[target] = verdict.message
     return wrong
@@ -112,7 +149,7 @@ def draw(chunk: int, skip: int) -> Iterator[Result]:
     from hypothesis import HealthCheck, Phase, given, seed, settings
     from hypothesis import strategies as st
 
-    from tests.verify.random_specs import specs
+    from tests.verify.random_specs import EVERY_TARGET, specs
 
     results: list[Result] = []
     count = 0
@@ -125,7 +162,12 @@ def draw(chunk: int, skip: int) -> Iterator[Result]:
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(specs(on_cuda=True), st.data())
+    @given(
+        st.integers(1, _WITHOUT_GRADIENTS).flatmap(
+            lambda n: specs(targets=EVERY_TARGET, with_gradients=n < _WITHOUT_GRADIENTS)
+        ),
+        st.data(),
+    )
     def run(text: str, data: st.DataObject) -> None:
         nonlocal count
         count += 1
@@ -147,8 +189,9 @@ def draw(chunk: int, skip: int) -> Iterator[Result]:
 
 def as_data(result: Result) -> dict[str, Any]:
     """A result for JSON; the text of a right one says nothing that its seed does not."""
-    names = ("chunk", "number", "text", "case", "wrong", "refused", "features", "gradients")
-    return {name: getattr(result, name) for name in names if result.wrong or result.refused or name != "text"}
+    names = ("chunk", "number", "text", "case", "wrong", "refused", "features")
+    kept = {name: getattr(result, name) for name in names if result.wrong or result.refused or name != "text"}
+    return {**kept, "counts": result.counts}
 
 
 def announce(line: dict[str, Any]) -> None:
@@ -156,9 +199,9 @@ def announce(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def worker(chunks: list[int], skip: int) -> None:
-    """Runs chunks one after the other, the first from a certain spec on."""
-    for chunk in chunks:
+def worker(first: int, step: int, last: int, skip: int) -> None:
+    """Runs every `step`th seed from `first` up to `last`, the first from a certain spec on."""
+    for chunk in range(first, last, step):
         for _ in draw(chunk, skip):
             pass
         skip = 0
@@ -166,31 +209,31 @@ def worker(chunks: list[int], skip: int) -> None:
 
 
 class Worker:
-    """A process that runs chunks, and is started again behind a spec that has killed it."""
+    """A process that runs seeds, and is started again behind a spec that has killed it."""
 
-    def __init__(self, number: int, chunks: list[int], devices: int, folder: Path) -> None:
-        self.number, self.chunks, self.devices = number, chunks, devices
+    def __init__(self, number: int, seeds: range, devices: int, folder: Path) -> None:
+        self.number, self.seeds, self.devices = number, seeds, devices
         self.path, self.done = folder / f"{number}.jsonl", False
         self.results: list[dict[str, Any]] = []
         self.begun: dict[str, Any] | None = None
+        self.began = time.monotonic()
         self.read = 0
+        self.at: tuple[int, int] | None = None
         self.start(skip=0)
 
     def start(self, skip: int) -> None:
-        command = [sys.executable, "-m", "tests.gpu.random_specs", "--chunks", json.dumps(self.chunks)]
+        seeds = [str(self.seeds.start), str(self.seeds.step), str(self.seeds.stop)]
+        command = [sys.executable, "-m", "tests.gpu.random_specs", "--seeds", *seeds, "--skip", str(skip)]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         device = {"CUDA_VISIBLE_DEVICES": str(self.number % self.devices)} if self.devices else {}
         with self.path.open("ab") as out, self.path.with_suffix(".err").open("ab") as errors:
             self.process = subprocess.Popen(
-                [*command, "--skip", str(skip)],
-                stdout=out,
-                stderr=errors,
-                env={**os.environ, **threads, **device},
+                command, stdout=out, stderr=errors, env={**os.environ, **threads, **device}
             )
 
-    def collect(self) -> None:
-        """Reads what the process has said, and starts it again if it has died of a spec."""
-        ended = self.process.poll() is not None
+    def collect(self) -> list[dict[str, Any]]:
+        """Reads what the process has said since, and starts it again if it has died of a spec."""
+        ended, before = self.process.poll() is not None, len(self.results)
         with self.path.open("rb") as said:
             said.seek(self.read)
             text = said.read()
@@ -200,27 +243,33 @@ class Worker:
             message = json.loads(line)
             self.done |= "end" in message
             if "begin" in message:
-                self.begun = message
+                self.begun, self.began = message, time.monotonic()
             elif "result" in message:
                 self.begun = None
                 self.results.append(message["result"])
                 self.at = (message["result"]["chunk"], message["result"]["number"])
-        if not ended or self.done:
-            return
+        hangs = self.begun is not None and time.monotonic() - self.began > PATIENCE
+        if hangs and not ended:
+            self.stop()
+        if (ended or hangs) and not self.done:
+            self._resume("does not end" if hangs else f"died: {self.process.returncode}")
+        return self.results[before:]
+
+    def _resume(self, why: str) -> None:
+        """Starts behind the spec that the process was at, which is wrong for this reason."""
         if self.begun is not None:
-            self.at = tuple(self.begun["begin"])
-            died = Result(*self.at, text=self.begun["text"], wrong={"": f"died: {self.process.returncode}"})
-            self.results.append(as_data(died))
+            chunk, number = self.begun["begin"]
+            self.at = (chunk, number)
+            self.results.append(as_data(Result(chunk, number, self.begun["text"], wrong={"": why})))
             self.begun = None
-        elif not self.results:
+        elif self.at is None:
             self.done = True  # it cannot even start
-            self.results.append(
-                as_data(Result(0, 0, "", wrong={"": self.path.with_suffix(".err").read_text()}))
-            )
+            why = self.path.with_suffix(".err").read_text(encoding="utf-8")
+            self.results.append(as_data(Result(self.seeds.start, 0, "", wrong={"": why})))
             return
-        chunk, number = self.at
-        self.chunks = self.chunks[self.chunks.index(chunk) :]
-        self.start(skip=number + 1)
+        assert self.at is not None
+        self.seeds = range(self.at[0], self.seeds.stop, self.seeds.step)
+        self.start(skip=self.at[1] + 1)
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -228,79 +277,137 @@ class Worker:
         self.process.wait()
 
 
-def run(count: int, workers: int, first_seed: int, seconds: float, out: Path | None) -> int:
-    """All of it; the exit status says whether anything was wrong."""
+@dataclass(slots=True)
+class Record:
+    """All results so far, those of earlier runs with the same file included. seed: the next one."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    features: Counter[str] = field(default_factory=Counter)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    devices: int = 0
+    seed: int = 0
+
+    @staticmethod
+    def of(path: Path | None) -> Record:
+        """What a file holds; nothing where there is none."""
+        if path is None or not path.is_file():
+            return Record()
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return Record(
+            counts=Counter({name: known[name] for name in COUNTS}),
+            features=Counter(known["features"]),
+            failures=known["failures"],
+            seconds=known["seconds"],
+            devices=known["devices"],
+            seed=known["next seed"],
+        )
+
+    def add(self, result: dict[str, Any]) -> None:
+        self.counts.update(result["counts"])
+        self.features.update(result["features"])
+        self.seed = max(self.seed, result["chunk"] + 1)
+        if result["wrong"] or result["refused"]:
+            self.failures.append(result)
+
+    def write(self, path: Path) -> None:
+        known = {
+            **{name: self.counts[name] for name in COUNTS},
+            "seconds": round(self.seconds, 1),
+            "devices": self.devices,
+            "next seed": self.seed,
+            "features": dict(self.features.most_common()),
+            "failures": self.failures,
+        }
+        path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+    def summary(self) -> Iterator[str]:
+        yield f"in {self.seconds:.0f} s: " + ", ".join(f"{self.counts[name]} {name}" for name in COUNTS)
+        yield "drawn: " + ", ".join(f"{name} {times}" for name, times in self.features.most_common())
+        for failure in self.failures[-5:]:
+            why = failure["wrong"] or failure["refused"]
+            yield f"\nseed {failure['chunk']}, spec {failure['number']}: {why}"
+            yield failure["text"] + failure["case"]
+
+    @property
+    def is_right(self) -> bool:
+        return self.counts["specs"] > 0 and not self.failures
+
+
+def run(record: Record, seconds: float, workers: int, last: int, out: Path | None) -> None:
+    """Draws specs until the time or the seeds are over; writes what is known every ten seconds."""
     import torch
 
     devices = torch.cuda.device_count()
-    total = -(-count // CHUNK)
-    seeds = range(first_seed, first_seed + total)
+    record.devices = max(record.devices, devices)
+    before, first = record.seconds, record.seed
     started = said = time.monotonic()
     with TemporaryDirectory() as folder:
-        crew = [Worker(n, list(seeds[n::workers]), devices, Path(folder)) for n in range(min(workers, total))]
+        crew = [Worker(n, range(first + n, last, workers), devices, Path(folder)) for n in range(workers)]
         try:
             while not all(member.done for member in crew) and time.monotonic() - started < seconds:
                 time.sleep(0.5)
                 for member in crew:
-                    member.collect()
-                if time.monotonic() - said > 15:
+                    for result in member.collect():
+                        record.add(result)
+                record.seconds = before + time.monotonic() - started
+                if out is not None and time.monotonic() - said > 10:
                     said = time.monotonic()
-                    results = [result for member in crew for result in member.results]
-                    wrong = sum(bool(result["wrong"]) for result in results)
-                    print(
-                        f"{said - started:5.0f} s: {len(results)} of {count} specs, {wrong} wrong", flush=True
-                    )
+                    record.write(out)
+                    print(next(record.summary()), flush=True)
         finally:
             for member in crew:
                 member.stop()
-        results = [result for member in crew for result in member.results]
-    return report(results, time.monotonic() - started, devices, out)
+            if out is not None:
+                record.write(out)
 
 
-def report(results: list[dict[str, Any]], seconds: float, devices: int, out: Path | None) -> int:
-    """Prints the summary, and writes it with all that was wrong."""
-    wrong = [result for result in results if result["wrong"]]
-    refused = [result for result in results if result["refused"]]
-    ran = len(results) - len(refused)
-    features = Counter(name for result in results for name in result["features"])
-    summary = {
-        "specs": ran,
-        "with gradients": sum(result["gradients"] for result in results),
-        "wrong": len(wrong),
-        "refused": len(refused),
-        "seconds": round(seconds, 1),
-        "devices": devices,
-        "features": dict(features.most_common()),
-    }
-    print(f"{ran} specs on both targets, {summary['with gradients']} with gradients, in {seconds:.0f} s")
-    print(f"{len(wrong)} wrong, {len(refused)} refused by the compiler")
-    print("drawn: " + ", ".join(f"{name} {times}" for name, times in features.most_common()))
-    for result in [*wrong, *refused][:5]:
-        print(f"\nseed {result['chunk']}, spec {result['number']}: {result['wrong'] or result['refused']}")
-        print(result["text"] + result["case"])
-    if out is not None:
-        out.write_text(
-            json.dumps({**summary, "failures": [*wrong, *refused]}, indent=1) + "\n", encoding="utf-8"
-        )
-    return 1 if wrong or not ran else 0
+def again(record: Record) -> None:
+    """Runs what was wrong once more, here, and keeps in the record what still is."""
+    from attnc.verify.case import Case
+    from attnc.verify.subjects import subject_of
+    from tests.verify.judging import modules_of
+
+    kept = []
+    for failure in record.failures:
+        place = f"seed {failure['chunk']}, spec {failure['number']}"
+        if failure["wrong"] and failure["case"]:
+            made = {module.target: subject_of(module) for module in modules_of(failure["text"])}
+            failure["wrong"] = wrong_on(made, Case.from_json(failure["case"]))
+            print(f"{place}: {failure['wrong'] or 'right'}", flush=True)
+        if failure["wrong"] or failure["refused"]:
+            kept.append(failure)
+    record.failures = kept
+    record.counts["wrong"] = sum(bool(failure["wrong"]) for failure in kept)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=5000)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, help="the first, in place of the one after those in the file")
+    parser.add_argument("--last", type=int, default=1 << 31, help="the seed before which to end")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--chunks", help=argparse.SUPPRESS)
+    parser.add_argument("--again", action="store_true", help="run what was wrong once more")
+    parser.add_argument("--seeds", type=int, nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.chunks is not None:
-        worker(json.loads(given.chunks), given.skip)
+    if given.seeds is not None:
+        first, step, last = given.seeds
+        worker(first, step, last, given.skip)
         return 0
-    return run(given.count, given.workers, given.seed, given.seconds, given.out)
+    record = Record.of(given.out)
+    if given.again:
+        again(record)
+    else:
+        record.seed = record.seed if given.seed is None else given.seed
+        run(record, given.seconds, given.workers, given.last, given.out)
+    if given.out is not None:
+        record.write(given.out)
+    print("\n".join(record.summary()))
+    return 0 if record.is_right else 1
 
 
 if __name__ == "__main__":

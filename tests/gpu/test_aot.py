@@ -12,8 +12,7 @@ import attnc
 from tests.compat.test_operators import SPEC, Layer, inputs
 
 
-# Inductor's own: it imports torch.jit.script_method, and copies torch's own LeafSpec.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+# Inductor copies torch's own LeafSpec.
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.skip(reason="aoti_load_package of torch 2.11 ends the process where operators are Python")
 def test_a_compiled_package_runs_at_other_lengths(device: torch.device, tmp_path: Path) -> None:

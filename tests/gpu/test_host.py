@@ -117,11 +117,6 @@ def test_prepared_calls_are_captured(name: str, target: str) -> None:
     assert same(found, made.function(*tensors))
 
 
-#: Of torch's own modules, which the first compilation imports.
-OLD = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-
-
-@OLD
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["causal_gqa", "decode"])
 def test_compiled_calls_are_eager_ones(name: str, target: str) -> None:
@@ -136,7 +131,6 @@ def test_compiled_calls_are_eager_ones(name: str, target: str) -> None:
     assert same(out, made.function(*tensors, config=made.module.CONFIGS[0]))
 
 
-@OLD
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled_gradients_are_eager_ones(target: str) -> None:
     made = Loaded("causal_gqa", target)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.random_specs import Result, as_data, report
+from tests.gpu.random_specs import Record, Result, as_data
 
 
 @pytest.fixture(autouse=True)
@@ -15,19 +15,48 @@ def device() -> None:
     """Needs no GPU."""
 
 
-def test_a_wrong_spec_is_shown_and_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good = Result(0, 1, "text", features=("bf16", "grad"), gradients=True)
-    bad = Result(0, 2, "attention", case="{}", wrong={"triton": "o is off"}, features=("bf16",))
-    path = tmp_path / "out.json"
-    assert report([as_data(good)], 1.0, 0, None) == 0
-    assert report([as_data(good), as_data(bad)], 1.0, 0, path) == 1
-    said = capsys.readouterr().out
-    assert "2 specs on both targets, 1 with gradients, in 1 s" in said
+GOOD = Result(0, 1, "text", features=("bf16", "grad"), targets=("triton", "cuda.sm_80"), gradients=True)
+BAD = Result(
+    4, 2, "attention", case="{}", wrong={"triton": "o is off"}, features=("bf16",), targets=("triton",)
+)
+
+
+def test_a_wrong_spec_is_shown_and_fails_the_run(tmp_path: Path) -> None:
+    record, path = Record(seconds=1.0), tmp_path / "out.json"
+    record.add(as_data(GOOD))
+    record.add(as_data(BAD))
+    said = "\n".join(record.summary())
+    assert "in 1 s: 2 specs, 0 on three targets, 1 with gradients" in said
     assert "drawn: bf16 2, grad 1" in said
-    assert "seed 0, spec 2: {'triton': 'o is off'}" in said
+    assert "seed 4, spec 2: {'triton': 'o is off'}" in said
+    record.write(path)
     written = json.loads(path.read_text(encoding="utf-8"))
     assert (written["wrong"], written["failures"][0]["text"]) == (1, "attention")
 
 
-def test_a_run_of_nothing_is_no_success() -> None:
-    assert report([], 1.0, 0, None) == 1
+def test_a_later_run_goes_on_from_the_next_seed(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    first = Record(seconds=2.0)
+    first.add(as_data(BAD))
+    first.write(path)
+    second = Record.of(path)
+    assert (second.seed, second.seconds) == (5, 2.0)
+    second.add(as_data(GOOD))
+    assert (second.counts["specs"], second.counts["wrong"], second.seed) == (2, 1, 5)
+
+
+def test_a_spec_on_three_targets_is_counted_as_such() -> None:
+    three = Result(0, 1, "", targets=("triton", "cuda.sm_80", "cuda.sm_90a"), gradients=True, wgmma=True)
+    found = three.counts
+    assert found.pop("wrong") == found.pop("refused") == 0
+    assert set(found.values()) == {1}
+
+
+@pytest.mark.parametrize(("results", "right"), [([], False), ([GOOD], True), ([GOOD, BAD], False)])
+def test_a_run_is_a_success_if_there_were_specs_and_none_was_wrong(
+    results: list[Result], right: bool
+) -> None:
+    record = Record()
+    for result in results:
+        record.add(as_data(result))
+    assert record.is_right == right

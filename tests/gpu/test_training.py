@@ -112,7 +112,6 @@ def test_two_runs_agree_bit_for_bit(name: str) -> None:
     assert same(training.step(), training.step())
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # of torch's own modules
 @pytest.mark.parametrize("name", ["causal_gqa", "dropout"])
 def test_compiled_code_has_one_graph_and_the_same_values(name: str) -> None:
     training = Training(name)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from attnc.diagnostics import Diagnostic, DiagnosticError
-from attnc.model.attention import Attention, Program
+from attnc.model.attention import Attention
+from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import load, parse

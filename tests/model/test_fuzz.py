@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from attnc.build import plan_program
 from attnc.diagnostics import DiagnosticError, render
+from attnc.explain.figures import explain
+from attnc.explain.text import as_text
 from attnc.model.configs import configs
 from attnc.model.resolve import resolve
 from attnc.model.schedule import PHASES
 from attnc.model.variants import variants
 from attnc.plan.device import DEVICES
-from attnc.plan.explain import explain
-from attnc.plan.explain_text import as_text
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse
@@ -77,7 +77,7 @@ def check(file: ast.File) -> None:
             for variant in variants(program, attention):
                 for schedule in program.schedules:
                     for phase in PHASES:
-                        if schedule.attention == attention.name:
+                        if schedule.name == attention.name:
                             configs(schedule, phase, variant)
     except DiagnosticError as refused:
         render(refused.diagnostics)

@@ -4,10 +4,10 @@ import pytest
 
 from attnc.build import plan_program
 from attnc.diagnostics import DiagnosticError
-from attnc.model.attention import Program
-from attnc.model.dataflow import points
-from attnc.model.projection import projection_variants
+from attnc.model.configs import projection_configs
+from attnc.model.program import Program
 from attnc.model.resolve import resolve
+from attnc.model.variants import projection_variants
 from attnc.plan.ir_projection import ProjectionModule
 from attnc.source import Source
 from attnc.syntax.format import format_file
@@ -56,11 +56,40 @@ def test_variants_fix_types_and_sizes() -> None:
     assert (last.dtype, last.size("K"), last.size("N")) == ("f16", 128, None)
 
 
-def test_points_stand_by_implementation_with_defaults_first() -> None:
-    (dataflow,) = program(LAYER + SCHEDULE).dataflows
-    found = points(dataflow)
-    assert [point.impl for point in found] == ["gemv", "flat", "flat", "flat"]
-    assert [(p["tile.n"], p["stages"]) for p in found[1:]] == [(64, 2), (64, 3), (32, 2)]
+def test_configs_stand_by_implementation_with_defaults_first() -> None:
+    read = program(LAYER + SCHEDULE)
+    found = projection_configs(
+        read.projection_schedules[0], projection_variants(read, read.projections[0])[0]
+    )
+    assert [config["impl"] for config in found] == ["gemv", "flat", "flat", "flat"]
+    assert [(c["tile.n"], c["stages"]) for c in found[1:]] == [(64, 2), (64, 3), (32, 2)]
+
+
+def test_schedules_pick_variants_and_list_configs_as_those_of_attentions_do() -> None:
+    text = (
+        LAYER
+        + """
+schedule layer for triton {
+  impl = flat
+  flat {
+    tile.n = 64
+    when K == 128 and T == bf16 {
+      config tile.n = 32, stages = 3
+      config tile.n = 16, stages in {2, 3}
+    }
+    where stages < 5
+  }
+}
+"""
+    )
+    read = program(text)
+    (schedule,) = read.projection_schedules
+    found = {
+        variant.name: [(c["tile.n"], c["stages"]) for c in projection_configs(schedule, variant)]
+        for variant in projection_variants(read, read.projections[0])
+    }
+    assert found["bf16_k128"] == [(32, 3), (16, 2), (16, 3)]
+    assert found["bf16_k64"] == found["f16_k128"] == [(64, 4)]
 
 
 def test_tiles_are_ragged_where_the_size_says_so() -> None:

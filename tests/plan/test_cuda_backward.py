@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.ir import Module
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import Module, kernels_of
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.sm80.backward import cuda_backward_estimate
 from attnc.plan.sm80.backward_layout import CudaBackward

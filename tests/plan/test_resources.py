@@ -57,7 +57,7 @@ def schedule() -> Schedule:
     texts = (("tile.q", "tile.q = 128"), ("tile.kv", "tile.kv = 256"), ("stages", "stages = 4"))
     knobs = {key: knob(text, key) for key, text in texts}
     whole = SPEC.span(0, len(SPEC.text))
-    return Schedule(attention="huge", target="triton", knobs={"forward": knobs}, where={}, span=whole)
+    return Schedule(name="huge", target="triton", knobs={"forward": knobs}, where={}, span=whole)
 
 
 def test_hopper_keeps_q_beside_the_stages_of_k_and_v() -> None:
@@ -97,7 +97,7 @@ def test_wide_tiles_of_f32_come_by_pointers(d: int, dtype: DType) -> None:
 
 @pytest.mark.parametrize("d", [64, 128])
 def test_gradients_of_f32_fit_every_device(d: int) -> None:
-    schedule = Schedule(attention="huge", target="triton", knobs={}, where={})
+    schedule = Schedule(name="huge", target="triton", knobs={}, where={})
     for kernel in ("dq", "dkdv"):
         found = triton_configs(variant(d, dtype=DType.F32), schedule, kernel)
         needs = [room(config, variant(d, dtype=DType.F32), kernel) for config in found]

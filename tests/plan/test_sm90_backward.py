@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.ir import Module
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import Module, kernels_of
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.target.files import render_files

@@ -19,7 +19,7 @@ Target: TypeAlias = Literal["triton", "cuda.sm_80", "cuda.sm_90a", "projection"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """anchor: code as a template prints it, whatever its line breaks; NUMBER stands for a literal; patch:
-    what replaces it, or a function of that literal; phase: of a Python module, whose functions to look in.
+    what replaces it, or a function of that literal; phase: of a Python module, in whose kernels to look.
 
     file: of a CUDA module, the kernel of the backward ("backward_dkdv"), or "host" for the Python module; "":
     the forward kernel.
@@ -86,7 +86,7 @@ def plant(text: str, place: Place) -> str:
     start = _HEADER.search(text)
     if start is None:
         raise ValueError(f"this is not a module that attnc makes: {text[:40]!r}")
-    inside = [span for span, phase in _definitions(text) if phase == place.phase]
+    inside = [span for span, phases in _definitions(text) if place.phase in phases]
     found = [
         match
         for match in re.finditer(pattern, text)
@@ -100,14 +100,22 @@ def plant(text: str, place: Place) -> str:
 
 
 #: The first line of code, after a header that speaks of the code too.
-_HEADER = re.compile(r"^(import torch|typedef unsigned int u32;)$", re.M)
-_BACKWARD = re.compile(
-    r"^(class|def) (\w*_backward_\w*|_choose_backward|_gradients|_prepare_gradients|_Differentiable)", re.M
-)
+_HEADER = re.compile(r"^(import torch|#define ELEMENT \w+)$", re.M)
+_BACKWARD = re.compile(r"^def \w*_backward_\w*", re.M)
 
 
-def _definitions(text: str) -> Iterator[tuple[tuple[int, int], Phase]]:
-    """The top-level pieces of a module, and the phase that each belongs to."""
+def _definitions(text: str) -> Iterator[tuple[tuple[int, int], tuple[Phase, ...]]]:
+    """The top-level pieces of a module, and the phases that each belongs to: what declares and launches
+    kernels to
+    both.
+    """
     ends = [match.end() for match in re.finditer(r"\n\n\n", text)]
+    is_python = re.search(r"^import torch$", text, re.M) is not None
     for first, last in pairwise([0, *ends, len(text)]):
-        yield (first, last), "backward" if _BACKWARD.search(text[first:last]) else "forward"
+        piece = text[first:last]
+        if _BACKWARD.search(piece):
+            yield (first, last), ("backward",)
+        elif is_python and "@triton.jit" not in piece:
+            yield (first, last), ("forward", "backward")
+        else:
+            yield (first, last), ("forward",)

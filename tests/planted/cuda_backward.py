@@ -171,8 +171,8 @@ BUGS: tuple[CudaBug, ...] = (
         file="host",
         phase="backward",
         story="the buffer that atomics add to was not cleared",
-        anchor="dq_sum = _empty(call.made[3], torch.float32, q).zero_()",
-        patch="dq_sum = _empty(call.made[3], torch.float32, q)",
+        anchor='dq_floats(dkdv_config, 8)]", zero=True',
+        patch='dq_floats(dkdv_config, 8)]"',
     ),
     # Packed sequences
     CudaBug(

@@ -183,8 +183,8 @@ BUGS: tuple[CudaBug, ...] = (
         name="dropout with batch and head exchanged",
         attention="dropout",
         story="the same mask was drawn, for another head",
-        anchor="c2 = h, c3 = b;",
-        patch="c2 = b, c3 = h;",
+        anchor="keep_dropout(bool (&keep)[2], float p, long long key, int b, int h,",
+        patch="keep_dropout(bool (&keep)[2], float p, long long key, int h, int b,",
     ),
     CudaBug(
         name="sink counted by every lane",

@@ -24,24 +24,28 @@ BUGS: tuple[Bug, ...] = (
         name="dk of sequences without queries unwritten",
         attention="varlen",
         story="gradients of keys were cleared at a time when they were added to",
-        anchor="dv = _empty(call.made[2], torch.bfloat16, q).zero_()",
-        patch="dv = _empty(call.made[2], torch.bfloat16, q)",
+        anchor='Made("dv", like="v", zero=True)',
+        patch='Made("dv", like="v")',
         phase="backward",
     ),
     TritonBug(
         name="an axis without keys",
         attention="full",
         story="a shape with a 0 in it was thought to have empty results",
-        anchor="if B * H * M == 0:",
-        patch="if B * H * M * N == 0:",
+        anchor="if evaluate(self.work, sizes) == 0: return _plain(results), (), ()",
+        patch=(
+            'if evaluate(self.work, sizes) * sizes["N"] == 0:\n            return _plain(results), (), ()'
+        ),
     ),
     CudaBug(
         name="an axis without keys",
         attention="full",
         file="host",
         story="a shape with a 0 in it was thought to have empty results",
-        anchor="if B * H * M == 0:",
-        patch="if B * H * M * N == 0:",
+        anchor="if evaluate(self.work, sizes) == 0: return _plain(results), (), ()",
+        patch=(
+            'if evaluate(self.work, sizes) * sizes["N"] == 0:\n            return _plain(results), (), ()'
+        ),
     ),
     TritonBug(
         name="sequences without keys attend the first page",
@@ -106,16 +110,16 @@ BUGS: tuple[Bug, ...] = (
         name="a grid of as many rows as keys",
         attention="cross",
         story="queries and keys were as many in every test",
-        anchor="triton.cdiv(M, config.BLOCK_M)",
-        patch="triton.cdiv(N, config.BLOCK_M)",
+        anchor='"cdiv(M, BLOCK_M) * B * H"',
+        patch='"cdiv(N, BLOCK_M) * B * H"',
     ),
     CudaBug(
         name="a grid of as many rows as keys",
         attention="cross",
         file="host",
         story="queries and keys were as many in every test",
-        anchor="-(-M // config.BLOCK_M) * B * H",
-        patch="-(-N // config.BLOCK_M) * B * H",
+        anchor='name="cross_forward", file="d64_dv128.cu", blocks="cdiv(M,',
+        patch='name="cross_forward", file="d64_dv128.cu", blocks="cdiv(N,',
     ),
     TritonBug(
         name="rows of the workspace by head, then batch",

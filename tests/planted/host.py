@@ -10,8 +10,8 @@ BUGS: tuple[Bug, ...] = (
         name="the default stream",
         attention="full",
         story="the quick launch was written where there was one stream",
-        anchor="self.start(torch._C._cuda_getCurrentRawStream(self.index), arguments)",
-        patch="self.start(0, arguments)",
+        anchor="starts[0](torch._C._cuda_getCurrentRawStream(index), arguments)",
+        patch="starts[0](0, arguments)",
     ),
     CudaBug(
         name="the default stream",
@@ -27,7 +27,10 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         story="the stream was looked up where the launch is made ready",
         anchor="def start(args: bytes) -> None:",
-        patch="stream = torch._C._cuda_getCurrentRawStream(gpu.index)\n\n    def start(args: bytes) -> None:",
+        patch=(
+            "stream = torch._C._cuda_getCurrentRawStream(gpu.index)\n\n"
+            "        def start(args: bytes) -> None:"
+        ),
         also=(
             Place(
                 anchor="stream = torch._C._cuda_getCurrentRawStream(gpu.index) pointer",
@@ -40,12 +43,12 @@ BUGS: tuple[Bug, ...] = (
         name="the stream of the first call",
         attention="decode",
         story="the stream was looked up where the launch is made ready",
-        anchor="self.binary, self.start = binary,",
+        anchor="self.binary, start = binary,",
         patch="self.stream = torch._C._cuda_getCurrentRawStream(self.index)\n"
-        "            self.binary, self.start = binary,",
+        "            self.binary, start = binary,",
         also=(
             Place(
-                anchor="torch._C._cuda_getCurrentRawStream(self.index), (*addresses",
+                anchor="torch._C._cuda_getCurrentRawStream(index), (*addresses",
                 patch="self.stream, (*addresses",
             ),
         ),
@@ -55,45 +58,57 @@ BUGS: tuple[Bug, ...] = (
         name="lse of any type taken",
         attention="full",
         story="types were looked at for inputs, and outputs were the module's own",
-        anchor='_sizes("out lse", lse, torch.float32,',
-        patch='_sizes("out lse", lse, lse.dtype,',
+        anchor='sizes.check_one(tensor, x, like, f"out {tensor.name}")',
+        patch=(
+            'given_as = x.to(tensor.dtype) if tensor.name == "lse" and isinstance(x, torch.Tensor) else x\n'
+            '            sizes.check_one(tensor, given_as, like, f"out {tensor.name}")'
+        ),
     ),
     TritonBug(
         name="o of any type taken",
         attention="paged_decode",
         story="types were looked at for inputs, and outputs were the module's own",
-        anchor='_sizes("out o", o, torch.bfloat16,',
-        patch='_sizes("out o", o, o.dtype,',
+        anchor='sizes.check_one(tensor, x, like, f"out {tensor.name}")',
+        patch=(
+            'given_as = x.to(tensor.dtype) if tensor.name == "o" and isinstance(x, torch.Tensor) else x\n'
+            '            sizes.check_one(tensor, given_as, like, f"out {tensor.name}")'
+        ),
     ),
     CudaBug(
         name="lse of any type taken",
         attention="full",
         file="host",
         story="types were looked at for inputs, and outputs were the module's own",
-        anchor='_sizes("out lse", lse, torch.float32,',
-        patch='_sizes("out lse", lse, lse.dtype,',
+        anchor='sizes.check_one(tensor, x, like, f"out {tensor.name}")',
+        patch=(
+            'given_as = x.to(tensor.dtype) if tensor.name == "lse" and isinstance(x, torch.Tensor) else x\n'
+            '            sizes.check_one(tensor, given_as, like, f"out {tensor.name}")'
+        ),
     ),
     CudaBug(
         name="o of any type taken",
         attention="decode",
         file="host",
         story="types were looked at for inputs, and outputs were the module's own",
-        anchor='_sizes("out o", o, torch.bfloat16,',
-        patch='_sizes("out o", o, o.dtype,',
+        anchor='sizes.check_one(tensor, x, like, f"out {tensor.name}")',
+        patch=(
+            'given_as = x.to(tensor.dtype) if tensor.name == "o" and isinstance(x, torch.Tensor) else x\n'
+            '            sizes.check_one(tensor, given_as, like, f"out {tensor.name}")'
+        ),
     ),
     TritonBug(
         name="rows of o that are not contiguous",
         attention="causal_gqa",
         story="inputs were looked at, and outputs were the module's own",
-        anchor="_contiguous_rows(o=o)",
-        patch="pass",
+        anchor="if tensor.has_rows: require_contiguous_rows(tensor.name, x) return",
+        patch=("pass\n        return"),
     ),
     CudaBug(
         name="an o that lies on itself",
         attention="causal_gqa",
         file="host",
         story="an expanded tensor has a shape like any other",
-        anchor="_apart(o=o, lse=lse)",
+        anchor='reject_overlapping_output(f"out {tensor.name}", x)',
         patch="pass",
     ),
     # Keys of prepared calls
@@ -101,30 +116,47 @@ BUGS: tuple[Bug, ...] = (
         name="a call prepared for another type",
         attention="causal_gqa",
         story="a module has one type, so that it need not be part of the key",
-        anchor="q.shape, q.stride(), q.dtype, q.device,",
-        patch="q.shape, q.stride(), q.device,",
+        anchor="q, k, v = tensors return ( q.shape, q.stride(), q.dtype, q.device,",
+        patch=("q, k, v = tensors\n    return (\n        q.shape, q.stride(), q.device,"),
     ),
     CudaBug(
         name="a call prepared for another type",
         attention="causal_gqa",
         file="host",
         story="a module has one type, so that it need not be part of the key",
-        anchor="k.shape, k.stride(), k.dtype, k.device,",
-        patch="k.shape, k.stride(), k.device,",
+        anchor=(
+            "q, k, v = tensors return ( q.shape, q.stride(), q.dtype, q.device, k.shape, "
+            "k.stride(), k.dtype, k.device,"
+        ),
+        patch=(
+            "q, k, v = tensors\n"
+            "    return (\n"
+            "        q.shape, q.stride(), q.dtype, q.device,\n"
+            "        k.shape, k.stride(), k.device,"
+        ),
     ),
     TritonBug(
         name="lengths of another type",
         attention="decode",
         story="lengths came as i64 once the call was prepared, and were read as i32",
-        anchor="kv_len.shape, kv_len.stride(), kv_len.dtype, kv_len.device,",
-        patch="kv_len.shape, kv_len.stride(), kv_len.device,",
+        anchor="a.shape, a.stride(), a.dtype, a.device, )",
+        patch=("a.shape, a.stride(), a.device,\n    )"),
     ),
     CudaBug(
         name="a call prepared for other sizes of v",
         attention="cross",
         file="host",
         story="v has as many rows as k, so that its shape need not be part of the key",
-        anchor="v.shape, v.stride(), v.dtype, v.device,",
-        patch="v.stride(), v.dtype, v.device,",
+        anchor=(
+            "q, k, v = tensors return ( q.shape, q.stride(), q.dtype, q.device, k.shape, "
+            "k.stride(), k.dtype, k.device, v.shape, v.stride(), v.dtype, v.device,"
+        ),
+        patch=(
+            "q, k, v = tensors\n"
+            "    return (\n"
+            "        q.shape, q.stride(), q.dtype, q.device,\n"
+            "        k.shape, k.stride(), k.dtype, k.device,\n"
+            "        v.stride(), v.dtype, v.device,"
+        ),
     ),
 )

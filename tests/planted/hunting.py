@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from attnc.build import digest
 from attnc.runtime.loader import load_text
 from attnc.target.files import render_files
+from attnc.target.support import standalone, with_headers
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.check import check, keeps
@@ -128,7 +129,8 @@ def planted(bug: Bug) -> AnySubject:
     """The module that the bug belongs in, with the bug. ValueError as for `files_with`."""
     files = files_with(bug)
     if bug.target.startswith("cuda."):
-        return subject_of(module_of(bug.attention, bug.target), files)
+        every = {**_files(bug.attention, bug.target), **files}
+        return subject_of(module_of(bug.attention, bug.target), every)
     (text,) = files.values()
     return replace(_clean(bug), module=load_text(text))
 
@@ -160,10 +162,14 @@ def files_with(bug: Bug) -> dict[str, str]:
 @cache
 def _files(attention: str, target: str) -> dict[str, str]:
     if target == "projection":
-        return {"": text_of(projection_of(attention))}
+        return {"": standalone(text_of(projection_of(attention)))}
     module = module_of(attention, target)
     source = module.variant.source
-    return render_files(module, path=Path(source.path).name, sha256=digest(source))
+    files = render_files(module, path=Path(source.path).name, sha256=digest(source))
+    # With the support package in the module, so that bugs of its text can be planted too.
+    return {
+        name: standalone(text) if name.endswith(".py") else with_headers(text) for name, text in files.items()
+    }
 
 
 @cache

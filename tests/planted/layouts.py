@@ -10,16 +10,24 @@ BUGS: tuple[Bug, ...] = (
         name="do addressed with the strides of o for dq",
         attention="full",
         story="do has the shape of o, and where a loss is summed it has its strides too",
-        anchor="do.stride(0), do.stride(1), do.stride(2), dq.stride(0),",
-        patch="o.stride(0), o.stride(1), o.stride(2),\n                dq.stride(0),",
+        anchor="tiles = kernel.tiles.split()",
+        patch=(
+            "tiles = kernel.tiles.split()\n"
+            '        if kernel.config == "dq":\n'
+            '            names |= {f"stride_do{axis}": names[f"stride_o{axis}"] for axis in "bmh"}'
+        ),
         phase="backward",
     ),
     TritonBug(
         name="do addressed with the strides of o for dk and dv",
         attention="full",
         story="one kernel was mended, and the other not",
-        anchor="do.stride(0), do.stride(1), do.stride(2), dk.stride(0),",
-        patch="o.stride(0), o.stride(1), o.stride(2),\n                dk.stride(0),",
+        anchor="tiles = kernel.tiles.split()",
+        patch=(
+            "tiles = kernel.tiles.split()\n"
+            '        if kernel.config == "dkdv":\n'
+            '            names |= {f"stride_do{axis}": names[f"stride_o{axis}"] for axis in "bmh"}'
+        ),
         phase="backward",
     ),
     CudaBug(
@@ -28,8 +36,8 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="do has the shape of o, and where a loss is summed it has its strides too",
-        anchor="do.stride(0), do.stride(1), do.stride(2),",
-        patch="o.stride(0), o.stride(1), o.stride(2),",
+        anchor="memory = place.memories.get(name)",
+        patch='memory = place.memories.get("o" if name == "do" else name)',
     ),
     CudaBug(
         name="do of packed rows addressed with the strides of o",
@@ -43,8 +51,8 @@ BUGS: tuple[Bug, ...] = (
         name="dlse addressed with the strides of lse",
         attention="cross",
         story="lse is made by the forward, dlse by whoever uses it",
-        anchor="_stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),",
-        patch="lse.stride(0), lse.stride(1), lse.stride(2),",
+        anchor="memory = place.memories.get(name)",
+        patch='memory = place.memories.get("lse" if name == "dlse" else name)',
         phase="backward",
     ),
     CudaBug(
@@ -53,8 +61,8 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="lse is made by the forward, dlse by whoever uses it",
-        anchor="_stride(dlse, 0), _stride(dlse, 1), _stride(dlse, 2),",
-        patch="lse.stride(0), lse.stride(1), lse.stride(2),",
+        anchor="memory = place.memories.get(name)",
+        patch='memory = place.memories.get("lse" if name == "dlse" else name)',
     ),
     CudaBug(
         name="dlse of packed rows taken for contiguous",
@@ -68,7 +76,7 @@ BUGS: tuple[Bug, ...] = (
         name="rows of do that are not contiguous",
         attention="causal_gqa",
         story="the gradient of a transposed output is transposed",
-        anchor="if do.stride(-1) != 1: do = do.contiguous()",
+        anchor="if do.stride(-1) != 1: tensors[0] = do.contiguous()",
         patch="pass",
         phase="backward",
     ),
@@ -78,15 +86,15 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="the gradient of a transposed output is transposed",
-        anchor="if do.stride(-1) != 1: do = do.contiguous()",
+        anchor="if do.stride(-1) != 1: tensors[0] = do.contiguous()",
         patch="pass",
     ),
     TritonBug(
         name="a do that is one number for all taken for contiguous",
         attention="padding",
         story="the gradient of a sum is one number with strides of 0, and its rows were not looked at",
-        anchor="if do.stride(-1) != 1: do = do.contiguous()",
-        patch="if do.stride(-1) not in (0, 1):\n        do = do.contiguous()",
+        anchor="if do.stride(-1) != 1: tensors[0] = do.contiguous()",
+        patch=("if do.stride(-1) not in (0, 1):\n            tensors[0] = do.contiguous()"),
         phase="backward",
     ),
     # Calls that were prepared for other tensors
@@ -94,8 +102,8 @@ BUGS: tuple[Bug, ...] = (
         name="gradients prepared for another do",
         attention="full",
         story="the key of a prepared call left out what was thought to follow from the rest",
-        anchor="do.shape, do.stride(), do.dtype, do.device,",
-        patch="do.shape, do.dtype, do.device,",
+        anchor="layouts_of_3((tensors[0], tensors[-2], tensors[-1]))",
+        patch="layouts_of_3((tensors[-2], tensors[-2], tensors[-1]))",
         phase="backward",
     ),
     CudaBug(
@@ -104,15 +112,15 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="the key of a prepared call left out what was thought to follow from the rest",
-        anchor="do.shape, do.stride(), do.dtype, do.device,",
-        patch="do.shape, do.dtype, do.device,",
+        anchor="layouts_of_3((tensors[0], tensors[-2], tensors[-1]))",
+        patch="layouts_of_3((tensors[-2], tensors[-2], tensors[-1]))",
     ),
     TritonBug(
         name="gradients prepared without dlse",
         attention="cross",
         story="whether lse has a gradient was not part of the key",
-        anchor="do.shape, do.stride(), do.dtype, do.device, _described(dlse),",
-        patch="do.shape, do.stride(), do.dtype, do.device,",
+        anchor="if self.first_input > 1: key = (key, layout(tensors[1]))",
+        patch="pass",
         phase="backward",
     ),
     CudaBug(
@@ -121,38 +129,55 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="whether lse has a gradient was not part of the key",
-        anchor="do.shape, do.stride(), do.dtype, do.device, _described(dlse),",
-        patch="do.shape, do.stride(), do.dtype, do.device,",
+        anchor="if self.first_input > 1: key = (key, layout(tensors[1]))",
+        patch="pass",
     ),
     TritonBug(
         name="a call prepared for another k",
         attention="causal_gqa",
         story="the strides of k and v were thought to be equal, and one was left out of the key",
-        anchor="k.shape, k.stride(), k.dtype, k.device,",
-        patch="k.shape, k.dtype, k.device,",
+        anchor=(
+            "q, k, v = tensors return ( q.shape, q.stride(), q.dtype, q.device, k.shape, "
+            "k.stride(), k.dtype, k.device,"
+        ),
+        patch=(
+            "q, k, v = tensors\n"
+            "    return (\n"
+            "        q.shape, q.stride(), q.dtype, q.device,\n"
+            "        k.shape, k.dtype, k.device,"
+        ),
     ),
     CudaBug(
         name="a call prepared for another v",
         attention="causal_gqa",
         file="host",
         story="the strides of k and v were thought to be equal, and one was left out of the key",
-        anchor="v.shape, v.stride(), v.dtype, v.device,",
-        patch="v.shape, v.dtype, v.device,",
+        anchor=(
+            "q, k, v = tensors return ( q.shape, q.stride(), q.dtype, q.device, k.shape, "
+            "k.stride(), k.dtype, k.device, v.shape, v.stride(), v.dtype, v.device,"
+        ),
+        patch=(
+            "q, k, v = tensors\n"
+            "    return (\n"
+            "        q.shape, q.stride(), q.dtype, q.device,\n"
+            "        k.shape, k.stride(), k.dtype, k.device,\n"
+            "        v.shape, v.dtype, v.device,"
+        ),
     ),
     TritonBug(
         name="a call prepared for another out",
         attention="padding",
         story="outputs were the module's own when the key was written",
-        anchor="None if out is None else tuple(map(_described, out)), config,",
-        patch="out is None, config,",
+        anchor="key = (key, layout(out) if is_single else tuple(map(layout, out)))",
+        patch='key = (key, "out")',
     ),
     CudaBug(
         name="a call prepared for another out",
         attention="padding",
         file="host",
         story="outputs were the module's own when the key was written",
-        anchor="None if out is None else tuple(map(_described, out)), config,",
-        patch="out is None, config,",
+        anchor="key = (key, layout(out) if is_single else tuple(map(layout, out)))",
+        patch='key = (key, "out")',
     ),
     # Alignment
     CudaBug(
@@ -160,16 +185,16 @@ BUGS: tuple[Bug, ...] = (
         attention="causal_gqa",
         file="host",
         story="what starts the kernel was kept with the call, and with it what the first addresses were",
-        anchor="start = self.starts.get(aligned)",
-        patch="start = next(iter(self.starts.values()), None)",
+        anchor="start = starts.get(aligned)",
+        patch="start = next(iter(starts.values()), None)",
     ),
     CudaBug(
         name="alignment of v not looked at",
         attention="causal_gqa",
         file="host",
         story="k and v are views of one tensor in most models",
-        anchor="| stride_vb | stride_vn | stride_vh",
-        patch="",
+        anchor="for i in matrices for name in place.declared[tensors[i]].stride_names",
+        patch=('for i in matrices if tensors[i] != "v" for name in place.declared[tensors[i]].stride_names'),
     ),
     CudaBug(
         name="alignment of do not looked at",
@@ -177,8 +202,8 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="autograd makes tensors of its own, which were thought to be aligned",
-        anchor="q_at | k_at | v_at | o_at | do_at | dq_at | dk_at | dv_at",
-        patch="q_at | k_at | v_at | o_at | dq_at | dk_at | dv_at",
+        anchor="for name in tensors], matrices,",
+        patch=('for name in tensors],\n            [i for i in matrices if tensors[i] != "do"],'),
     ),
     CudaBug(
         name="rows of do not looked at",
@@ -186,8 +211,8 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="autograd makes tensors of its own, whose rows were thought to be aligned",
-        anchor="_rows_aligned(q, k, v, o, do, dq, dk, dv)",
-        patch="_rows_aligned(q, k, v, o, dq, dk, dv)",
+        anchor="for i in matrices for name in place.declared[tensors[i]].stride_names",
+        patch=('for i in matrices if tensors[i] != "do" for name in place.declared[tensors[i]].stride_names'),
     ),
     # Tensors besides q, k, v and o
     TritonBug(

@@ -79,8 +79,8 @@ BUGS: tuple[Bug, ...] = (
         patch="tl.atomic_add(dslope_ptr + (b * H + h).to(tl.int64) * q_tiles,",
         also=(
             Place(
-                anchor="dslope = _empty(call.made[5], torch.float32, q)",
-                patch="dslope = _empty(call.made[5], torch.float32, q).zero_()",
+                anchor='Made("dslope", type="f32[B, H, M_padded // dq_config.BLOCK_M]")',
+                patch='Made("dslope", type="f32[B, H, M_padded // dq_config.BLOCK_M]", zero=True)',
                 phase="backward",
             ),
         ),
@@ -95,8 +95,8 @@ BUGS: tuple[Bug, ...] = (
         patch="atomic_add(&args.dslope_ptr[(long long)(b * H + h) * q_tiles], dslope_total);",
         also=(
             Place(
-                anchor="dslope = _empty(call.made[5], torch.float32, q)",
-                patch="dslope = _empty(call.made[5], torch.float32, q).zero_()",
+                anchor='Made("dslope", type="f32[B, H, M_padded // dq_config.BLOCK_M]")',
+                patch='Made("dslope", type="f32[B, H, M_padded // dq_config.BLOCK_M]", zero=True)',
                 file="host",
                 phase="backward",
             ),

@@ -28,9 +28,9 @@ BUGS: tuple[Bug, ...] = (
         name="ends of documents searched in the first 16384 elements",
         attention="document",
         story="the length of the row was kept in 14 bits of a packed number",
-        anchor="int lo = 0, hi = length; while (lo < hi) { const int middle = (lo + hi) / 2; "
-        "if (row[middle * stride] <= value)",
-        patch="int lo = 0, hi = min(length, 16384);\n    while (lo < hi) {\n"
+        anchor="long long value) { int lo = 0, hi = length; while (lo < hi) { "
+        "const int middle = (lo + hi) / 2; if (row[middle * stride] <= value)",
+        patch="long long value)\n{\n    int lo = 0, hi = min(length, 16384);\n    while (lo < hi) {\n"
         "        const int middle = (lo + hi) / 2;\n        if (row[middle * stride] <= value)",
     ),
     TritonBug(

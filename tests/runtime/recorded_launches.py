@@ -86,11 +86,15 @@ class Memory:
     def start(self) -> None:
         self._count = 0
 
-    def empty(self, layout: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    def allocate(self, layouts: Any, like: torch.Tensor) -> list[torch.Tensor]:
+        return [self._empty(layout) for layout in layouts]
+
+    def _empty(self, layout: Any) -> torch.Tensor:
         self._count += 1
-        key = (self._count, layout, dtype)
+        key = (self._count, layout)
         if key not in self._made:
-            self._made[key] = torch.empty_strided(*layout, dtype=dtype)
+            shape, strides, dtype = layout
+            self._made[key] = torch.empty_strided(shape, strides, dtype=dtype)
         return self._made[key]
 
 
@@ -108,8 +112,11 @@ class Case:
         self.function: Callable[..., Any] = getattr(self.module, spec)
 
     def _without_gpu(self, module: Any) -> Any:
-        module._on = lambda device: nullcontext()
-        module._empty = self.memory.empty
+        class Launch(module.CALL.launch_type):  # type: ignore[misc]  # of its support package
+            def on_device(self) -> Any:
+                return nullcontext()
+
+        module.CALL.launch_type, module.CALL.allocate = Launch, self.memory.allocate
         return module
 
     def call(self, *tensors: torch.Tensor, **options: Any) -> Any:
@@ -143,17 +150,17 @@ class Case:
 
     @property
     def prepared(self) -> dict[Any, Any]:
-        found: dict[Any, Any] = self.module._CALLS
+        found: dict[Any, Any] = self.module.CALL.prepared
         return found
 
     @property
     def launches(self) -> list[Any]:
         """Those of the prepared calls."""
-        return [call.forward for call in self.prepared.values()]
+        return [launches[0] for _, _, launches in self.prepared.values()]
 
     @property
     def is_quick(self) -> bool:
-        return all(launch.start is not None for launch in self.launches)
+        return all(launch.starts for launch in self.launches)
 
     def variations(self) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
         """(what changes, arguments, options): all that a preparation depends on, one after the other."""
@@ -192,7 +199,7 @@ class Gradients(Case):
 
     def __init__(self, recorder: Recorder, spec: str) -> None:
         super().__init__(recorder, spec)
-        self.function = lambda *tensors, configs=None: self.module._gradients(*tensors, configs)
+        self.function = lambda *tensors, configs=None: self.module.CALL.gradients(*tensors, configs)
 
     def tensors(self, **sizes: int) -> list[Any]:
         inputs = super().tensors(**sizes)
@@ -204,12 +211,12 @@ class Gradients(Case):
 
     @property
     def prepared(self) -> dict[Any, Any]:
-        found: dict[Any, Any] = self.module._GRADIENTS
+        found: dict[Any, Any] = self.module.CALL.prepared_gradients
         return found
 
     @property
     def launches(self) -> list[Any]:
-        return [launch for call in self.prepared.values() for launch in call.backward]
+        return [launch for call in self.prepared.values() for launch in call.launches]
 
     def variations(self) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
         tensors = self.tensors()

@@ -1,18 +1,16 @@
 """Compiling for a GPU that is not there."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.triton.resources import estimate
 from attnc.runtime.cubin import tool
+from tests.processes import compiling
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 PROGRAM = """
@@ -32,10 +30,7 @@ def test_a_kernel_takes_the_shared_memory_that_was_estimated(arch: str) -> None:
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
     module = plan_program(front(SPECS / "causal_gqa.attn")).modules[0]
-    # A process of its own: Triton compiles nothing in one where another test made it interpret.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", PROGRAM, str(SPECS / "causal_gqa.attn"), arch]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    run = compiling(PROGRAM, SPECS / "causal_gqa.attn", arch)
     registers, stack, shared = json.loads(run.stdout)
     needs = estimate(module.kernels[0].configs[0], module.variant, DEVICES[arch])
     assert 0.8 * needs.shared <= shared <= needs.shared
@@ -62,9 +57,7 @@ def test_a_backward_kernel_takes_the_shared_memory_that_was_estimated(name: str,
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
     module = plan_program(front(SPECS / f"{name}.attn")).modules[variant]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", BACKWARD, str(SPECS / f"{name}.attn"), str(variant)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    run = compiling(BACKWARD, SPECS / f"{name}.attn", str(variant))
     for kernel, (registers, stack, shared) in json.loads(run.stdout).items():
         config = kernels_of(module)[kernel].kernel.configs[0]
         estimated = estimate(config, module.variant, DEVICES["sm_90"], kernel).shared
@@ -176,11 +169,7 @@ def test_no_kernel_takes_more_shared_memory_than_estimated(arch: str) -> None:
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
     cases = [(name, arch, KIND.format(**{**PLAIN, **kind})) for name, kind in KINDS.items()]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", SIZES]
-    run = subprocess.run(
-        command, input=json.dumps(cases), capture_output=True, text=True, check=True, env=environment
-    )
+    run = compiling(SIZES, stdin=json.dumps(cases))
     found = json.loads(run.stdout)
     assert len(found) >= 13
     assert [case for case in found if case[2] < case[3]] == []
@@ -204,9 +193,7 @@ for shares in (2, 16, 128):
 @pytest.mark.slow
 def test_shares_of_any_number_are_combined() -> None:
     """The interpreter does not mind a variable that changes its shape; the compiler does."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMBINE, str(SPECS / "paged_decode.attn")]
-    subprocess.run(command, check=True, env=environment)
+    compiling(COMBINE, SPECS / "paged_decode.attn")
 
 
 LONG = """attention long {{
@@ -252,15 +239,7 @@ def test_bounds_of_64_bits_compile(tmp_path: Path) -> None:
         for lines in (LONG, LONG.replace("  length N = n_len[b]\n", "")):  # without: tensor descriptors
             files.append(tmp_path / f"{len(files)}.attn")
             files[-1].write_text(lines.format(target=target))
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", BOTH_WAYS, *files],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
+    compiling(BOTH_WAYS, *files)
 
 
 SUMS = """
@@ -303,6 +282,4 @@ def test_triton_adds_the_sum_of_each_tile_of_f32_by_itself() -> None:
     """The error bound of f32 counts on it: the first of three products starts at 0, the last is added."""
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", SUMS, str(SPECS / "f32.attn")]
-    subprocess.run(command, check=True, env=environment)
+    compiling(SUMS, SPECS / "f32.attn")

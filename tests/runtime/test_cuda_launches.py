@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ import torch
 
 from attnc.runtime.loader import load_file
 from attnc.runtime.trial import problem_for
+from attnc.support.devices import Gpu
 from attnc.target.files import render_files
 from tests.plans import plans_of
 
@@ -54,9 +55,9 @@ class Driver:
         yield
         self.device = before
 
-    def function(self, config: Any, aligned: bool, gpu: Any, name: str) -> Any:
+    def function(self, name: str, config: Any, aligned: bool, device: int, arch: str) -> Any:
         """A handle of what would be compiled."""
-        assert self.device == gpu.index
+        assert self.device == device
         made = (name, config, aligned)
         if made not in self._functions:
             self._functions.append(made)
@@ -77,38 +78,24 @@ class Driver:
 
 
 class Memory:
-    """The same tensor for the same allocation, call by call; torch in all else."""
+    """The same tensor for the same allocation, call by call."""
 
     def __init__(self) -> None:
         self._made: dict[object, torch.Tensor] = {}
         self._count = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
     def start(self) -> None:
         self._count = 0
 
-    def empty(self, shape: Any, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        if str(device) == "meta":
-            return torch.empty(shape, dtype=dtype, device=device)
-        return self._keep(lambda: torch.zeros(shape, dtype=dtype), tuple(shape), dtype)
+    def allocate(self, layouts: Any, like: torch.Tensor) -> list[torch.Tensor]:
+        return [self._keep(layout) for layout in layouts]
 
-    zeros = empty
-
-    def empty_like(self, x: torch.Tensor, *, memory_format: object = None) -> torch.Tensor:
-        return self.empty(x.shape, dtype=x.dtype, device=x.device)
-
-    zeros_like = empty_like
-
-    def empty_strided(self, size: Any, stride: Any, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        return self._keep(lambda: torch.empty_strided(size, stride, dtype=dtype), size, stride, dtype)
-
-    def _keep(self, make: Callable[[], torch.Tensor], *what: object) -> torch.Tensor:
+    def _keep(self, layout: Any) -> torch.Tensor:
         self._count += 1
-        key = (self._count, *what)
+        key = (self._count, layout)
         if key not in self._made:
-            self._made[key] = make()
+            shape, strides, dtype = layout
+            self._made[key] = torch.empty_strided(shape, strides, dtype=dtype)
         return self._made[key]
 
 
@@ -125,16 +112,21 @@ class Case:
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
         self.module: Any = load_file(folder / next(iter(files)))
-        gpu = self.module.Gpu(0, "any", "sm_90", 232448, 132, 50 << 20)
-        monkeypatch.setattr(self.module, "_gpu", lambda index: gpu)
-        monkeypatch.setattr(self.module, "_function", self.driver.function)
-        monkeypatch.setattr(self.module, "torch", self.memory)
+        call = self.module.CALL
+        gpu = Gpu(0, "any", (9, 0), 232448, 233472, 132, 50 << 20)
+        monkeypatch.setattr(call, "gpu_of", lambda index: gpu)
+        monkeypatch.setattr(call, "allocate", self.memory.allocate)
+        monkeypatch.setattr(call.program, "function", self.driver.function)
         self.gradients = gradients
-        kind = "_BACKWARD" if gradients else ""
-        parts = [getattr(self.module, f"{kind}_{part}") for part in ("ADDRESSES", "NUMBERS")]
-        self.driver.size = sum(part.size for part in parts)
-        self.function = self.module._gradients if gradients else getattr(self.module, name)
-        self.prepared: dict[Any, Any] = self.module._GRADIENTS if gradients else self.module._CALLS
+        (launch,) = call.backward.launches if gradients else call.launches
+        words = launch.numbers.split()
+        strides = sum(word.startswith("stride_") for word in words)
+        sizes = len(words) - strides
+        self.driver.size = 8 * (len(launch.addresses.split()) + strides) + 4 * (sizes + sizes % 2)
+        self.function = getattr(self.module, name)
+        if gradients:
+            self.function = lambda *tensors, configs=None: call.gradients(*tensors, configs)
+        self.prepared: dict[Any, Any] = call.prepared_gradients if gradients else call.prepared
 
     def forget(self) -> None:
         self.prepared.clear()
@@ -142,7 +134,7 @@ class Case:
     def call(self, *tensors: Any, **options: Any) -> list[Launch]:
         self.memory.start()
         with torch.no_grad():
-            self.function(*tensors, *((None,) if self.gradients and not options else ()), **options)
+            self.function(*tensors, **options)
         return self.driver.take()
 
     def first(self, *tensors: Any, **options: Any) -> list[Launch]:

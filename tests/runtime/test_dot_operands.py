@@ -9,12 +9,11 @@ computed from, and halves their width at a `tl.join`. Where four runs are longer
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests.processes import compiling
 
 SPEC = """attention narrow {
   input q: f16[B, M, H, 16]
@@ -66,11 +65,7 @@ OPERAND = re.compile(
 
 @pytest.mark.slow
 def test_operands_have_every_element_of_the_summed_axis_once() -> None:
-    # A process of its own: Triton compiles nothing in one where another test made it interpret.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", PROGRAM, SPEC]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    texts = json.loads(run.stdout)
+    texts = json.loads(compiling(PROGRAM, SPEC).stdout)
     assert len(texts) == 3
     for name, text in texts:
         for rows, columns, position, width in map(re.Match.groups, OPERAND.finditer(text)):

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from attnc.runtime.loader import load_file
+from attnc.runtime.loader import load_file, program_of
 
 GENERATED = Path(__file__).parents[2] / "generated" / "fa2_split_q" / "cuda_sm_80"
+FORWARD = "fa2_split_q_forward"
 
 
 @pytest.fixture
@@ -21,73 +22,73 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A copy of a module in a folder of its own, with a compiler that counts."""
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernels of a copy of a module in a folder of its own, with a compiler that counts."""
     for original in GENERATED.glob("d64*"):
         (tmp_path / original.name).write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
-    found: Any = load_file(tmp_path / "d64.py")
+    found: Any = program_of(load_file(tmp_path / "d64.py"))
     found.compiled = []
 
-    def compiler(options: tuple[str, ...], name: str) -> bytes:
+    def compiler(name: str, options: tuple[str, ...]) -> bytes:
         found.compiled.append((name, *options))
         return b"code"
 
-    monkeypatch.setattr(found, "_compile", compiler)
+    monkeypatch.setattr(found, "compile", compiler)
     return found
 
 
-def test_what_was_shipped_needs_neither_a_compiler_nor_a_cache(module: Any, cache: Path) -> None:
-    config = module.CONFIGS[0]
-    shipped = Path(module.__file__).with_name("cubin") / module._cubin_name(config, True, "sm_90")
+def test_what_was_shipped_needs_neither_a_compiler_nor_a_cache(program: Any, cache: Path) -> None:
+    config = program.kernels[FORWARD].configs[0]
+    shipped = program.module.with_name("cubin") / program.cubin_name(FORWARD, config, True, "sm_90")
     shipped.parent.mkdir()
     shipped.write_bytes(b"shipped")
-    assert module._cubin(config, True, "sm_90") == shipped
-    assert not module.compiled
+    assert program.cubin(FORWARD, config, True, "sm_90") == shipped
+    assert not program.compiled
     assert not cache.exists()
 
 
-def test_what_was_not_is_compiled_once_and_kept_in_a_private_folder(module: Any, cache: Path) -> None:
-    config = module.CONFIGS[0]
-    paths = {module._cubin(config, True, "sm_90") for _ in range(2)}
+def test_what_was_not_is_compiled_once_and_kept_in_a_private_folder(program: Any, cache: Path) -> None:
+    config = program.kernels[FORWARD].configs[0]
+    paths = {program.cubin(FORWARD, config, True, "sm_90") for _ in range(2)}
     assert [path.read_bytes() for path in paths] == [b"code"]
     assert list(cache.iterdir()) == list(paths)  # no half of a file beside it
-    assert len(module.compiled) == 1
+    assert len(program.compiled) == 1
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
-def test_every_difference_of_the_code_is_one_of_the_name(module: Any, cache: Path) -> None:
-    config = module.CONFIGS[0]
+def test_every_difference_of_the_code_is_one_of_the_name(program: Any, cache: Path) -> None:
+    config = program.kernels[FORWARD].configs[0]
     wanted = [(config, True, "sm_90"), (config, False, "sm_90"), (config, True, "sm_80")]
     wanted.append((config._replace(STAGES=config.STAGES + 1), True, "sm_90"))
-    before = {module._cubin_name(*one) for one in wanted}
-    source = Path(module.__file__).with_name("d64.cu")
+    before = {program.cubin_name(FORWARD, *one) for one in wanted}
+    source = program.module.with_name("d64.cu")
     source.write_text(source.read_text(encoding="utf-8") + "// changed\n", encoding="utf-8")
-    module._source.cache_clear()
-    assert len(before | {module._cubin_name(*one) for one in wanted}) == 2 * len(wanted)
+    program.forget()
+    assert len(before | {program.cubin_name(FORWARD, *one) for one in wanted}) == 2 * len(wanted)
 
 
-def test_a_folder_that_others_can_write_to_is_refused(module: Any, cache: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(program: Any, cache: Path) -> None:
     cache.mkdir(parents=True)
     for mode in (0o720, 0o702):
         cache.chmod(mode)
         with pytest.raises(PermissionError, match="others can write to it; remove it or set ATTNC_CACHE_DIR"):
-            module._cubin(module.CONFIGS[0], True, "sm_90")
+            program.cubin(FORWARD, program.kernels[FORWARD].configs[0], True, "sm_90")
 
 
 def test_a_folder_of_somebody_else_is_refused(
-    module: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+    program: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.mkdir(mode=0o700, parents=True)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(PermissionError, match="others can write"):
-        module._cubin(module.CONFIGS[0], True, "sm_90")
+        program.cubin(FORWARD, program.kernels[FORWARD].configs[0], True, "sm_90")
 
 
-def test_a_link_is_refused(module: Any, cache: Path, tmp_path: Path) -> None:
+def test_a_link_is_refused(program: Any, cache: Path, tmp_path: Path) -> None:
     cache.parent.mkdir()
     (tmp_path / "real").mkdir(mode=0o700)
     cache.symlink_to(tmp_path / "real")
     with pytest.raises(PermissionError, match="is a link"):
-        module._cubin(module.CONFIGS[0], True, "sm_90")
-    assert not module.compiled
+        program.cubin(FORWARD, program.kernels[FORWARD].configs[0], True, "sm_90")
+    assert not program.compiled

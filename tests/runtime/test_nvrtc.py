@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,11 +11,11 @@ from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.sm90.backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.runtime.aot import build_cubins, compile_configs
-from attnc.runtime.loader import load_file
+from attnc.runtime.loader import load_file, program_of
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, nvrtc_version
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
@@ -76,10 +75,10 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_backward_compiles_too(path: Path) -> None:
     module = planned()[path.parts[-3], path.parts[-2], path.stem]
-    host: Any = load_file(path)
+    kernels = program_of(load_file(path)).kernels
     names = {p.kernel.name: p for p in kernels_of(module).values()}
-    assert set(names) <= set(host._KERNELS)
-    for name in host._KERNELS.keys() - {host._FORWARD}:
+    assert set(names) <= set(kernels)
+    for name in list(kernels)[1:]:
         config, cubin = next(compile_configs(path, "sm_80", name))
         assert cubin.warnings == ()
         assert cubin.spills <= SPILLED.get((path.parts[-2], name), NEGLIGIBLE), cubin.log
@@ -160,12 +159,12 @@ def test_ahead_of_time_cubins_are_what_the_module_looks_for(tmp_path: Path) -> N
     for original in (ROOT / "generated/alibi/cuda_sm_80").glob("d64*"):
         (tmp_path / original.name).write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
     paths = build_cubins(tmp_path / "d64.py", ["sm_90"])
-    module = load_file(tmp_path / "d64.py")
-    wanted = [(name, config) for name, (_, configs) in module._KERNELS.items() for config in set(configs)]
+    program = program_of(load_file(tmp_path / "d64.py"))
+    wanted = [(name, config) for name, kernel in program.kernels.items() for config in set(kernel.configs)]
     assert len(paths) == 2 * len(wanted)
     for name, config in wanted:
         for aligned in (0, 1):
-            found = module._cubin(config, aligned, "sm_90", name)
+            found = program.cubin(name, config, bool(aligned), "sm_90")
             assert found in paths
             assert found.read_bytes().startswith(b"\x7fELF")
 

@@ -150,7 +150,7 @@ def test_a_finding_names_its_line() -> None:
 @settings(
     max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate]
 )  # texts are too long to shrink
-@given(st.booleans().flatmap(lambda on_cuda: specs(on_cuda=on_cuda)))
+@given(st.booleans().flatmap(lambda on_cuda: specs(targets=TARGETS if on_cuda else ("triton",))))
 def test_addresses_of_random_specs_are_proved(text: str) -> None:
     for module in modules_of(text):
         files = render_files(module, path="a.attn", sha256="0" * 64)

@@ -1,5 +1,5 @@
-"""Kernels of Triton read no name before the line that makes it: the interpreter forgives that in what it does
-not run, the compiler does not.
+"""Kernels read no name before the line that makes it, and compile: the interpreter forgives what it does not
+run, and Python's numbers where Triton wants tensors; compilers do not.
 """
 
 from __future__ import annotations
@@ -7,9 +7,6 @@ from __future__ import annotations
 import ast
 import builtins
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +16,9 @@ from hypothesis import given, settings
 from attnc.plan.device import DEVICES
 from attnc.runtime.toolchains import usage_of
 from attnc.target.files import render_files
+from tests.processes import compiling
 from tests.verify.judging import modules_of, spec
-from tests.verify.random_specs import specs
+from tests.verify.random_specs import HOPPER, specs
 
 #: What once used a name outside its scope, by what it was; statements of a spec and its schedule.
 FOUND = Path(__file__).parent.parent / "gpu/found_specs"
@@ -53,6 +51,29 @@ TRITON = {
         ],
         "tile.q = 16, tile.kv = 16",
     ),
+    "a gradient of what is never inside its tensor": (
+        [
+            "input q: bf16[B, M, 4, 16]",
+            "input k, v: bf16[B, N, 4, 16]",
+            "input x: f32[4, N]",
+            "score = dot(q, k) + x[h, N]",
+            "normalize = softmax",
+            "output o: bf16[B, M, 4, 16]",
+            "grad x",
+        ],
+        "tile.q = 16, tile.kv = 16",
+    ),
+}
+#: The same for Hopper: inputs, mask and more.
+HOPPERS = {
+    "a length that is read through 64 bits": (
+        "input count: i64[B, N]",
+        "input at: i32[N]",
+        "length N = count[b, at[M]]",
+    ),
+    "a bound of a float": ("input last: f32[H]", "mask = kv_idx < 5 or last[h] < 2"),
+    "a bound behind 64 bits": ("input at: i64[B]", "input last: i32[N]", "mask = kv_idx < last[at[b]]"),
+    "tiles to skip by a float": ("input last: f32[H]", "mask = kv_idx == 5 or last[h] < 2"),
 }
 #: Compiles the modules of the specs that it reads, gradients too; prints how many kernels that were.
 PROGRAM = """
@@ -139,15 +160,24 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
         drawn.append(text)
 
     draw()
-    # A process of its own: Triton compiles nothing in one where another test made it interpret.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     found = [path.read_text(encoding="utf-8") for path in FOUND.glob("dropout_without_*.attn")]
     texts = json.dumps([*(spec(*parts) for parts in TRITON.values()), *drawn, *found])
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, input=texts, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = compiling(PROGRAM, stdin=texts)
     assert int(done.stdout) >= 3 * len(TRITON) + len(drawn) + len(found)
     assert found
+
+
+@pytest.mark.parametrize("name", HOPPERS)
+def test_what_did_not_compile_for_hopper_does(name: str) -> None:
+    lines = [
+        "input q: bf16[B, M, H, 16]",
+        "input k, v: bf16[B, N, H, 16]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 16]",
+    ]
+    (module,) = modules_of(spec([*lines, *HOPPERS[name]], "consumers = 2, tile.kv = 32", target=HOPPER))
+    usage_of(module, 0, DEVICES["sm_90"])
 
 
 @pytest.mark.slow

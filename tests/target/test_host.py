@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from attnc.runtime.loader import load_text
+from attnc.support.configs import choose_config
+from attnc.support.devices import Gpu
 from attnc.verify.interpreter import ensure_interpreter
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -142,9 +144,7 @@ def test_k_and_v_have_as_many_pages() -> None:
 
 def large_tiles(path: str) -> ModuleType:
     """A decode module whose first tiles are so large that what they take depends on the device."""
-    module = load_text((GENERATED / path).read_text(encoding="utf-8"))
-    module._splits.cache_clear()
-    return module
+    return load_text((GENERATED / path).read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -157,43 +157,39 @@ def shared_prefix() -> ModuleType:
     return large_tiles("shared_prefix/triton/d128.py")
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, major: int, room: int) -> torch.device:
+def pretend(major: int, room: int) -> Gpu:
     """A device on whose multiprocessors blocks can have so many bytes of shared memory."""
-    properties = SimpleNamespace(
-        name="none",
-        major=major,
-        multi_processor_count=108,
-        shared_memory_per_block_optin=room,
-        shared_memory_per_multiprocessor=room + 1024,
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    return torch.device("cuda", 0)
+    return Gpu(0, "none", (major, 0), room, room + 1024, 108, 1 << 25)
+
+
+def counted(module: ModuleType, config: Any, gpu: Gpu, batch: int) -> int:
+    """How many splits a call with so many sequences of 8192 keys has."""
+    sizes = {"B": batch, "M": 1, "H": 16, "Hkv": 1, "G": 16, "N": 8192, "P": 8192}
+    names = {**sizes, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
+    splits: int = module.CALL.split.sizes(names, config, gpu)["SPLITS"]
+    return splits
 
 
 @pytest.mark.parametrize(("major", "room", "chosen"), [(8, 166912, 1), (9, 232448, 0), (8, 101376, 9)])
 def test_a_device_takes_the_first_config_that_it_can_run(
-    mla: ModuleType, monkeypatch: pytest.MonkeyPatch, major: int, room: int, chosen: int
+    mla: ModuleType, major: int, room: int, chosen: int
 ) -> None:
-    device = pretend(monkeypatch, major, room)
-    assert mla._choose(None, device, 8192) == mla.CONFIGS[chosen]
+    found = choose_config(None, pretend(major, room), 8192, mla.CONFIGS, mla.TUNED)
+    assert found == mla.CONFIGS[chosen]
 
 
 @pytest.mark.parametrize(("major", "room", "programs"), [(8, 166912, 1), (8, 232448, 2), (9, 232448, 1)])
 def test_programs_are_counted_by_what_they_take_on_the_device(
-    shared_prefix: ModuleType, monkeypatch: pytest.MonkeyPatch, major: int, room: int, programs: int
+    shared_prefix: ModuleType, major: int, room: int, programs: int
 ) -> None:
-    device, config = pretend(monkeypatch, major, room), shared_prefix.CONFIGS[0]
+    gpu, config = pretend(major, room), shared_prefix.CONFIGS[0]
     plain = config._replace(shared=room // programs, staged=0)
-    for tiles in (16, 128, 1024):
-        found = shared_prefix._splits(tiles, 256, 32768, 516 * tiles, config, device)
-        assert found == shared_prefix._splits(tiles, 256, 32768, 516 * tiles, plain, device)
+    for batch in (1, 8, 64):
+        assert counted(shared_prefix, config, gpu, batch) == counted(shared_prefix, plain, gpu, batch)
 
 
-def test_a_config_that_does_not_say_what_it_takes_is_shared_out_too(
-    mla: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = pretend(monkeypatch, 9, 232448)
-    assert mla._splits(16, 256, 36864, 2052, mla.Config(64, 32, 8, 2), device) > 1
+def test_a_config_that_does_not_say_what_it_takes_is_shared_out_too(mla: ModuleType) -> None:
+    assert counted(mla, mla.Config(64, 32, 8, 2), pretend(9, 232448), 1) > 1
 
 
 def test_a_cuda_module_says_that_it_needs_a_gpu() -> None:
@@ -234,7 +230,9 @@ def test_a_thread_without_a_context_gets_one_where_descriptors_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Triton refuses to make one there; a launch of torch's brings the context."""
-    module = load_text((GENERATED / "causal_gqa" / "triton" / "bf16_d64.py").read_text(encoding="utf-8"))
+    ensure_interpreter()
+    from attnc.support.triton_call import in_context
+
     brought: list[object] = []
 
     def make(problem: str, *, size: int) -> int:
@@ -242,11 +240,11 @@ def test_a_thread_without_a_context_gets_one_where_descriptors_are_made(
             raise RuntimeError(problem)
         return size
 
-    monkeypatch.setattr(module.torch, "zeros", lambda shape, device: brought.append(device))
-    assert module._in_context(make, "", size=3) == 3
+    monkeypatch.setattr(torch, "zeros", lambda shape, device: brought.append(device))
+    assert in_context(make, "", size=3) == 3
     assert brought == []
     with pytest.raises(RuntimeError, match="out of memory"):
-        module._in_context(make, "out of memory", size=3)
+        in_context(make, "out of memory", size=3)
     assert brought == []
-    assert module._in_context(make, "Failed to create it: invalid device context", size=3) == 3
+    assert in_context(make, "Failed to create it: invalid device context", size=3) == 3
     assert brought == ["cuda"]

@@ -23,8 +23,9 @@ from attnc.plan.names import (
     MODULE,
     TRITON,
     own_name,
+    own_sizes,
 )
-from attnc.runtime.loader import load_module
+from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
 from tests.plan.planning import planned
@@ -82,7 +83,7 @@ CUDA_SPECS = {
     },
     "atomic": {
         "mask": "causal",
-        "grads": "q, k, v",
+        "grads": "q\n  grad k, v: f32",
         "schedule": "  tile.q = 64\n  backward {\n    accumulate.dq = atomic, warp_split = kv\n  }",
     },
     "gradients": GRADIENTS,
@@ -114,7 +115,7 @@ def names_in(text: str) -> Iterator[str]:
     for item in tree.body:
         match item:
             case ast.FunctionDef(name=name) if name.startswith("_") and not name.startswith(
-                ("_forward", "_backward", "_prepare", "_gradients")
+                ("_forward", "_backward")
             ):
                 continue
             case ast.FunctionDef():
@@ -192,8 +193,10 @@ def test_words_of_cpp_can_name_inputs() -> None:
         inputs=(*(f"{word}: f32[H]" for word in words), "unsigned: f32[B, N]", "new: i32[B]"),
         target="cuda.sm_80",
     )
-    host = load_module(module)
-    assert compile_cubin(host._source(), host._options(host.CONFIGS[0], True, "sm_80")).image
+    loaded = load_module(module)
+    program = program_of(loaded)
+    source = program.source(module.kernels[0].name)
+    assert compile_cubin(source, program.options(loaded.CONFIGS[0], True, "sm_80")).image
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -234,3 +237,29 @@ def test_every_name_of_the_function_that_picks_a_module_is_known(name: str) -> N
     assert "key" in used
     own = {*INPUTS, "sink", "kv_len", "W"}  # of the specs
     assert [x for x in used - own if not x.startswith("_") and not TRITON.clashes_as_input(x, name)] == []
+
+
+SIZES = ("t", "w", "half", "K", "tile", "stride_q", "lse_ptr", "dbias", "dbias_tile", "namespace", "t_size")
+
+
+def test_sizes_have_any_name() -> None:
+    renamed = own_sizes(SIZES, ("bias",))
+    assert set(renamed) == set(SIZES) - {"t_size"}
+    assert renamed["t"] == "t_size_2"
+    assert len({*renamed.values(), "t_size"}) == len(SIZES)
+    assert own_sizes(("T", "pages_of", "bias"), ("doc",)) == {}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_read_sizes_of_any_name(target: str) -> None:
+    module = planned(
+        score="dot(q, k) + " + " + ".join(f"x{i}[h % {size}]" for i, size in enumerate(SIZES)),
+        inputs=tuple(f"x{i}: f32[{size}]" for i, size in enumerate(SIZES)),
+        target=target,
+    )
+    files = render_files(module, path="under_test.attn", sha256="0")
+    kernels = "".join(text for file, text in files.items() if file.endswith(".cu") or target == "triton")
+    for size in SIZES:
+        own = own_sizes(SIZES, ("x0",)).get(size, size)
+        assert re.search(rf"floor_mod\w*\(h, {own}\)|h % {own}\b", kernels), size
+    load_module(module)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from attnc.build import compile_program, plan_program
 from attnc.model.resolve import resolve
-from attnc.plan.tuned import Choice, dump_tuned, knobs_of_kernel
 from attnc.source import Source, joined
 from attnc.syntax.format import format_file
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.target.layout import tidy
 from attnc.target.quote import comment, literal
+from attnc.tuned.choices import Choice, dump_tuned, knobs_of_kernel
 from tests.tokens import cpp_tokens, python_tokens, tokens_of
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import torch
 from attnc.plan.ir import Module
 from attnc.plan.sm90.backward import CONSUMERS
 from attnc.plan.sm90.layout import entry_registers
-from attnc.runtime.loader import load_module
+from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.verify.simt import SimtFault, attach, available
 from tests.plan.test_sm90_backward import CAUSAL, planned
@@ -25,10 +25,10 @@ KERNEL = "under_test_backward_dkdv"
 
 
 def compiled(mask: str, **options: Any) -> Any:
-    host: Any = load_module(planned(mask, **options))
-    source, (config, *_) = host._KERNELS[KERNEL]
+    program = program_of(load_module(planned(mask, **options)))
+    _, source, (config, *_) = program.kernels[KERNEL]
     assert source.endswith("_backward_dkdv.cu")
-    return compile_cubin(host._source(KERNEL), host._options(config, True, "sm_90"))
+    return compile_cubin(program.source(KERNEL), program.options(config, True, "sm_90"))
 
 
 @pytest.mark.slow
@@ -49,13 +49,11 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def load(module: Module, change: Callable[[str], str] = str) -> Any:
         host: Any = load_module(module)
-        of_all = host._source
-        for name in ("_starter", "_gpu", "_tensor_map"):
-            monkeypatch.setattr(host, name, getattr(host, name))
-        for name in ("_CALLS", "_GRADIENTS"):  # they know what they launch
-            monkeypatch.setattr(host, name, {})
+        of_all = host.CALL.program.source
+        for name in ("launch_type", "gpu_of", "tensor_map"):
+            monkeypatch.setattr(host.CALL, name, getattr(host.CALL, name))
         changed = {KERNEL: change(of_all(KERNEL))}
-        monkeypatch.setattr(host, "_source", lambda name: changed.get(name) or of_all(name))
+        monkeypatch.setattr(host.CALL.program, "source", lambda name: changed.get(name) or of_all(name))
         attach(host)
         return host
 

@@ -12,9 +12,20 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from attnc.build import plan_program
+from attnc.diagnostics import DiagnosticError
+from attnc.model.resolve import resolve
+from attnc.plan.sm90.layout import FEWEST_REGISTERS, entry_registers, registers_left
 from attnc.plan.targets import target_of
+from attnc.source import Source
+from attnc.syntax.parser import parse
+from attnc.syntax.prelude import prelude
 from tests.targets import TARGETS
 from tests.verify.random_words import Extra, Words
+
+#: The target whose kernels not every spec has.
+HOPPER = "cuda.sm_90a"
+EVERY_TARGET = (*TARGETS, HOPPER)
 
 #: Names that kernels, or the host code around them, might use for themselves.
 NAMES = (
@@ -30,8 +41,9 @@ _SHAPES = (
     ("M", "N"), ("B", "HEADS", "M", "N"), ("1", "HEADS", "1", "N"), ("X",), ("HEADS", "X"), ("4", "M"),
 )  # fmt: skip
 _HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
-#: Rows of CUDA kernels are copied in pieces of 8 elements.
+#: Rows of CUDA kernels are copied in pieces of 8 elements; products of wgmma are 16 deep.
 _WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 96, 128)
+_HOPPER_WIDTHS = (16, 16, 32, 48, 64, 80, 128)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
 _UNIFIED = "unified_max(phi = 0.5, bounds = [-4, 4], fallback = online)"
 _BOTTOM_UP = "online(rescale = every_step)"
@@ -48,6 +60,10 @@ class Storage:
     @property
     def plain(self) -> bool:
         return self == Storage()
+
+    @property
+    def has_gradients(self) -> bool:
+        return self.kv != "paged" and not self.prefix
 
     def q_axes(self, heads: str) -> tuple[str, ...]:
         return ("B", "M", heads) if self.q == "dense" else ("T", heads)
@@ -89,21 +105,31 @@ _STORAGES = (
 
 
 @st.composite
-def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False, wide: bool = False) -> str:
-    """The text of a file with one attention and its schedule for triton, and one for CUDA if wanted.
+def specs(
+    draw: st.DrawFn,
+    depth: int = 2,
+    *,
+    targets: Sequence[str] = ("triton",),
+    wide: bool = False,
+    with_gradients: bool = False,
+) -> str:
+    """The text of a file with one attention and its schedule for each of the targets; for `HOPPER` where it
+    lowers the attention.
 
-    wide: heads and tiles as large as those of models, for a GPU.
+    wide: heads and tiles as large as those of models, for a GPU; with_gradients: of whatever has some.
     """
-    dtype = draw(st.sampled_from(("bf16", "f16", "f32")))
+    on_cuda = any(target != "triton" for target in targets)
+    hopper = HOPPER in targets and draw(st.integers(0, 4)) > 0
+    dtype = draw(st.sampled_from(("bf16", "f16") if hopper else ("bf16", "f16", "f32")))
     heads, kv_heads = draw(st.sampled_from(_HEADS))
-    storage = draw(st.sampled_from(_STORAGES))
-    decodes = storage.q == "dense" and draw(st.integers(0, 4)) == 0
-    d = draw(st.sampled_from(_WIDE if wide else _CUDA_WIDTHS if on_cuda else _WIDTHS))
-    dv = draw(
-        st.sampled_from(
-            [n for n in ((64, 96, 128) if wide else (8, 16, 24)) if not storage.prefix or n <= d] or [d]
-        )
-    )
+    storages = [storage for storage in _STORAGES if storage.has_gradients or not with_gradients]
+    storage = draw(st.sampled_from(storages))
+    never_decodes = hopper or with_gradients or storage.q != "dense"
+    decodes = not never_decodes and draw(st.integers(0, 4)) == 0
+    widths = _WIDE if wide else _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
+    d = draw(st.sampled_from(widths))
+    values = (64, 96, 128) if wide else (16, 32, 64, 128) if hopper else (8, 16, 24)
+    dv = draw(st.sampled_from([n for n in values if not storage.prefix or n <= d] or [d]))
     extras = _extras(draw, heads, on_cuda)
     words = Words(draw, extras, heads)
     kv_axes = draw(st.permutations(storage.kv_axes(kv_heads)))
@@ -131,17 +157,15 @@ def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False, wide: bool 
     if draw(st.booleans()):
         lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
     lines.append(f"normalize = {softmax}")
-    grads = (
-        _grads(draw, words, score + softmax)
-        if storage.kv != "paged" and not (storage.prefix or decodes)
-        else []
-    )
+    may_grad = storage.has_gradients and not decodes and (with_gradients or draw(st.booleans()))
+    grads = _grads(draw, words, score + softmax) if may_grad else []
     if grads:
         lines.append(f"grad {', '.join(grads)}")
     statements = "\n  ".join(lines)
     text = f"attention spec {{\n  {statements}\n}}\n"
     joins_bools = "rate" in softmax and any(": bool[" in extra.declaration for extra in extras)
-    for target in TARGETS if on_cuda else ("triton",):
+    schedules = {}
+    for target in targets:
         shape = Shape(
             target=target,
             storage=storage,
@@ -150,8 +174,19 @@ def specs(draw: st.DrawFn, depth: int = 2, *, on_cuda: bool = False, wide: bool 
             sums_dq="q" in grads,
             joins_bools=joins_bools,
         )
-        text += f"schedule spec for {target} {{\n  {_schedule(draw, shape)}\n}}\n"
-    return text
+        schedules[target] = f"schedule spec for {target} {{\n  {_schedule(draw, shape)}\n}}\n"
+    if HOPPER in schedules and not is_lowered(text + schedules[HOPPER]):
+        del schedules[HOPPER]
+    return text + "".join(schedules.values())
+
+
+def is_lowered(text: str) -> bool:
+    """Whether the compiler takes a spec. What a target has no kernels for is a diagnostic."""
+    try:
+        plan_program(resolve(parse(Source("a.attn", text)), prelude()))
+    except DiagnosticError:
+        return False
+    return True
 
 
 def _drawn(draw: st.DrawFn, axes: Sequence[str]) -> str:
@@ -196,8 +231,6 @@ def _grads(draw: st.DrawFn, words: Words, text: str) -> list[str]:
     """Some of what can be differentiated by."""
     used = [e for e in words.extras if re.search(rf"\b{e.name}\b(?! = )", text)]  # not 'seed = draws'
     floats = [e.name for e in used if e.type == "float"]
-    if draw(st.booleans()):
-        return []
     return draw(st.lists(st.sampled_from(("q", "k", "v", *floats)), min_size=1, unique=True))
 
 
@@ -214,6 +247,8 @@ class Shape:
 
 
 def _schedule(draw: st.DrawFn, shape: Shape) -> str:
+    if shape.target == HOPPER:
+        return _hopper_schedule(draw, shape)
     on_cuda = shape.target != "triton"
     split = draw(st.sampled_from(("q", "kv"))) if on_cuda else "q"
     tiles = _tiles(draw, shape, split) + (f", warp_split = {split}" if on_cuda else "")
@@ -249,3 +284,34 @@ def _tiles(draw: st.DrawFn, shape: Shape, split: str) -> str:
         least = 32 if shape.joins_bools else 16  # dropout beside bools takes no 16
         return f"tile.q = {draw(st.sampled_from((16, 32)))}, tile.kv = {draw(st.sampled_from((least, 32)))}"
     return f"tile.q = 32, tile.kv = 32, warps = 2, stages = {draw(st.sampled_from((1, 2, 3)))}"
+
+
+def _hopper_schedule(draw: st.DrawFn, shape: Shape) -> str:
+    """Warpgroups, tiles and registers that a launch holds; of large tiles that do not fit, a small one is
+    left.
+    """
+    consumers = draw(st.sampled_from((2, 2, 2, 3, 4)))
+    keys = draw(st.sampled_from((16, 48, 64, 80, 128, 176, 256)))
+    lines = [
+        f"consumers = {consumers}, tile.kv in {{{keys}, 32}}, stages {_or(draw(st.integers(2, 4)), 2)}",
+        f"overlap = {draw(st.sampled_from(('true', 'true', 'false')))}",
+    ]
+    legal = [
+        count
+        for count in range(64, 241, 8)
+        if count >= entry_registers(consumers) and registers_left(consumers, count) >= FEWEST_REGISTERS
+    ]
+    if draw(st.booleans()):
+        lines.append(f"registers {_or(draw(st.sampled_from(legal)), legal[-1])}")
+    softmaxes = ("online", "online(rescale = lazy(8))", "online(maximum = lazy(20))")
+    lines.append(f"softmax = {draw(st.sampled_from(softmaxes))}")
+    lines += draw(st.sampled_from(([], ["order = longest_first"])))
+    if shape.sums_dq and draw(st.booleans()):
+        sums = draw(st.sampled_from(("atomic", "sequential") if shape.storage.plain else ("two_pass",)))
+        lines.append(f"backward {{ accumulate.dq = {sums} }}")
+    return "\n  ".join(lines)
+
+
+def _or(size: int, other: int) -> str:
+    """That a key has this size, or the other where it does not fit."""
+    return f"= {size}" if size == other else f"in {{{size}, {other}}}"

@@ -46,13 +46,9 @@ def test_without_a_gradient_nothing_is_kept() -> None:
 def operator(name: str, module: ir.Module) -> Any:
     """The registered operator of a loaded module."""
     loaded: Any = load_module(module)
-    assert loaded._register()
-    found = [
-        op
-        for op in dir(torch.ops.attnc)
-        if op.startswith(f"{name}_") and not op.endswith(("_backward", "_out"))
-    ]
-    return getattr(torch.ops.attnc, found[-1])
+    assert loaded.CALL.operator.startswith(f"{name}_")
+    assert loaded.CALL.register_operators()
+    return getattr(torch.ops.attnc, loaded.CALL.operator)
 
 
 @pytest.mark.slow

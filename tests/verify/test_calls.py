@@ -10,35 +10,42 @@ import pytest
 from attnc.build import digest
 from attnc.plan import ir
 from attnc.target.files import render_files
+from attnc.target.support import standalone, with_headers
 from attnc.verify.calls import call_violations
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
+#: The layouts of three tensors, as the key of a prepared call has them.
+Q, K, V = (f"{x}.shape, {x}.stride(), {x}.dtype, {x}.device," for x in "qkv")
 #: What is taken out of a module's host code, what is put there, and what is then said.
 BUGS = {
     "triton": (
-        ("q.shape, q.stride(), q.dtype, q.device,", "q.shape, q.stride(), q.device,", "another type of q"),
-        ("k.shape, k.stride(), k.dtype,", "k.shape, k.dtype,", "strides of k: after another call"),
-        ("_described(dlse),", "", "dlse: after another call"),
-        ("_cuda_getCurrentRawStream(self.index)", "_cuda_getDevice()", "not launched on the caller's stream"),
-        ("v.shape, v.stride(), v.dtype,", "v.stride(), v.dtype,", "another size N of v is taken"),
-        ('_sizes("out o", o, torch.bfloat16, (B, M, H, 128), q)', "", "another type of o is taken"),
-        ("aligned = bits % 16 == 0", "aligned = True", "for aligned tensors is launched on others"),
-        ("do.shape, do.stride(), do.dtype,", "do.shape, do.dtype,", "strides of do: after another call"),
-        ("_contiguous_rows(q=q, k=k, v=v)", "", "another order of axes of q is taken"),
-        ("_apart(o=o, lse=lse)", "", "another memory of o is taken"),
+        (Q, Q.replace("q.dtype, ", ""), "another type of q"),
+        (K, K.replace("k.stride(), ", ""), "strides of k: after another call"),
+        ("key = (key, layout(tensors[1]))", "pass", "dlse: after another call"),
+        ("_cuda_getCurrentRawStream(index)", "_cuda_getDevice()", "not launched on the caller's stream"),
+        (V, V.replace("v.shape, ", ""), "another size N of v is taken"),
+        ('sizes.check_one(tensor, x, like, f"out {tensor.name}")', "pass", "another type of o is taken"),
+        ("if bits % 16 or not starts", "if not starts", "for aligned tensors is launched on others"),
+        ("layouts_of_3((tensors[0], ", "layouts_of_3((inputs[0], ", "strides of do: after another call"),
+        (
+            "require_contiguous_rows(tensor.name, x)",
+            "pass",
+            "another order of axes of q is taken",
+        ),
+        ('reject_overlapping_output(f"out {tensor.name}", x)', "pass", "another memory of o is taken"),
     ),
     "cuda.sm_80": (
         ("_cuda_getCurrentRawStream(gpu.index)", "_cuda_getDevice()", "not launched on the caller's stream"),
-        ("_described(dlse),", "", "dlse: after another call"),
+        ("key = (key, layout(tensors[1]))", "pass", "dlse: after another call"),
         (
-            "self.starts.get(aligned)",
-            "next(iter(self.starts.values()), None)",
+            "starts.get(aligned)",
+            "next(iter(starts.values()), None)",
             "alignment of q: causal_gqa_forward for aligned rows is launched on others",
         ),
-        ("aligned and self.rows_aligned", "aligned", "for aligned rows is launched on others"),
+        ("aligned and rows_aligned)", "aligned)", "for aligned rows is launched on others"),
     ),
 }
 
@@ -50,14 +57,16 @@ def module(target: str, name: str = "causal_gqa") -> ir.Module:
 
 
 def changed(target: str, old: str, new: str) -> Subject:
-    """A module with another text in the first such place of its host code."""
+    """A module with another text wherever its host code has this one; of the layouts, in those of three."""
     planned = module(target)
     files = render_files(planned, path="causal_gqa.attn", sha256=digest(planned.variant.source))
     name = f"{planned.variant.name}.py"
-    text = files[name]
+    text = standalone(files[name])
     assert old in text
-    text = text.replace(old, new, 1)
-    return subject_of(planned, {name: text})
+    start = text.index("def layouts_of_3(") if old in (Q, K, V) else 0
+    text = text[:start] + text[start:].replace(old, new, 1 if start else -1)
+    headed = {file: with_headers(source) for file, source in files.items()}
+    return subject_of(planned, {**headed, name: text})
 
 
 @pytest.mark.parametrize("target", BUGS)
@@ -68,8 +77,8 @@ def test_modules_launch_the_same_after_any_call(target: str, name: str) -> None:
 
 def test_torch_may_ask_whether_it_was_given_a_device_while_launches_are_noted() -> None:
     """`torch.cuda.get_device_properties` does, which host code calls on a GPU."""
-    begin = "    if len(_CALLS) >= 1024:\n"
-    asking = f"    assert not isinstance(q.device, torch.cuda.device)\n{begin}"
+    begin = "        if len(self.prepared) >= _MOST_CALLS:\n"
+    asking = f"        assert not isinstance(inputs[0].device, torch.cuda.device)\n{begin}"
     assert list(call_violations(changed("cuda.sm_80", begin, asking))) == []
 
 

@@ -248,15 +248,15 @@ def test_a_prepared_call_serves_other_values_and_only_alike_arguments() -> None:
     q, pool = torch.randn(1, 1, 4, 16).half(), torch.randn(2, 8, 16, 2, 16).half()
     table, length = torch.arange(4, dtype=torch.int32)[None], torch.tensor([50], dtype=torch.int32)
     first = made.a(q, *pool, table, length)
-    assert len(made._CALLS) == 1
+    assert len(made.CALL.prepared) == 1
     shorter = made.a(q, *pool, table, torch.tensor([20], dtype=torch.int32))
-    assert len(made._CALLS) == 1
+    assert len(made.CALL.prepared) == 1
     assert not torch.equal(first[0], shorter[0])
     apart = torch.zeros(1, 1, 4, 32).half()
     apart[..., :16] = q
     out = (torch.empty(1, 1, 4, 32).half()[..., :16], torch.empty(1, 1, 4))
     again = made.a(apart[..., :16], *pool, table, length, out=out)
-    assert len(made._CALLS) == 2
+    assert len(made.CALL.prepared) == 2
     assert again[0].data_ptr() == out[0].data_ptr()
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
@@ -267,7 +267,7 @@ def test_a_prepared_call_serves_other_values_and_only_alike_arguments() -> None:
     for wrong in (out[0], (), 5):
         with pytest.raises(TypeError, match="out: expected a tuple of 2 tensors"):
             made.a(q, *pool, table, length, out=wrong)
-    assert len(made._CALLS) == 2
+    assert len(made.CALL.prepared) == 2
 
 
 @pytest.mark.parametrize("softmax", ["online", "unified_max(phi = 0, bounds = [-4, 4], fallback = online)"])

@@ -10,13 +10,8 @@ import torch
 
 from attnc.plan import ir
 from attnc.verify.case import Case
-from attnc.verify.excluded import (
-    excluded_keys_are_invisible,
-    excluded_keys_have_no_gradient,
-    may_exclude,
-    poisoned_keys,
-)
-from attnc.verify.gradient_properties import GradientRun
+from attnc.verify.excluded import excluded_keys_are_invisible, may_exclude, poisoned_keys
+from attnc.verify.gradient_properties import GradientRun, excluded_keys_have_no_gradient
 from attnc.verify.rerun import Run
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnc.expr.nodes import Expr, walk
-from attnc.plan.steps import statement_expressions
+from attnc.plan.ir import statement_expressions
 from attnc.plan.width import is_wide
 from attnc.verify.case import Case
 from attnc.verify.problem import build

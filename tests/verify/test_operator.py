@@ -62,10 +62,8 @@ class Loaded:
         return torch.compile(self.function, fullgraph=True, backend="aot_eager")
 
     def operator(self, suffix: str = "") -> Any:
-        assert self.module._register()
-        texts = (text for text in self.module._register.__code__.co_consts if isinstance(text, str))
-        name = next(text for text in texts if text.startswith("attnc::")).removeprefix("attnc::")
-        return getattr(torch.ops.attnc, name + suffix)
+        assert self.module.CALL.register_operators()
+        return getattr(torch.ops.attnc, self.module.CALL.operator + suffix)
 
 
 def results(found: Any) -> tuple[torch.Tensor, ...]:
@@ -112,17 +110,18 @@ def test_what_a_caller_chooses_reaches_the_kernel(
 ) -> None:
     made = Loaded(name, target)
     seen: list[Any] = []
-    choose = made.module._choose
+    call = made.module.CALL
+    prepare = call._prepare
 
-    def watched(config: Any, *rest: Any) -> Any:
+    def watched(inputs: Any, out: Any, config: Any, extras: Any) -> Any:
         seen.append(config)
-        return choose(config, *rest)
+        return prepare(inputs, out, config, extras)
 
-    monkeypatch.setattr(made.module, "_choose", watched)
+    monkeypatch.setattr(call, "_prepare", watched)
     tensors, chosen = made.tensors(), made.module.CONFIGS[1]
     expected = made.function(*tensors, config=chosen)
     seen.clear()
-    getattr(made.module, "_CALLS", {}).clear()
+    call.forget()
     assert same(made.compiled(*tensors, config=chosen), expected)
     assert seen == [chosen]
 
@@ -131,16 +130,18 @@ def test_a_config_of_the_backward_reaches_its_kernel(target: str, monkeypatch: p
     made = Loaded("local_sink", target)
     kernel, configs = next(iter(made.module.BACKWARD_CONFIGS.items()))
     seen: list[Any] = []
-    choose = made.module._choose_backward
+    call = made.module.CALL
+    prepare = call._prepare_gradients
 
-    def watched(given: Any, *rest: Any) -> Any:
+    def watched(tensors: Any, given: Any) -> Any:
         seen.append(given)
-        return choose(given, *rest)
+        return prepare(tensors, given)
 
-    monkeypatch.setattr(made.module, "_choose_backward", watched)
+    monkeypatch.setattr(call, "_prepare_gradients", watched)
     found = []
     for function in (made.function, made.compiled):
         tensors = made.tensors(gradients=True)
+        call.forget()
         o = results(function(*tensors, backward_config={kernel: configs[-1]}))[0]
         o.float().sum().backward()  # type: ignore[no-untyped-call]  # torch's
         found.append(tuple(x.grad for x in tensors if x.grad is not None))

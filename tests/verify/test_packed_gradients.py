@@ -192,7 +192,7 @@ def test_the_operator_keeps_the_promises_of_torch() -> None:
         for rows, heads in ((9, 2), (12, 1), (12, 1))
     )
     cu_q, cu_k = torch.tensor([0, 4, 9]).int(), torch.tensor([0, 10, 12]).int()
-    assert made.module._register()
+    assert made.module.CALL.register_operators()
     name = next(
         op for op in dir(torch.ops.attnc) if op.startswith("a_") and not op.endswith(("_backward", "_out"))
     )

@@ -13,9 +13,9 @@ from attnc.verify.case import Case
 from attnc.verify.strategies import cases
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
-from tests.targets import needs_gxx
+from tests.targets import TARGETS, needs_gxx
 from tests.verify.judging import modules_of, right, subject_of_text
-from tests.verify.random_specs import specs
+from tests.verify.random_specs import HOPPER, specs
 
 
 def drawn(data: st.DataObject, made: Subject) -> Case:
@@ -37,7 +37,7 @@ def test_kernels_agree_with_the_reference(text: str, data: st.DataObject) -> Non
 @pytest.mark.slow
 @needs_gxx
 @settings(max_examples=settings().max_examples // 8, suppress_health_check=list(HealthCheck))
-@given(specs(on_cuda=True), st.data())
+@given(specs(targets=TARGETS), st.data())
 def test_targets_agree(text: str, data: st.DataObject) -> None:
     """Triton, CUDA and the reference, each within the bound of its plan, and the kernels with each other."""
     note(text)
@@ -47,3 +47,14 @@ def test_targets_agree(text: str, data: st.DataObject) -> None:
     for subject_ in (triton, cuda):
         right(subject_, replace(case, config=case.config % len(subject_.configs)))
     assert not list(across({"triton": triton})(cuda, case))
+
+
+@pytest.mark.slow
+@needs_gxx
+@settings(max_examples=max(settings().max_examples // 32, 2), suppress_health_check=list(HealthCheck))
+@given(specs(targets=(HOPPER,), with_gradients=True).filter(lambda text: HOPPER in text), st.data())
+def test_hopper_agrees_with_the_reference(text: str, data: st.DataObject) -> None:
+    """As tests.gpu.random_specs does on a GPU, thousands of times."""
+    note(text)
+    made = subject_of_text(text)
+    right(made, drawn(data, made))

@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from attnc.verify.record import Record, Records, Sanitized, dump, hash_of, lapsed, read, unwatched
+from attnc.target.support import with_headers
+from attnc.verify.record import (
+    Record,
+    Records,
+    Sanitized,
+    dump,
+    hash_of,
+    lapsed,
+    read,
+    support_hash,
+    target_of,
+    unsupported,
+    unwatched,
+)
 
 GENERATED = Path(__file__).parents[2] / "generated"
 
@@ -27,6 +40,37 @@ def test_every_module_has_a_record_of_its_text_or_says_that_it_is_unverified() -
     )
 
 
+def test_a_gpu_has_run_the_support_package_for_every_target_or_it_is_unverified() -> None:
+    assert unsupported(GENERATED, modules(), read(GENERATED)) == [], (
+        "the code beside the kernels has changed: run its unit tests, and `attnc verify SPEC --record` for a "
+        "spec with this target on a machine with a GPU, or list `_support/TARGET` under 'unverified'"
+    )
+
+
+def test_a_change_of_the_support_package_asks_for_a_run_of_each_target(tmp_path: Path) -> None:
+    folder = tmp_path / "_support"
+    folder.mkdir()
+    (folder / "call.py").write_text("1\n", encoding="utf-8")
+    (folder / "sm80.cuh").write_text("1\n", encoding="utf-8")
+    paths, now = ["a/triton/d.py", "b/triton/d.py", "a/cuda_sm_80/d.py"], support_hash(tmp_path)
+    assert unsupported(tmp_path, paths, Records()) == ["triton", "cuda_sm_80"]
+    record = Record(sha256="0", device="d", toolchain="t", cases=1, worst=0.5, where="")
+    records = (
+        Records().with_support(now, {"a/triton/d.py": record}).with_support(now, {"b/triton/d.py": record})
+    )
+    assert records.support["triton"].modules == 2
+    assert unsupported(tmp_path, paths, records) == ["cuda_sm_80"]
+    excused = replace(records, unverified={"_support/cuda_sm_80": "no GPU here"})
+    assert unsupported(tmp_path, paths, excused.only(paths)) == []
+    assert excused.with_verified({"a/cuda_sm_80/d.py": record}).unverified == {}
+    (tmp_path / "verified.json").write_text(dump(records), encoding="utf-8")
+    assert read(tmp_path) == records
+    (folder / "sm80.cuh").write_text("2\n", encoding="utf-8")  # a part of kernels
+    assert unsupported(tmp_path, paths, records) == ["cuda_sm_80"]
+    (folder / "call.py").write_text("2\n", encoding="utf-8")
+    assert unsupported(tmp_path, paths, records) == ["triton", "cuda_sm_80"]
+
+
 def test_every_cuda_module_was_sanitized_too_or_says_that_it_was_not() -> None:
     assert unwatched(GENERATED, modules(), read(GENERATED)) == [], (
         "run `attnc verify --target cuda.sm_80 --sanitize --record` on a machine with a GPU, or list it "
@@ -37,7 +81,8 @@ def test_every_cuda_module_was_sanitized_too_or_says_that_it_was_not() -> None:
 def test_nothing_is_recorded_of_modules_that_are_gone() -> None:
     records = read(GENERATED)
     sections = (records.verified, records.unverified, records.sanitized, records.unsanitized)
-    assert {name for section in sections for name in section} <= set(modules())
+    packages = {f"_support/{target_of(path)}" for path in modules()}
+    assert {name for section in sections for name in section} <= {*modules(), *packages}
 
 
 def test_what_the_sanitizer_saw_lapses_with_the_text(tmp_path: Path) -> None:
@@ -132,10 +177,10 @@ KERNELS = sorted(GENERATED.glob("*/cuda_*/[!_]*.py"))
 def test_a_cuda_module_names_all_its_kernels_by_hash(path: Path) -> None:
     """What is recorded of a module is recorded of these files too."""
     text = path.read_text(encoding="utf-8")
-    files = list(dict.fromkeys(re.findall(r'^    (?:_FORWARD|"\w+"): \("([\w.]+)",', text, re.M)))
+    files = list(dict.fromkeys(re.findall(r'file="([\w.]+)"', text)))
     beside = (found.name for found in path.parent.glob("*.cu"))
     own = re.compile(rf"{re.escape(path.stem)}(_backward_\w+)?\.cu")
     assert sorted(files) == sorted(name for name in beside if own.fullmatch(name))
-    forward, *backward = (path.with_name(name).read_text(encoding="utf-8") for name in files)
+    forward, *backward = (with_headers(path.with_name(name).read_text(encoding="utf-8")) for name in files)
     hashes = re.findall(r"^(?:Kernel sha256|Those of the backward): (\w+)$", text, re.M)
     assert hashes == [sha256(part.encode()).hexdigest() for part in (forward, "".join(backward)) if part]

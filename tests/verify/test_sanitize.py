@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from attnc.verify.sanitize import TOOLS, Job, read_output, sanitize
@@ -63,3 +64,15 @@ def test_all_tools_see_all_modules_though_one_crashes(tmp_path: Path) -> None:
     assert [(f.name, f.tool) for f in outcome.findings] == [("b", "initcheck"), ("c", "racecheck")]
     assert outcome.clean == ("a",)
     assert outcome.launches == {"a": 4, "b": 4, "c": 4}
+
+
+def test_tools_that_do_not_understand_a_kernel_are_left_out(tmp_path: Path) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(TOOL.format(python=sys.executable), encoding="utf-8")
+    tool.chmod(0o755)
+    jobs = [replace(job, tools=("memcheck", "synccheck")) for job in JOBS[1:]]
+    seen: list[str] = []
+    outcome = sanitize(tool, (JOBS[0], *jobs), processes=8, progress=seen.append)
+    assert sorted(line.split()[0] for line in seen if line.endswith("a")) == sorted(TOOLS)
+    assert {line.split()[0] for line in seen if not line.endswith("a")} == {"memcheck", "synccheck"}
+    assert outcome.clean == ("a", "b", "c")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attnc.expr.nodes import Compare, Index, walk
-from attnc.plan.ir import Kernel, Let, Loop, Statement
-from attnc.plan.steps import statement_expressions
+from attnc.plan.ir import Kernel, Let, Loop, Statement, statement_expressions
 from attnc.plan.verify import verify_module
 from attnc.verify.case import Case
 from tests.plan.planning import planned

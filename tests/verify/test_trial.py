@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import backward_trial, problem_for
 from tests.plans import plans_of

@@ -66,7 +66,7 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     """
     attention = variant.attention
     default = configs(schedule, "dkdv", variant)[0]
-    adds_dq = "q" in attention.grads and default["accumulate.dq"] != "two_pass"
+    adds_dq = "q" in attention.grads and default.accumulate("q") != "two_pass"
     sums = bool(set(attention.grads) - {"q", "k", "v"})
     wide = not adds_dq if layout.is_f32 else layout.qk.width + layout.v.width > _NARROW
     said = knobs_of(schedule, "dkdv").get("warp_split")
@@ -96,7 +96,7 @@ def cuda_choices(
 
 def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: KernelName) -> Estimate:
     """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
-    tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+    tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
     d, dv = plan.layout.qk.width, plan.layout.v.width
     shapes = {
         "q": f"{tile_q}x{d}",
@@ -184,7 +184,7 @@ _F32_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
 
 def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: KernelName) -> str | None:
     """Why no GPU of the target can run the config; None if one can."""
-    tile_q, tile_kv, warps = (config.number(key) for key in ("tile.q", "tile.kv", "warps"))
+    tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
     parts = 1 if over_rows(kernel) else plan.parts(config)
     if tile_q & (tile_q - 1) or tile_q < MMA:
         return f"tile.q = {tile_q} is not a power of two from {MMA} on"

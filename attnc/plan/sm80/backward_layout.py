@@ -37,12 +37,12 @@ class CudaBackward:
         """Warps that share their keys."""
         if not self.exchange:
             return 1
-        return config.number("warps") * SHARED_KEYS // config.number("tile.kv")
+        return config.warps * SHARED_KEYS // config.tile_kv
 
     def shared_memory(self, config: Config, kernel: KernelName) -> dict[str, int]:
         """Bytes of shared memory of one kernel by buffer, in its order."""
-        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
-        warps, size = config.number("warps"), self.layout.element.bytes
+        tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
+        warps, size = config.warps, self.layout.element.bytes
         d, dv = self.layout.qk.width * size, self.layout.v.width * size
         if over_rows(kernel):
             buffers = {
@@ -69,8 +69,8 @@ class CudaBackward:
 
     def registers(self, config: Config, kernel: KernelName) -> dict[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
-        tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
-        threads = 32 * config.number("warps")
+        tile_q, tile_kv = config.tile_q, config.tile_kv
+        threads = 32 * config.warps
         acc = tile_q * self.layout.qk.width if over_rows(kernel) else tile_kv * self._columns
         scores = tile_q * tile_kv // threads
         small = {"small": scores} if self.layout.is_f32 else {}  # of operands in two parts, and what they add

@@ -131,7 +131,7 @@ def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLay
     d, dv = feature(variant.attention.q), feature(variant.attention.v)
     element = DType(variant.attention.q.dtype)
     v = Swizzle(width=_padded(dv), chunk=chunk_of(element))
-    split = "kv" if config["warp_split"] == "kv" else "q"
+    split = config.warp_split
     return CudaLayout(
         arch=schedule.target.removeprefix(PREFIX),
         element=element,
@@ -139,8 +139,8 @@ def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLay
         dv=dv,
         qk=Swizzle(width=_padded(d), chunk=chunk_of(element)),
         v=v,
-        warp_split=split,  # type: ignore[arg-type]  # one of the two
-        streamed="q" if config["loops"] == ("kv", "q") else "kv",
+        warp_split=split,
+        streamed="q" if config.loops == ("kv", "q") else "kv",
         exchange=gcd(_EXCHANGE, v.width) if split == "kv" else 0,
         v_in_k=variant.attention.v.storage.is_part,
         merge="end" if decodes and max(_padded(d), v.width) <= _WIDEST else "step",

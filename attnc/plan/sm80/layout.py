@@ -92,12 +92,12 @@ class CudaLayout:
         return ()
 
     def threads(self, config: Config) -> int:
-        return 32 * config.number("warps")
+        return 32 * config.warps
 
     def shared_memory(self, config: Config) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
-        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
-        warps = config.number("warps")
+        tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
+        warps = config.warps
         size = self.element.bytes
         if self.streamed == "kv":
             buffers = {
@@ -127,7 +127,7 @@ class CudaLayout:
 
     def registers(self, config: Config) -> dict[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
-        tile_q, tile_kv, warps = (config.number(key) for key in ("tile.q", "tile.kv", "warps"))
+        tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
         threads = 32 * warps
         columns = self.v.width
         if self.warp_split == "kv":

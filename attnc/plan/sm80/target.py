@@ -84,7 +84,7 @@ class Sm80(Target):
         return sum(_backward(layout).shared_memory(config, kernel).values())
 
     def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
-        most = max(config.number("warps") for config in configs)
+        most = max(config.warps for config in configs)
         return most if _forward(layout).warp_split == "kv" else 0
 
     def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:

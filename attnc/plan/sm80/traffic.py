@@ -22,8 +22,8 @@ _RESERVED = 1024
 def traffic(kernel: Kernel, layout: CudaLayout, config: Config, tiles: Picture) -> Traffic:
     """The bytes of one head, for the tiles that `tiles` says are visited."""
     size, qk, v = layout.element.bytes, layout.qk.width, layout.v.width
-    tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
-    warps = config.number("warps")
+    tile_q, tile_kv = config.tile_q, config.tile_kv
+    warps = config.warps
     q_tiles, kv_tiles = -(-tiles.queries // tile_q), -(-tiles.keys // tile_kv)
     steps = tiles.visited
     q_bytes, k_bytes, v_bytes = (
@@ -80,7 +80,7 @@ def _exchange(kernel: Kernel, layout: CudaLayout, config: Config) -> tuple[int, 
     """Bytes of shared memory read and written in a step to sum what the warps of split-K have found."""
     if layout.warp_split != "kv" or layout.merge == "end":  # at the end it is little beside the tiles
         return 0, 0
-    tile_q, warps, v = config.number("tile.q"), config.number("warps"), layout.v.width
+    tile_q, warps, v = config.tile_q, config.warps, layout.v.width
     row = tile_q * _F32
     # The maxima of all warps; FlashAttention-1 also needs the sums in every step.
     statistics = 2 if kernel.softmax.rescale == "every_step" else 1

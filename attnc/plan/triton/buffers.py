@@ -73,7 +73,7 @@ class SharedMemory:
 
     @property
     def _tile(self) -> tuple[int, int]:
-        return self.config.number("tile.q"), self.config.number("tile.kv")
+        return self.config.tile_q, self.config.tile_kv
 
     @property
     def _dtype(self) -> DType:
@@ -109,7 +109,7 @@ class SharedMemory:
         """A tile whose address comes from a block table waits for two loads, one after the other, and so
         takes two stages; the decode kernel looks pages up itself, a tile ahead.
         """
-        stages = max(1, self.config.number("stages"))
+        stages = max(1, self.config.stages)
         if self.attention.k.storage.is_paged and not self._decodes:
             return max(min(stages, 2), (stages + 1) // 2)
         return stages
@@ -159,7 +159,7 @@ class SharedMemory:
         if self._shares_v and self._copies == 1 and not self._by_mma:
             # at most 256 bytes of a thread at a time, from its registers for k to those of another for v; the
             # other columns of k, and p, are not there then
-            moved = min(tile_kv * dv * size, self.config.number("warps") * 32 * 256)
+            moved = min(tile_kv * dv * size, self.config.warps * 32 * 256)
             beyond = moved - (tile_kv * (d - dv) + tile_q * tile_kv) * size
             yield Buffer(name="v", shape="beyond k and p", bytes=max(0, beyond))
         if self.attention.softmax.dropout is not None and self._by_mma and not self.device.has_tensor_memory:

@@ -54,10 +54,10 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
     """The needs of the forward kernel of this variant on the device, or of one of the backward."""
     spend(_STEPS)
     attention = variant.attention
-    tile_q, tile_kv = config.number("tile.q"), config.number("tile.kv")
+    tile_q, tile_kv = config.tile_q, config.tile_kv
     memory = SharedMemory(config=config, attention=attention, device=device, kernel=kernel)
     d, dv = memory.columns
-    size, threads = DType(attention.q.dtype).bytes, config.number("warps") * _THREADS_PER_WARP
+    size, threads = DType(attention.q.dtype).bytes, config.warps * _THREADS_PER_WARP
     accumulated = {
         "forward": tile_q * dv,
         "dq": tile_q * d,

@@ -33,7 +33,7 @@ class Triton(Target):
     cuts_edges: ClassVar = True
     always_fills: ClassVar = True
     has_backward: ClassVar = True
-    has_f32_gradients: ClassVar = True
+    has_f32_dq: ClassVar = True
     has_rows_kernel: ClassVar = False
     splits_wide: ClassVar = True
 

@@ -47,6 +47,13 @@ class Arguments:
         return self.dtypes[adjoint.load.tensor] if whole else DType.F32
 
     @property
+    def as_elements(self) -> tuple[str, ...]:
+        """Those of dk and dv that leave in the type of k and v; the others do in f32, as summed."""
+        attention = self.module.variant.attention
+        tensors = {f"d{tensor.name}": tensor for tensor in (attention.k, attention.v)}
+        return tuple(name for name, x in tensors.items() if attention.gradient_of(x).dtype is x.dtype)
+
+    @property
     def rounded_types(self) -> list[str]:
         found = {self.adjoint_dtype(adjoint) for adjoint in self.adjoints} - {DType.F32}
         return sorted(STORED[dtype] for dtype in found)
@@ -58,24 +65,17 @@ class Arguments:
         found = [(f"const {STORED[self.dtypes[name]]}", name) for name in self.inputs]
         found += [(f"const {STORED[self.dtypes['o']]}", name) for name in ("o", "do")]
         found += [("const float", name) for name in ("lse", *(["dlse"] if self.has_dlse else []))]
-        found += [(element, name) for name in self.made]
+        found += [(element if name in ("dq", *self.as_elements) else "float", name) for name in self.made]
         found += [("float", name) for name in ("lse2", "delta", *(["dq_sum"] if self.adds_dq else []))]
         found += [(STORED[self.adjoint_dtype(adjoint)], adjoint.name) for adjoint in self.adjoints]
         return found
 
     @property
-    def strides(self) -> list[list[tuple[str, str]]]:
-        """(name, Python expression), tensor by tensor."""
+    def strides(self) -> list[list[str]]:
+        """Their names, tensor by tensor."""
         matrices = {"q", "k", "v"}
-        found = [self.tensors.strides(name) for name in ("q", "k", "v", "o", "do", "lse")]
-        if self.has_dlse:
-            found.append(
-                [
-                    (name, f"_stride(dlse, {axis})")
-                    for axis, (name, _) in enumerate(self.tensors.strides("dlse"))
-                ]
-            )
-        found += [self.tensors.strides(name) for name in self.made]
+        given = ("q", "k", "v", "o", "do", "lse", *(["dlse"] if self.has_dlse else []), *self.made)
+        found = [self.tensors.strides(name) for name in given]
         found += [self.tensors.extra_strides(name, name) for name in self.inputs if name not in matrices]
         found += [
             self.tensors.extra_strides(adjoint.name, adjoint.load.tensor)
@@ -98,11 +98,5 @@ class Arguments:
         for kind, name in self.pointers:
             yield f"{kind}* {name}_ptr;"
         for line in self.strides:
-            yield f"long long {', '.join(name for name, _ in line)};"
+            yield f"long long {', '.join(line)};"
         yield f"int {', '.join(self.sizes)};"
-
-    @property
-    def formats(self) -> tuple[str, str]:
-        """Of two `struct.Struct`: the pointers, and the numbers behind them as C++ lays out struct Args."""
-        strides, sizes = sum(map(len, self.strides)), len(self.sizes)
-        return f"={len(self.pointers)}Q", f"={strides}q{sizes}i{'4x' if sizes % 2 else ''}"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Index, walk
-from attnc.plan.ir import Fetch, Module, Statement
+from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.steps import fetch_expressions, fetches_for, of_a_head
+from attnc.plan.steps import fetches_for, of_a_head
 from attnc.target.sm80.adjoints import CudaSums
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_tiles import CudaTileText
@@ -22,6 +22,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
     def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.planned, self.chain, self.makes = planned, planned.chain, planned.makes
+        self.as_elements = arguments.as_elements
         self.exchange = self.plan.exchange and not self.over_q
         self.by_row = "[r]" if self.over_q else ""
         self.first_query = "first_query" if self.exchange else "0"
@@ -102,7 +103,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
     def dropout(self) -> str:
         dropout = self.kernel.softmax.dropout
         assert dropout is not None
-        return f"{scalar(dropout.p)}, {scalar(dropout.seed)}"
+        return f"{scalar(dropout.p)}, {scalar(dropout.seed)}, b, {scalar(dropout.head)}"
 
     @property
     def keep_scale(self) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, walk
 from attnc.model.tensors import Role
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement
+from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement, statement_expressions
 from attnc.plan.sm80.layout import CudaLayout
-from attnc.plan.steps import fetches_for, statement_expressions
+from attnc.plan.steps import fetches_for
 from attnc.target.sm80.loops import CudaLoopText
 from attnc.target.sm80.printer import STORED, at_row, load, scalar, statement, value_type
 from attnc.target.sm80.tiles import TileText

@@ -6,31 +6,32 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 import jinja2
 
+from attnc.plan.decode import has_fixed_shares
 from attnc.plan.ir import Module
 from attnc.plan.sm80 import layout_of
-from attnc.plan.tuned import NOT_TUNED, Tuned
+from attnc.target.call_signature import Signature
+from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment, template_environment
 from attnc.target.header import GLOSSARY, header
 from attnc.target.layout import tidy
 from attnc.target.numbers import numbers_in
-from attnc.target.operator import OperatorText
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_file import CudaFileText
-from attnc.target.sm80.backward_host import CudaBackwardHost
 from attnc.target.sm80.backward_rows import FinishText, RowsText
+from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
 from attnc.target.sm80.decode import CudaDecodeText
-from attnc.target.sm80.decode_host import CudaDecodeHost
-from attnc.target.sm80.host import CudaHostText
 from attnc.target.sm80.kernel import CudaText
+from attnc.target.support import imports, with_headers
 from attnc.target.tuning import tuning
 from attnc.target.unread import without_unread
+from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
 def render_cuda(
@@ -52,40 +53,65 @@ def render_cuda(
     body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
     source = environment.get_template("cuda/module.cu.jinja").render(
         common,
-        numbers=numbers_in(without_comments(body, "//"), kernel, tanh=text.uses("tanh_")),
+        numbers=numbers_in(without_comments(body, "//"), kernel),
         body=body,
     )
     source = tidy_cuda(source)
-    page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
-    call = (
-        CudaDecodeHost(module, kernel, text)
-        if isinstance(text, CudaDecodeText)
-        else CudaHostText(module, kernel, text)
-    )
     back, files = render_backward(module, page)
+    operator = operator_of(module, source, files)
+    declaration = cuda_declaration(module, kernel, text, back, operator, file=str(page["source"]))
+    host = render_host(module, page, source, files, declaration, tuned, back)
+    return {f"{module.variant.name}.py": host, f"{module.variant.name}.cu": source, **files}
+
+
+def operator_of(module: Module, source: str, files: Mapping[str, str]) -> str:
+    """What torch knows a callable by that has these kernels."""
+    return operator_name(module, without_comments("".join((source, *files.values())), "//"))
+
+
+def render_host(
+    module: Module,
+    page: Mapping[str, object],
+    source: str,
+    files: Mapping[str, str],
+    declaration: list[str],
+    tuned: Tuned,
+    back: CudaBackward | None,
+    *,
+    target: str = "cuda",
+    constants: str = "cuda/_host_constants.py.jinja",
+) -> str:
+    """The Python module beside a `.cu` text and those of the backward. target: as for `support.imports`;
+    constants: the template of its configs.
+    """
+    (kernel,) = module.kernels
+    hashes = {"kernel_sha256": _sha256((source,))}
     if back is not None:
-        page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
+        hashes["backward_sha256"] = _sha256(files.values())
     host = (
         python_environment()
         .get_template("cuda/host.py.jinja")
         .render(
-            common,
-            host=call,
-            call=call.call,
+            header={**page, **hashes},
+            constants=constants,
+            splits=kernel.split is not None,
+            shares=has_fixed_shares(kernel),
             back=back,
-            operator=OperatorText(
-                module, call.call, without_comments("".join((source, *files.values())), "//")
-            ),
+            call=Signature(module),
+            declaration=declaration,
+            imports=imports(declaration, target),
             tuning=tuning(module, tuned),
         )
     )
-    name = module.variant.name
-    return {f"{name}.py": tidy(host), f"{name}.cu": source, **files}
+    return tidy(host)
 
 
-def render_backward(
-    module: Module, page: Mapping[str, object]
-) -> tuple[CudaBackwardHost | None, dict[str, str]]:
+def _sha256(sources: Iterable[str]) -> str:
+    """Of `.cu` texts with the headers that they include."""
+    return hashlib.sha256("".join(map(with_headers, sources)).encode()).hexdigest()
+
+
+def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward | None, dict[str, str]]:
     """The text of the function that launches the backward, and its kernels' files by name; nothing without
     gradients.
     """
@@ -101,7 +127,7 @@ def render_backward(
         texts.append(("backward_finish", FinishText(module, arguments)))
     names = {text.name: f"{module.variant.name}_{template}.cu" for template, text in texts}
     files = {names[text.name]: backward_source(f"cuda/{template}", text, page) for template, text in texts}
-    return CudaBackwardHost(module, backward, arguments, names), files
+    return CudaBackward(module, arguments, names), files
 
 
 def backward_source(
@@ -114,7 +140,7 @@ def backward_source(
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
     body = environment.get_template(f"{template}.cu.jinja").render(common)
     text.code = without_comments(body, "//")
-    text.numbers = numbers_in(text.code, kernel, tanh=text.uses("tanh_"))
+    text.numbers = numbers_in(text.code, kernel)
     title = str(page["title"]).split(": forward,")[0]
     header = {**page, "title": f"{title}: backward, {_TASKS[template.split('/')[1]]}."}
     module = environment.get_template(f"{frame}.cu.jinja")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Const, Index, Ref, walk
 from attnc.model.tensors import Role
-from attnc.plan.ir import Fetch, Module, Statement
+from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm90.backward import (
     COPY_REGISTERS,
@@ -16,7 +16,7 @@ from attnc.plan.sm90.backward import (
     STAGED,
     Sm90Backward,
 )
-from attnc.plan.steps import fetch_expressions, of_a_head
+from attnc.plan.steps import of_a_head
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_rows import FinishText
@@ -33,7 +33,9 @@ FINISH_WARPS, FINISH_PITCH = 8, 8
 class Sm90Arguments(Arguments):
     """As for `cuda.sm_80`, behind tensor maps, and with the counter that blocks take tiles from."""
 
-    maps = ("q", "k", "v", "do", "dk", "dv")
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.maps = ("q", "k", "v", "do", *self.as_elements)
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
@@ -43,13 +45,6 @@ class Sm90Arguments(Arguments):
     def fields(self) -> Iterator[str]:
         yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
         yield from super().fields
-
-    @property
-    def formats(self) -> tuple[str, str]:
-        """As before; the struct is as long as a multiple of the alignment of maps."""
-        strides, sizes = sum(map(len, self.strides)), len(self.sizes)
-        padding = -(8 * (len(self.pointers) + strides) + 4 * sizes) % 64
-        return f"={len(self.pointers)}Q", f"={strides}q{sizes}i{f'{padding}x' if padding else ''}"
 
 
 class Sm90BackwardText(CudaBackwardText):
@@ -122,4 +117,3 @@ class Sm90FinishText(FinishText):
     def constants(self) -> Iterator[str]:
         yield f"constexpr int DQ_SIZE = {64 * self.plan.qk_pieces} * BLOCK_M;"
         yield f"constexpr int PITCH = D + {FINISH_PITCH};  // rows of a fragment lie in different banks"
-        yield "struct alignas(16) Four { float values[4]; };"

@@ -7,10 +7,10 @@ from functools import cached_property
 
 from attnc.expr.nodes import Binary, Compare, Const, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.model.tensors import DType, Role
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement
+from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
-from attnc.plan.steps import pointer_names, statement_expressions
+from attnc.plan.steps import pointer_names
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
 from attnc.target.sm90.mask import Ends, row_ends
@@ -190,7 +190,7 @@ class Sm90Text(CudaText):
             x for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink) if x is not None
         ]
         if softmax.dropout is not None:
-            exprs += [softmax.dropout.p, softmax.dropout.seed]
+            exprs += [softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head]
         exprs.append(kernel.stored)
         nodes = [node for expr in exprs for node in walk(expr)]
         return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
@@ -208,23 +208,36 @@ class Sm90Text(CudaText):
             yield "int tile;"
             yield "int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again"
 
+    def _read_by(self, statements: Iterable[Statement]) -> set[str]:
+        """Names that loops and these statements read, and what of the program these are computed from."""
+        found: set[str] = set()
+
+        def read(exprs: Iterable[Expr]) -> None:
+            for node in (node for expr in exprs for node in walk(expr)):
+                if isinstance(node, Ref):
+                    found.add(node.name)
+                elif isinstance(node, Search) and node.row:
+                    found.add(node.row)
+
+        read(expr for loop in self.kernel.regions.loops for expr in loop.expressions)
+        for item in (*statements, *reversed(self.kernel.program)):
+            if item in statements or item.name in found:
+                read(statement_expressions(item))
+                found.update(pointer_names(item) if isinstance(item, Fetch) else ())
+        return found
+
     @property
     def found_program(self) -> Iterator[str]:
-        """What is computed first: integers, and the pointers that they, and bounds, are loaded through."""
+        """What is computed first: integers, and all that they, and bounds, are computed from."""
         kernel = self.kernel
-        loaded = [x for x in (*kernel.program, *kernel.regions.statements) if isinstance(x, Fetch)]
-        read = {name for fetch in loaded if self._is_integer(fetch) or fetch in kernel.regions.statements
-                for name in pointer_names(fetch)}  # fmt: skip
-        searched = (expr for x in kernel.regions.bounds for expr in statement_expressions(x))
-        read |= {
-            node.row for expr in searched for node in walk(expr) if isinstance(node, Search) and node.row
-        }
+        integers = [item for item in kernel.program if self._is_integer(item)]
+        read = self._read_by((*integers, *kernel.regions.statements))
         declared = {*kernel.dims, *(["M"] if kernel.grid.sequences is not None else [])}
         for item in kernel.program:
-            if isinstance(item, Row) and item.name in read:
-                yield self.statement(item)
-            elif self._is_integer(item):
+            if item in integers:
                 yield self._integer(item, declared)
+            elif item.name in read:
+                yield self.statement(item)
 
     def _integer(self, item: Statement, declared: set[str]) -> str:
         """A length that shortens a size is an assignment."""
@@ -342,10 +355,8 @@ class Sm90Text(CudaText):
     @property
     def copied_program(self) -> list[str]:
         """The same by who copies: what guards of tiles read."""
-        if not self.guard:
-            return []
-        read = {name for test in self.tests if isinstance(test, Fetch) for name in pointer_names(test)}
-        return [self.statement(item) for item in self._late if isinstance(item, Row) and item.name in read]
+        read = self._read_by(self.tests) if self.guard else ()
+        return [self.statement(item) for item in self._late if item.name in read]
 
     def _sizes(self, without: Iterable[str]) -> list[str]:
         names = [name for name in self.kernel.dims if name not in without]

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import layout_of
 from attnc.plan.sm90.backward import Sm90Backward
-from attnc.plan.tuned import NOT_TUNED, Tuned
-from attnc.target.environment import python_environment
 from attnc.target.header import GLOSSARY, header
-from attnc.target.layout import tidy
 from attnc.target.numbers import numbers_in
-from attnc.target.operator import OperatorText
 from attnc.target.quote import without_comments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_file import CudaFileText
-from attnc.target.sm80.backward_host import CudaBackwardHost
 from attnc.target.sm80.backward_rows import RowsText
-from attnc.target.sm80.render import backward_source, cuda_environment, render_backward, tidy_cuda
+from attnc.target.sm80.declaration import CudaBackward
+from attnc.target.sm80.render import (
+    backward_source,
+    cuda_environment,
+    operator_of,
+    render_backward,
+    render_host,
+    tidy_cuda,
+)
 from attnc.target.sm90.backward import Sm90Arguments, Sm90BackwardText, Sm90FinishText
-from attnc.target.sm90.backward_host import Sm90BackwardHost
-from attnc.target.sm90.host import Sm90HostText
+from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.kernel import Sm90Text
-from attnc.target.tuning import tuning
+from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
 def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TUNED) -> dict[str, str]:
@@ -43,33 +44,20 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     functions = environment.get_template("sm90/_functions.cu.jinja").render(common)
     code = without_comments(functions + body, "//")
     source = environment.get_template("sm90/module.cu.jinja").render(
-        common, numbers=numbers_in(code, kernel, tanh=text.uses("tanh_")), body=body
+        common, numbers=numbers_in(code, kernel), body=body
     )
     source = tidy_cuda(source)
-    page["kernel_sha256"] = hashlib.sha256(source.encode()).hexdigest()
-    call = Sm90HostText(module, kernel, text)
     back, files = _backward(module, page)
-    if back is not None:
-        page["backward_sha256"] = hashlib.sha256("".join(files.values()).encode()).hexdigest()
-    host = (
-        python_environment()
-        .get_template("sm90/host.py.jinja")
-        .render(
-            common,
-            host=call,
-            call=call.call,
-            back=back,
-            operator=OperatorText(
-                module, call.call, without_comments("".join((source, *files.values())), "//")
-            ),
-            tuning=tuning(module, tuned),
-        )
+    operator = operator_of(module, source, files)
+    declaration = hopper_declaration(module, kernel, text, back, operator, file=str(page["source"]))
+    constants = "sm90/_host_constants.py.jinja"
+    host = render_host(
+        module, page, source, files, declaration, tuned, back, target="hopper", constants=constants
     )
-    name = module.variant.name
-    return {f"{name}.py": tidy(host), f"{name}.cu": source, **files}
+    return {f"{module.variant.name}.py": host, f"{module.variant.name}.cu": source, **files}
 
 
-def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardHost | None, dict[str, str]]:
+def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward | None, dict[str, str]]:
     """As for `cuda.sm_80`, where wgmma does not make the gradients."""
     backward = module.backward
     if backward is None or backward.preprocess is None or not isinstance(backward.layout, Sm90Backward):
@@ -95,4 +83,4 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackwardH
         names[made.name]: backward_source(template, made, page, frame)
         for made, (template, frame) in sources.items()
     }
-    return Sm90BackwardHost(module, backward, arguments, names), files
+    return HopperBackward(module, arguments, names), files

@@ -3,8 +3,8 @@ has a function of its own."""
 
 from __future__ import annotations
 
-#: Registers of a line.
-_LINE = 16
+#: Registers of a line, and pieces of four.
+_LINE, _PIECES = 16, 8
 _FUNCTION = "__device__ __forceinline__ void wgmma"
 
 
@@ -17,7 +17,7 @@ def wgmma(columns: int, ptx: str, *, registers: bool, by_rows: bool = False) -> 
     """
     count = columns // 2
     results = [f"%{i}" for i in range(count)]
-    outputs = [f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count)]
+    outputs = [f"WGMMA_PIECE({j})" for j in range(count // 4)]
     if registers:
         a_type, a_inputs, a = (
             "const u32 (&a)[4]",
@@ -45,9 +45,10 @@ def wgmma(columns: int, ptx: str, *, registers: bool, by_rows: bool = False) -> 
         end = " }, " if i + _LINE >= count else ", "
         lines.append(f'                 "{some}{end}"')
     lines.append(f'                 "{a}, %{b}, p, {tail}; }}"')
-    for i in range(0, count, 4):
-        start = "                 : " if i == 0 else "                   "
-        lines.append(f"{start}{', '.join(outputs[i : i + 4])}{',' if i + 4 < count else ''}")
+    for j in range(0, len(outputs), _PIECES):
+        start = "                 : " if j == 0 else "                   "
+        end = "," if j + _PIECES < len(outputs) else ""
+        lines.append(f"{start}{', '.join(outputs[j : j + _PIECES])}{end}")
     lines.append(f'                 : {a_inputs}, "l"(b), "r"((int)accumulate));')
     lines.append("}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.expr.logic import conj
-from attnc.expr.nodes import TRUE, Index
+from attnc.expr.nodes import FALSE, TRUE, Index
 from attnc.plan.ir_backward import Adjoint
 from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton.printer import address, scalar
@@ -23,7 +23,7 @@ class Sums(AdjointText):
     """The adjoints of one kernel as text; all_n: the length of the keys' tensors.
 
     An adjoint that varies along the outer axis at most is a vector in registers, one number for each outer
-    position; any other is written by the step.
+    position; any other is written by the step. Of a load that is never inside its tensor, nothing is added.
     """
 
     kept: ClassVar[str] = "tl.where(p == 0.0, 0.0, {})"
@@ -68,6 +68,8 @@ class Sums(AdjointText):
                 yield f"{adjoint.name} {sign}= tl.sum({term}, 1)"
                 continue
             term = self._term(adjoint)
+            if adjoint.accumulate == "atomic" and adjoint.guard == FALSE:
+                continue
             if adjoint.along != ("q", "kv"):  # a gradient of queries, where the rows of a tile are keys
                 where = scalar(conj(IN_ROWS, adjoint.guard))
                 yield f'tl.atomic_add({self._at(adjoint)}, tl.sum({term}, 0), mask={where}, sem="relaxed")'
@@ -89,7 +91,7 @@ class Sums(AdjointText):
             # p is 0 in rows past the end, but not for keys past the end.
             total = f"tl.sum({name}, 0)" if self.over_q else f"tl.sum(tl.where({inside}, {name}, 0.0), 0)"
             guard = "" if adjoint.guard == TRUE else scalar(adjoint.guard)
-            if not self.is_vector(adjoint):
+            if not self.is_vector(adjoint) or (atomic and adjoint.guard == FALSE):
                 continue
             if not adjoint.along and not atomic:
                 yield f"tl.store({name}_ptr + (b * H + h).to(tl.int64) * {tile}_tiles + {start}, {total})"

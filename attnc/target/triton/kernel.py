@@ -9,8 +9,7 @@ from attnc.expr.nodes import Const, Index, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.access import Rows
 from attnc.plan.columns import block, feature
-from attnc.plan.ir import Arg, Kernel, Loop, Module
-from attnc.plan.steps import kernel_expressions
+from attnc.plan.ir import Arg, Kernel, Loop, Module, kernel_expressions
 from attnc.target.triton.printer import TL_DTYPES, scalar
 from attnc.target.triton.program import ProgramText
 

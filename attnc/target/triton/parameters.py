@@ -1,4 +1,4 @@
-"""Parameters of a backward kernel and what its launch passes for them: one list, so that they agree."""
+"""Parameters of a backward kernel and the declaration of its launch: one list, so that they agree."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Literal
 
 from attnc.expr.nodes import Load, Search, walk
 from attnc.expr.show import show
-from attnc.model.tensors import Role
+from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
 from attnc.plan.ir_backward import Adjoint, BackwardKernel
 from attnc.plan.storage import longest
+from attnc.target.declared import Record, section
 from attnc.target.triton.kernel import typed
-from attnc.target.triton.prologue import Launch, PrologueText, values
+from attnc.target.triton.launches import triton_kernel
+from attnc.target.triton.prologue import PrologueText
 from attnc.target.triton.tensors import Pair, Tensors
 
 #: Heads of a section where a program visits few tiles of each: more than fit the cache as a whole.
@@ -19,7 +21,7 @@ _MANY_HEADS = 16
 
 
 def config_name(planned: BackwardKernel) -> str:
-    """The host's variable that holds the kernel's config."""
+    """What declarations call the kernel's config."""
     return f"{planned.name}_config"
 
 
@@ -27,13 +29,13 @@ def dp_order(planned: BackwardKernel) -> Literal["early", "late", "both"]:
     """When a step over a q tile computes dP; "both": as the config says."""
     if planned.kernel.grid.over == "q" or planned.name == "dv":
         return "early"
-    orders = {config["dp"] for config in planned.kernel.configs}
+    orders = {config.dp for config in planned.kernel.configs}
     return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
 
 
 def limits_registers(kernel: Kernel) -> bool:
     """Whether a config of a backward kernel limits the registers of a thread."""
-    return any(config["maxnreg"] != "none" for config in kernel.configs)
+    return any(config.maxnreg is not None for config in kernel.configs)
 
 
 class Parameters:
@@ -58,13 +60,10 @@ class Parameters:
         return ["q", "k", *(["v"] if self.needs_dp else []), *o, "do", *self.makes]
 
     @property
-    def lines(self) -> list[list[Pair]]:
-        """Parameters and arguments, line by line: matrices, pointers, strides tensor by tensor, sizes."""
-        return [
-            *([pair] for pair in self._own),
-            *([self._pointers] if self._pointers else []),
-            *self._numbers,
-        ]
+    def lines(self) -> list[list[str]]:
+        """Parameters line by line: matrices, pointers, strides tensor by tensor, sizes."""
+        pointers = [name for name, _ in self._pointers]
+        return [[name for name, _ in self._own], *([pointers] if pointers else []), *self._numbers]
 
     @property
     def _vectors(self) -> list[str]:
@@ -75,15 +74,6 @@ class Parameters:
         """What tiles are loaded from and stored to."""
         vectors = self._vectors if self.prologue is None else []
         return [(name.upper(), name) for name in (*self.matrices, *vectors)]
-
-    @property
-    def boxes(self) -> list[str]:
-        """How the copy engine moves those tiles, if the kernel lets it."""
-        if not self.kernel.tma:
-            return []
-        vectors = self._vectors if self.prologue is None else []
-        rows = (f"({x}.flatten(0, 1), (0, 1), (1, {self.config}.BLOCK_M))" for x in vectors)
-        return [*(self.tensors.box(name, self.config) for name in self.matrices), *rows]
 
     @property
     def _pointers(self) -> list[Pair]:
@@ -104,7 +94,7 @@ class Parameters:
         return [*self.chain.adjoints, *(self.prologue.adjoints if self.prologue else ())]
 
     @property
-    def _numbers(self) -> list[list[Pair]]:
+    def _numbers(self) -> list[list[str]]:
         strided = [*self.matrices, *([] if self.chain.adds_dq is None else ["dq"])]
         strides = [self.tensors.strides(name) for name in strided]
         strides += [] if self.first is None else self.first.strides
@@ -114,20 +104,23 @@ class Parameters:
             for adjoint in self._adjoints
             if adjoint.accumulate == "atomic"
         ]
-        return [*(line for line in strides if line), self._sizes]
+        return [*(line for line in strides if line), self.sizes]
 
     @property
-    def _sizes(self) -> list[Pair]:
+    def sizes(self) -> list[str]:
         row = self.tensors.packed_queries if self.tensors.packs(Role.QUERY) else "M_padded"
-        sizes = [(name, name) for name in dict.fromkeys((*self.kernel.dims, row))]
-        if self.kernel.grid.over == "head":
-            return sizes
-        shared, heads, role = ("k, v", "H", Role.KEY) if self.over_q else ("q, do", self.kv_heads, Role.QUERY)
+        section = [] if self.kernel.grid.over == "head" else ["SECTION"]
+        return [*dict.fromkeys((*self.kernel.dims, row)), *section]
+
+    @property
+    def _section(self) -> str:
+        """Heads that programs share: those whose K and V, or q and do, lie in the L2 cache together."""
+        heads, role = ("H", Role.KEY) if self.over_q else (self.kv_heads, Role.QUERY)
         heads = heads if self.kernel.grid.sequences is not None else f"B * {heads}"
-        section = f"_heads_per_section({shared}, {heads}, {self._usual_length(role)})"
         if self.kernel.regions.are_short:
-            section = f"min({heads}, {_MANY_HEADS})"
-        return [*sizes, ("SECTION", section)]
+            return f"min({heads}, {_MANY_HEADS})"
+        row_bytes = (self.tensors.d + self.tensors.dv) * DType(self.tensors.by_name["q"].dtype).bytes
+        return section(heads, self._usual_length(role), row_bytes)
 
     @property
     def _tma(self) -> list[str]:
@@ -138,31 +131,20 @@ class Parameters:
         return ["EARLY_DP"] if self.dp_order == "both" else []
 
     @property
-    def sizes(self) -> list[str]:
-        return [name for name, _ in self._sizes]
-
-    @property
     def signature(self) -> list[str]:
-        matrices = [name for line in self.lines for name, _ in line if name.isupper() and len(line) == 1]
-        rest = [[name for name, _ in line] for line in self.lines[len(matrices) :]]
         constants = ["BLOCK_M", "BLOCK_N", *self._early_dp, *self._tma]
-        return [", ".join(typed(line)) for line in (matrices, *rest, constants)]
+        return [", ".join(typed(line)) for line in (*self.lines, constants)]
 
     @property
-    def launch(self) -> Launch:
-        config = self.config
-        constants = f'"BLOCK_M": {config}.BLOCK_M, "BLOCK_N": {config}.BLOCK_N'
-        constants += f', "EARLY_DP": {config}.early_dp' if self._early_dp else ""
-        options = [f"num_warps={config}.num_warps", f"num_stages={config}.num_stages"]
-        options += [f"maxnreg={config}.maxnreg"] if limits_registers(self.kernel) else []
-        return Launch(
-            kernel=self.kernel.name,
-            grid=self.grid,
-            tensors=values([*self._own, *self._pointers]),
-            numbers=[values(line) for line in self._numbers],
-            constants=constants,
-            options=options,
-            boxes=self.boxes,
+    def launch(self) -> Record:
+        """The declaration of the launch."""
+        return triton_kernel(
+            self.kernel.name,
+            self.grid,
+            tiles=[tensor for _, tensor in self._own],
+            pointers=[tensor for _, tensor in self._pointers],
+            config=self.config,
+            sizes={"SECTION": self._section} if "SECTION" in self.sizes else {},
         )
 
     def _usual_length(self, role: Role) -> str:
@@ -175,12 +157,12 @@ class Parameters:
         sequences = self.kernel.grid.sequences
         if sequences is not None:
             tile, heads = ("BLOCK_M", "H") if self.over_q else ("BLOCK_N", self.kv_heads)
-            return f"({show(sequences.rows)} // {self.config}.{tile} + B + 1) * {heads}"
+            return f"({show(sequences.rows)} // {tile} + B + 1) * {heads}"
         match self.kernel.grid.over:
             case "q":
-                return f"M_padded // {self.config}.BLOCK_M * B * H"
+                return "M_padded // BLOCK_M * B * H"
             case "kv":
-                return f"triton.cdiv(N, {self.config}.BLOCK_N) * B * {self.kv_heads}"
+                return f"cdiv(N, BLOCK_N) * B * {self.kv_heads}"
             case "head":
                 return f"B * {self.kv_heads}"
 

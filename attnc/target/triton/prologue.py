@@ -4,38 +4,19 @@ sink.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import TRUE, Const
+from attnc.expr.nodes import FALSE, TRUE, Const
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module, Statement
 from attnc.plan.ir_backward import Preprocess, Prologue
 from attnc.plan.signature import stride_name
+from attnc.target.declared import Record
 from attnc.target.triton.kernel import typed
+from attnc.target.triton.launches import triton_kernel
 from attnc.target.triton.printer import address, scalar
 from attnc.target.triton.tensors import Pair, Tensors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Text of a launch made ready: the tensors that it is called with, and what is known before.
-
-    numbers: line by line; boxes: of the first tensors, where tiles can come through descriptors.
-    """
-
-    kernel: str
-    grid: str
-    tensors: str
-    numbers: Sequence[str]
-    constants: str
-    options: Sequence[str] = ()
-    boxes: Sequence[str] = ()
-
-
-def values(line: Iterable[Pair]) -> str:
-    """What is passed for the parameters."""
-    return ", ".join(value for _, value in line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +37,8 @@ class PrologueText:
         return [("lse_ptr", "lse"), *([("dlse_ptr", "dlse")] if self.has_dlse else [])]
 
     @property
-    def strides(self) -> list[list[Pair]]:
-        lse = self.tensors.strides("lse")
-        dlse = [(name, f"_stride({value})") for name, value in self.tensors.strides("dlse")]
-        dlse = [(name, value.replace(".stride(", ", ").replace("))", ")")) for name, value in dlse]
-        return [lse, *([dlse] if self.has_dlse else [])]
+    def strides(self) -> list[list[str]]:
+        return [self.tensors.strides(name) for name in ("lse", *(["dlse"] if self.has_dlse else []))]
 
     @property
     def in_rows(self) -> str:
@@ -90,7 +68,7 @@ class PrologueText:
             if adjoint.accumulate == "two_pass":
                 at = f"{adjoint.name}_ptr + (b * H + h).to(tl.int64) * q_tiles + q_lo // BLOCK_M"
                 yield f"tl.store({at}, {value})"
-            else:
+            elif adjoint.guard != FALSE:
                 at = address(f"{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, scalar)
                 guard = "" if adjoint.guard == TRUE else f", mask={scalar(adjoint.guard)}"
                 yield f'tl.atomic_add({at}, {value}{guard}, sem="relaxed")'
@@ -130,9 +108,24 @@ class PreprocessText:
         return f"_load_rows({name.upper()}, {where}q_lo, M, stride_{name}m, BLOCK_M, {width}{tma})"
 
     @property
-    def lines(self) -> list[list[Pair]]:
+    def lines(self) -> list[list[str]]:
+        """Parameters: pointers, strides tensor by tensor, sizes."""
         adjoints = self.planned.prologue.adjoints
-        sunk = [(f"{name}_ptr", name) for name in dict.fromkeys(a.load.tensor for a in adjoints)]
+        strides = [self.tensors.strides("o"), self.tensors.strides("do"), *self.prologue.strides]
+        strides += [self.tensors.extra_strides(name, name) for name in self._sunk]
+        strides += [
+            self.tensors.extra_strides(a.name, a.load.tensor) for a in adjoints if a.accumulate == "atomic"
+        ]
+        return [[name for name, _ in self._pointers], *(line for line in strides if line), self.sizes]
+
+    @property
+    def _sunk(self) -> list[str]:
+        """What the sink loads."""
+        return list(dict.fromkeys(a.load.tensor for a in self.planned.prologue.adjoints))
+
+    @property
+    def _pointers(self) -> list[Pair]:
+        adjoints = self.planned.prologue.adjoints
         pointers = [
             ("O", "o"),
             ("DO", "do"),
@@ -140,37 +133,24 @@ class PreprocessText:
             ("lse2_ptr", "lse2"),
             ("delta_ptr", "delta"),
         ]
-        pointers += [*sunk, *((f"{adjoint.name}_ptr", adjoint.name) for adjoint in adjoints)]
-        strides = [self.tensors.strides("o"), self.tensors.strides("do"), *self.prologue.strides]
-        strides += [self.tensors.extra_strides(value, value) for _, value in sunk]
-        strides += [
-            self.tensors.extra_strides(a.name, a.load.tensor) for a in adjoints if a.accumulate == "atomic"
-        ]
-        return [pointers, *(line for line in strides if line), self._sizes]
-
-    @property
-    def _sizes(self) -> list[Pair]:
-        return [(name, name) for name in (*self.planned.dims, "M_padded")]
+        pointers += [(f"{name}_ptr", name) for name in self._sunk]
+        return pointers + [(f"{adjoint.name}_ptr", adjoint.name) for adjoint in adjoints]
 
     @property
     def sizes(self) -> list[str]:
-        return [name for name, _ in self._sizes]
+        return [*self.planned.dims, "M_padded"]
 
     @property
     def kernel_parameters(self) -> list[str]:
-        return [", ".join(typed(name for name, _ in line)) for line in self.lines] + ["BLOCK_M: tl.constexpr"]
+        return [", ".join(typed(line)) for line in self.lines] + ["BLOCK_M: tl.constexpr"]
 
     @property
-    def launch(self) -> Launch:
-        pointers, *numbers = self.lines
-        return Launch(
-            kernel=self.planned.name,
-            grid=self.grid,
-            tensors=values(pointers),
-            numbers=[values(line) for line in numbers],
-            constants=f'"BLOCK_M": {self.config}.BLOCK_M',
+    def launch(self) -> Record:
+        """The declaration of the launch."""
+        return triton_kernel(
+            self.planned.name,
+            "M_padded // BLOCK_M * B * H",
+            pointers=[tensor for _, tensor in self._pointers],
+            config=self.config,
+            warps=4,
         )
-
-    @property
-    def grid(self) -> str:
-        return f"M_padded // {self.config}.BLOCK_M * B * H"

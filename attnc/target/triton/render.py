@@ -6,24 +6,23 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from attnc.plan.decode import has_fixed_shares
-from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import kernels_of
-from attnc.plan.tuned import NOT_TUNED, Tuned
+from attnc.plan.ir import Module, kernels_of
+from attnc.target.call_signature import Signature
+from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment
 from attnc.target.header import GLOSSARY, header
 from attnc.target.layout import tidy
 from attnc.target.numbers import numbers_in
-from attnc.target.operator import OperatorText
 from attnc.target.quote import without_comments
+from attnc.target.support import imports
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.backward_host import BackwardHostText
 from attnc.target.triton.combine import CombineText
+from attnc.target.triton.declaration import TritonBackward, triton_declaration
 from attnc.target.triton.decode import DecodeText
-from attnc.target.triton.decode_host import DecodeHost
-from attnc.target.triton.host import HostText
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.parameters import dp_order, limits_registers
 from attnc.target.tuning import tuning
+from attnc.tuned.choices import NOT_TUNED, Tuned
 
 _OF_THE_BACKWARD = """\
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
@@ -58,18 +57,17 @@ def render_triton(
     back = None
     if module.backward is not None:
         texts = [BackwardText(module, planned) for planned in module.backward.kernels]
-        back = BackwardHostText(module, module.backward, texts)
+        back = TritonBackward(module, texts)
         kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
-    host = host_of(module, kernel, text)
     code = without_comments(kernels, "#")
+    declaration = triton_declaration(module, kernel, text, back, operator_name(module, code))
     page = environment.get_template(f"{module.target}/module.py.jinja").render(
         common,
         kernels=kernels,
-        host=host,
-        call=host,
+        call=Signature(module),
+        declaration=declaration,
+        imports=imports(declaration, "triton"),
         header=_header(module, path, sha256),
-        back=back,
-        operator=OperatorText(module, host, code),
         numbers=numbers_in(code, kernel, tanh="_tanh" in code),
         tuning={
             **tuning(module, tuned),
@@ -84,15 +82,8 @@ def render_triton(
     return {f"{module.variant.name}.py": tidy(page)}
 
 
-def host_of(module: Module, kernel: Kernel, text: KernelText) -> HostText:
-    """The text of the callable."""
-    return (
-        DecodeHost(module, kernel, text) if isinstance(text, DecodeText) else HostText(module, kernel, text)
-    )
-
-
 def _backward_kernels(
-    module: Module, back: BackwardHostText, texts: Iterable[BackwardText], common: Mapping[str, object]
+    module: Module, back: TritonBackward, texts: Iterable[BackwardText], common: Mapping[str, object]
 ) -> Iterator[str]:
     if back.preprocess is not None:
         template = python_environment().get_template(f"{module.target}/backward_preprocess.py.jinja")

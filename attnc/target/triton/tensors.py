@@ -10,7 +10,7 @@ from attnc.plan.columns import block, feature
 from attnc.plan.ir import Module
 from attnc.plan.signature import stride_name
 
-#: A kernel parameter and what the launch passes for it.
+#: A kernel's parameter and the tensor that is passed for it.
 Pair: TypeAlias = tuple[str, str]
 
 #: Matrices whose rows are queries; those of the others are keys.
@@ -50,16 +50,11 @@ class Tensors:
         size = self.size(name)
         return f"{size}, {block(size)}" if self.padded else str(size)
 
-    def strides(self, name: str) -> list[Pair]:
+    def strides(self, name: str) -> list[str]:
         """Stride parameters of q, k, v, o, lse or the gradient of one."""
         tensor = self.by_name[name]
-        names = ((stride_name(tensor, axis), axis) for axis in range(len(tensor.shape)))
-        return [(stride, f"{name}.stride({axis})") for stride, axis in names if stride]
-
-    def box(self, name: str, config: str) -> str:
-        """How the copy engine moves tiles of the config of this name."""
-        rows, tile = (Role.QUERY, "BLOCK_M") if name in BY_QUERY else (Role.KEY, "BLOCK_N")
-        return box(name, self.by_name[name], rows, f"{config}.{tile}", block(self.size(name)))
+        names = (stride_name(tensor, axis) for axis in range(len(tensor.shape)))
+        return [stride for stride in names if stride]
 
     def offset(self, name: str, head: str) -> str:
         """From the first element to the rows of one head, of the sequence at hand."""
@@ -73,13 +68,7 @@ class Tensors:
             if (axis := tensor.axis(role)) is not None
         )
 
-    def extra_strides(self, name: str, tensor: str) -> list[Pair]:
+    def extra_strides(self, name: str, tensor: str) -> list[str]:
         """Strides of `name`, which has the shape of the input `tensor`."""
         rank = len(self.by_name[tensor].shape)
-        return [(f"stride_{name}_{axis}", f"{name}.stride({axis})") for axis in range(rank)]
-
-
-def box(name: str, tensor: Tensor, rows: Role, tile: str, width: int) -> str:
-    """An argument of `_boxes`: a matrix as [B, H, rows, D], moved in tiles of so many rows and columns."""
-    axes = ", ".join(str(tensor.axis(role)) for role in (Role.BATCH, Role.HEAD, rows))
-    return f"({name}, ({axes}, {len(tensor.shape) - 1}), (1, 1, {tile}, {width}))"
+        return [f"stride_{name}_{axis}" for axis in range(rank)]

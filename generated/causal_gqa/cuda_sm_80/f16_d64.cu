@@ -28,17 +28,13 @@
 #define ALIGNED 1  // rows start at multiples of 16 bytes
 #endif
 
-typedef unsigned int u32;
-struct f16 { unsigned short bits; };  // storage only: arithmetic is in float
-typedef f16 element;
-struct alignas(16) Chunk { u32 words[4]; };
+#define ELEMENT f16
+#include "sm80.cuh"
 
-constexpr int THREADS = 32 * WARPS;
 constexpr int D = 64, DV = 64;
 constexpr int WARP_M = BLOCK_M / WARPS;  // split-Q: each warp has rows of the query tile, and all keys
 constexpr int WARP_N = BLOCK_N;
 constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
-constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr float SCALE = 0.18033688011112042f;  // factor of the raw score in base-2 units
 constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
 
@@ -56,74 +52,6 @@ struct Args {
     int B, H, G, M, N, SECTION;
 };
 
-#ifdef ATTNC_SHIM
-#include "simt.h"
-#else
-
-// Of a place in shared memory.
-__device__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
-
-// 16 bytes from global to shared memory, zeros if not `inside`; there after a wait for the group of the copy.
-__device__ void copy_async(void* to, const void* from, bool inside)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(address(to)), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-
-__device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most GROUPS of the newest groups of this thread's copies are under way.
-template <int GROUPS>
-__device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
-
-// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
-__device__ void load_pieces(u32 (&x)[4], u32 row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-// The same, each piece transposed.
-__device__ void load_pieces_transposed(u32 (&x)[4], u32 row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4)
-// and the next.
-__device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Two floats rounded to 16 bits, the first in the low half.
-__device__ u32 pack(float low, float high)
-{
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-__device__ float exp2_(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// The value of the lane whose number differs in the bits of `mask`.
-__device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-
-#endif
-
 // Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
 // rows are permuted so that ldmatrix finds them in different banks.
 __device__ int at(int row, int chunk)
@@ -135,35 +63,6 @@ __device__ int at(int row, int chunk)
 __device__ u32 after(u32 first, int chunks)
 {
     return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
-}
-
-// Rows of one head: row i lies i strides behind the first.
-template <class Value>
-struct Rows {
-    Value* first;
-    long long stride;
-    __device__ Value* at(int row) const { return first + row * stride; }
-};
-
-// Starts copying 8 elements to shared memory; zeros if not `inside`.
-__device__ void copy_chunk(element* to, const element* from, bool inside)
-{
-#if ALIGNED
-    copy_async(to, from, inside);
-#else
-    for (int i = 0; i < 8; ++i)
-        to[i] = inside ? from[i] : element{0};
-#endif
-}
-
-__device__ void store_chunk(element* to, const element* from)
-{
-#if ALIGNED
-    *(Chunk*)to = *(const Chunk*)from;
-#else
-    for (int i = 0; i < 8; ++i)
-        to[i] = from[i];
-#endif
 }
 
 // Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
@@ -252,22 +151,6 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
                 multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
             }
         }
-}
-
-// Keeps a condition a branch: the compiler would rather evaluate both sides.
-__device__ void branch() { asm volatile("" ::: "memory"); }
-
-// Over the four lanes that share a row.
-__device__ float row_max(float x)
-{
-    x = fmaxf(x, from_lane(x, 1));
-    return fmaxf(x, from_lane(x, 2));
-}
-
-__device__ float row_sum(float x)
-{
-    x += from_lane(x, 1);
-    return x + from_lane(x, 2);
 }
 
 // o and lse of one q tile of one head: FlashAttention-2, algorithm 1.

@@ -35,17 +35,12 @@
 #define MULTIPLY_REGISTERS 232  // and of one that multiplies
 #endif
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-struct bf16 { unsigned short bits; };  // storage only: arithmetic is in float
-typedef bf16 element;
-struct alignas(16) Chunk { u32 words[4]; };
-struct alignas(64) TensorMap { u64 words[16]; };  // made by the driver, read by TMA
+#define ELEMENT bf16
+#include "sm90.cuh"
 
 constexpr int CONSUMERS = BLOCK_M / 64, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 128, DV = 128;
 constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
-constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
 constexpr float ABOVE = 20.0f;  // what exponents subtract lies so far above the maximum, in base-2 units
 constexpr float LIMIT = 1.0f;  // sum of p by which the maximum has grown by about 20
@@ -88,108 +83,7 @@ struct Record {
     int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again
 };
 
-#ifdef ATTNC_SHIM
-#include "simt.h"
-#else
-
-// Of a place in shared memory.
-__device__ __forceinline__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
-
-// ---- mbarriers: a phase ends when all threads that count have arrived and all bytes that were announced have
-
-__device__ __forceinline__ void mbarrier_init(u32 barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
-}
-
-// Other threads and the copy engine see the barriers.
-__device__ __forceinline__ void mbarrier_fence()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void mbarrier_arrive(u32 barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-
-// Not a branch, which would end the block of instructions that ptxas interleaves.
-__device__ __forceinline__ void mbarrier_arrive_if(u32 barrier, bool arrives)
-{
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0;\n"
-                 "@p mbarrier.arrive.shared::cta.b64 _, [%0]; }" :: "r"(barrier), "r"((int)arrives) : "memory");
-}
-
-// Arrives, and announces so many bytes.
-__device__ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
-// Until the phase of this parity has ended; the one before the first has parity 1.
-__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity)
-{
-    asm volatile("{ .reg .pred p;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra.uni done;\n"
-                 "bra.uni again;\n"
-                 "done: }" :: "r"(barrier), "r"(parity) : "memory");
-}
-
-// ---- TMA: boxes of 64 columns between global and shared memory, where the 128-byte swizzle permutes their 16-byte chunks
-
-__device__ __forceinline__ void tma_prefetch(const TensorMap& map)
-{
-    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
-}
-
-// Zeros outside of the tensor; all bytes of the box count on the barrier.
-__device__ __forceinline__ void tma_load(u32 to, const TensorMap& map, u32 barrier, int column, int row, int head, int batch)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, { %3, %4, %5, %6 }], [%2];"
-                 :: "r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
-}
-
-__device__ __forceinline__ void tma_store(const TensorMap& map, u32 from, int column, int row, int head, int batch)
-{
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %2, %3, %4, %5 }], [%1];"
-                 :: "l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
-}
-
-__device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Until this thread's stores have read shared memory, and until they are done.
-__device__ __forceinline__ void tma_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void tma_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
-// Four 8 x 8 pieces; lane i gives the place of row i % 8 of piece i / 8. x of piece p: row lane / 4, columns 2 (lane % 4) and the next.
-__device__ __forceinline__ void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u32 x3)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
-                 :: "r"(row), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
-}
-
-// What this thread has written to shared memory, the copy engine and the tensor cores see.
-__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// ---- wgmma: a warpgroup multiplies 64 rows. Warp w has rows 16 w + lane / 4 (elements 0, 1 of a piece) and that + 8 (2, 3), columns
-// 8 j + 2 (lane % 4) and the next of piece j.
-
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Until at most GROUPS of the newest groups are under way.
-template <int GROUPS>
-__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(GROUPS) : "memory"); }
-
-// Of a tile in shared memory with the 128-byte swizzle; leading, pitch: bytes between its pieces.
-__device__ __forceinline__ u64 wgmma_descriptor(u32 place, u32 leading, u32 pitch)
-{
-    return (u64)((place & 0x3FFFF) >> 4) | (u64)(leading >> 4) << 16 | (u64)(pitch >> 4) << 32 | 1ull << 62;
-}
-
+#ifndef ATTNC_SHIM
 // d += a b, or d = a b, of 128 columns: both in shared memory, b transposed.
 __device__ __forceinline__ void wgmma(float (&d)[16][4], u64 a, u64 b, bool accumulate)
 {
@@ -200,22 +94,8 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], u64 a, u64 b, bool accu
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
                  "%64, %65, p, 1, 1, 0, 0; }"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-                   "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-                   "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-                   "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-                   "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-                   "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
-                   "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
-                   "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
-                   "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-                   "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
-                   "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-                   "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-                   "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
+                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -229,87 +109,14 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
                  "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-                   "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-                   "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-                   "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-                   "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-                   "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
-                   "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
-                   "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
-                   "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-                   "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
-                   "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-                   "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-                   "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
+                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
-
-// The values are there, and nothing that reads them stands above: for the compiler, which does not know what a wait means.
-template <int N>
-__device__ __forceinline__ void pin(float (&x)[N][4])
-{
-    #pragma unroll
-    for (int j = 0; j < N; ++j)
-        asm volatile("" : "+f"(x[j][0]), "+f"(x[j][1]), "+f"(x[j][2]), "+f"(x[j][3]) :: "memory");
-}
-
-template <int N>
-__device__ __forceinline__ void pin(u32 (&x)[N][4])
-{
-    #pragma unroll
-    for (int j = 0; j < N; ++j)
-        asm volatile("" : "+r"(x[j][0]), "+r"(x[j][1]), "+r"(x[j][2]), "+r"(x[j][3]) :: "memory");
-}
-
-// ---- warpgroups
-
-// A thread's registers from now on: fewer of those that copy, so that those that multiply can have more.
-template <int COUNT>
-__device__ __forceinline__ void warpgroup_give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT)); }
-template <int COUNT>
-__device__ __forceinline__ void warpgroup_take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT)); }
-
-// The same in all lanes, and the compiler knows.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-
-// Two floats rounded to 16 bits, the first in the low half.
-__device__ __forceinline__ u32 pack(float low, float high)
-{
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-__device__ __forceinline__ float exp2_(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// The value of the lane whose number differs in the bits of `mask`.
-__device__ __forceinline__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-__device__ __forceinline__ u32 from_lane(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-
-__device__ __forceinline__ bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
-
 #endif
 
 // Of barrier `index` of a kind.
 __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
-
-// A buffer of a ring of COUNT, and the parity of the phase that is waited for next at its barriers.
-template <int COUNT>
-struct Ring {
-    int at;
-    u32 parity;
-    __device__ __forceinline__ Ring after() const { return at + 1 == COUNT ? Ring{0, parity ^ 1} : Ring{at + 1, parity}; }
-    __device__ __forceinline__ void step() { *this = after(); }
-};
 
 // s = q k^T: 64 rows of q times BLOCK_N keys.
 __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
@@ -327,19 +134,6 @@ __device__ __forceinline__ void multiply_pv(float (&acc)[DV / 8][4], const u32 (
     for (int n = 0; n < BLOCK_N / 16; ++n)
         wgmma(acc, p[n], v + n * 16 * 128 / 16, n > 0 || accumulate);
     wgmma_commit();
-}
-
-// Over the four lanes that share a row.
-__device__ __forceinline__ float row_max(float x)
-{
-    x = fmaxf(x, from_lane(x, 1));
-    return fmaxf(x, from_lane(x, 2));
-}
-
-__device__ __forceinline__ float row_sum(float x)
-{
-    x += from_lane(x, 1);
-    return x + from_lane(x, 2);
 }
 
 // The maxima of a thread's rows, over all columns.
@@ -395,12 +189,6 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
         for (int i = 0; i < 4; ++i)
             x[j][i] *= factor[i / 2];
 }
-
-struct Yes { static constexpr bool value = true; };
-struct No { static constexpr bool value = false; };
-
-// Keeps a condition a branch: the compiler would rather evaluate both sides.
-__device__ __forceinline__ void branch() { asm volatile("" ::: "memory"); }
 
 // A warp: which tiles this block takes, and which keys they see. All lanes compute alike, and search together.
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)

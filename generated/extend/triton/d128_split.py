@@ -22,18 +22,15 @@ log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, 
 q_pos = q_idx + N - M aligns the last query with the last key.
 """
 
-import ast
-import functools
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-try:
-    from torch._C._dynamo.guards import _empty_strided_cuda
-except ImportError:
-    _empty_strided_cuda = None
+from ..._support.arguments import Tensor
+from ..._support.splits import Split
+from ..._support.triton_call import Kernel, TritonAttention
 
 SCALE = tl.constexpr(0.12751743082459868)  # factor of the raw score in base-2 units
 LN2 = tl.constexpr(0.6931471805599453)  # log(2): lse leaves in natural units
@@ -223,6 +220,33 @@ def extend_combine(
     tl.store(lse_ptr + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2)
 
 
+CALL = TritonAttention(
+    name="extend",
+    operator="extend_d128_split_7b704a69",
+    inputs=(
+        Tensor("q", "bf16[B, M, H, 128]", "bmh"),
+        Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
+        Tensor("v", "bf16[B, N, Hkv, 128]", "bnh"),
+        Tensor("kv_len", "i32[B]"),
+    ),
+    outputs=(Tensor("o", "bf16[B, M, H, 128]", "bmh"), Tensor("lse", "f32[B, H, M]", "bhm")),
+    group=0,
+    configs=CONFIGS,
+    tuned=TUNED,
+    split=Split(
+        tiles="cdiv(M * G, BLOCK_M) * B * Hkv",
+        key_tiles="cdiv(N, BLOCK_N)",
+        key_bytes=512,
+        width=129,
+    ),
+    scratch={"parts": "PARTS * 129"},
+    launches=(
+        Kernel(function=extend_forward, grid="tiles, SPLITS", tiles="q k v o", pointers="lse kv_len parts"),
+        Kernel(function=extend_combine, grid="rows", pointers="parts o lse", warps=2, joins=True),
+    ),
+)
+
+
 def extend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -248,395 +272,4 @@ def extend(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if torch.compiler.is_compiling():
-        return _compiled(q, k, v, kv_len, out, config)
-    if config is not None:
-        _check_config(config)
-    layout = _key(q, k, v, kv_len, out, config)
-    call = _CALLS.get(layout)
-    if call is None:
-        call = _prepare(q, k, v, kv_len, out, config)
-        if layout is not None:
-            _CALLS[layout] = call
-    _refuse_gradients(q, k, v)
-    if out is None:
-        o = _empty(call.results[0], torch.bfloat16, q)
-        lse = _empty(call.results[1], torch.float32, q)
-    else:
-        o, lse = out
-    if call.forward is None:
-        return o, lse
-    parts = None if call.combine is None else _empty(call.scratch[0], torch.float32, q)
-    call.forward(q, k, v, o, lse, kv_len, parts)
-    if call.combine is not None:
-        call.combine(parts, o, lse)
-    return o, lse
-
-
-class _Launch:
-    """kernel[grid](*tensors, *numbers, **constants), from the second time on without Triton's search for the binary.
-
-    Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
-    takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
-    From Hopper on, a launch may begin while the kernel before it ends, which hides most of its cost.
-    """
-
-    def __init__(self, kernel, grid, numbers, constants, device, **options):
-        early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        constants = {**constants, "PDL": early}
-        options |= {"launch_pdl": True} if early else {}
-        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
-        self.device, self.index, self.options = device, device.index, options
-        self.trailing = (*numbers, *constants.values())
-        self.start = None
-
-    def __call__(self, *tensors: torch.Tensor | None) -> None:
-        addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        bits = 0
-        for address in addresses:
-            bits |= address
-        aligned = bits % 16 == 0
-        if self.start is not None and aligned and torch._C._cuda_getDevice() == self.index:
-            self.start(torch._C._cuda_getCurrentRawStream(self.index), (*addresses, *self.trailing))
-            return
-        with _on(self.device):
-            binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
-        if aligned and binary is not None:
-            self.binary, self.start = binary, _starter(binary, 0, *self.grid)
-
-
-def _starter(binary, maps: int, x: int, y: int = 1, z: int = 1):
-    """What starts a binary that takes so many maps, on a stream with arguments: Triton's C function, without its checks.
-
-    None where this Triton's is not known to take them so, or where the kernel wants memory that Triton allocates.
-    Hooks of Triton's launches are not called.
-    """
-    run, packed = binary.run, binary.packed_metadata
-    if binary.metadata.target.backend != "cuda" or run.global_scratch_size or run.profile_scratch_size:
-        return None
-    if maps != len(getattr(binary.metadata, "tensordesc_meta", None) or ()):
-        return None
-    first, launch = (binary.function, run.launch_cooperative_grid, run.launch_pdl), run.launch
-    match triton.__version__.split(".")[:2]:
-        case ["3", "6"]:
-            return lambda stream, arguments: launch(
-                x, y, z, stream, *first, None, None, packed, None, None, None, *arguments,
-            )
-        case ["3", "7"]:
-            rest = (packed, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
-            return lambda stream, arguments: launch(x, y, z, stream, *first, *rest, arguments)
-        case _:
-            return None
-
-
-#: Shape and strides.
-_Layout = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-class _Call(NamedTuple):
-    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
-
-    results: tuple[_Layout, ...]
-    forward: _Launch | None  # None: there is nothing to compute
-    combine: _Launch | None = None  # None: no sequence is shared
-    scratch: tuple[_Layout, ...] = ()  # of f32, for parts
-
-
-#: By what `_key` says of the arguments.
-_CALLS: dict[object, _Call] = {}
-
-
-def _key(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    kv_len: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
-    config: Config | None,
-) -> object:
-    """All that a call's preparation depends on, or None if the arguments are not what they should be.
-
-    Besides, it depends on addresses being multiples of 16, which every launch looks at.
-    """
-    try:
-        return (
-            q.shape, q.stride(), q.dtype, q.device,
-            k.shape, k.stride(), k.dtype, k.device,
-            v.shape, v.stride(), v.dtype, v.device,
-            kv_len.shape, kv_len.stride(), kv_len.dtype, kv_len.device,
-            None if out is None else tuple(map(_described, out)), config,
-        )
-    except (AttributeError, TypeError):
-        return None
-
-
-def _described(x: torch.Tensor | None) -> object:
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
-
-
-def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
-    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
-        return _empty_strided_cuda(*layout, dtype)
-    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
-
-
-def _layout(x: torch.Tensor) -> _Layout:
-    # a plain tuple: what allocates does not take torch.Size
-    return tuple(x.shape), x.stride()
-
-
-def _prepare(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    kv_len: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
-    config: Config | None,
-) -> _Call:
-    """Checks the arguments, and decides all that does not depend on their contents."""
-    if len(_CALLS) >= 1024:
-        _CALLS.clear()
-    B, M, H, _ = _sizes("q", q, torch.bfloat16, (None, None, None, 128), q)
-    _, N, Hkv, _ = _sizes("k", k, torch.bfloat16, (B, None, None, 128), q)
-    if Hkv == 0 or H % Hkv:
-        raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
-    G = H // Hkv
-    _sizes("v", v, torch.bfloat16, (B, N, Hkv, 128), q)
-    _sizes("kv_len", kv_len, torch.int32, (B,), q)
-    _contiguous_rows(q=q, k=k, v=v)
-    if out is None:
-        o = torch.empty((B, M, H, 128), dtype=torch.bfloat16, device="meta")
-        lse = torch.empty((B, H, M), dtype=torch.float32, device="meta")
-    else:
-        o, lse = _given(out, "o", "lse")
-        _sizes("out o", o, torch.bfloat16, (B, M, H, 128), q)
-        _sizes("out lse", lse, torch.float32, (B, H, M), q)
-        _apart(o=o, lse=lse)
-        _contiguous_rows(o=o)
-    results = (_layout(o), _layout(lse))
-    if B * H * M == 0:
-        return _Call(results, None)
-    config = _choose(config, q.device, N)
-    tiles = triton.cdiv(M * G, config.BLOCK_M) * B * Hkv
-    key_tiles = triton.cdiv(N, config.BLOCK_N)
-    rows = B * H * M
-    splits = config.splits or _splits(tiles, key_tiles, config.BLOCK_N * 512, rows * 516, config, q.device)
-    forward = _Launch(
-        extend_forward,
-        (tiles, splits),
-        (
-            q.stride(0), q.stride(1), q.stride(2),
-            k.stride(0), k.stride(1), k.stride(2),
-            v.stride(0), v.stride(1), v.stride(2),
-            kv_len.stride(0),
-            o.stride(0), o.stride(1), o.stride(2),
-            lse.stride(0), lse.stride(1), lse.stride(2),
-            B, H, G, M, N, Hkv, splits, rows * splits,
-        ),
-        {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "SPLIT": splits > 1},
-        q.device,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
-    if splits == 1:
-        return _Call(results, forward)
-    combine = _Launch(
-        extend_combine,
-        (rows,),
-        (
-            o.stride(0), o.stride(1), o.stride(2),
-            lse.stride(0), lse.stride(1), lse.stride(2),
-            H, M, splits, rows * splits,
-        ),
-        {"BLOCK_S": triton.next_power_of_2(splits)},
-        q.device,
-        num_warps=2,
-    )
-    return _Call(results, forward, combine, (((rows * splits * 129,), (1,)),))
-
-
-def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
-    if isinstance(config, Config):
-        fields = zip(config._fields, config)
-        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
-            return
-    raise TypeError(f"{name}: expected one of {among}, got {config!r}")
-
-
-def _sizes(
-    name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
-) -> torch.Size:
-    """x.shape, after checking that x is what the spec says; None: any size."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype is not dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.device != like.device:
-        raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
-    shape = x.shape
-    if shape == sizes:
-        return shape
-    fits = len(shape) == len(sizes)
-    for want, got in zip(sizes, shape):
-        if want != got and want is not None:
-            fits = False
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
-    return shape
-
-
-def _given(out: tuple[torch.Tensor, ...], *names: str) -> tuple[torch.Tensor, ...]:
-    """The caller's outputs, one for each name."""
-    if not isinstance(out, (tuple, list)) or len(out) != len(names):
-        came = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
-        raise TypeError(f"out: expected a tuple of {len(names)} tensors ({', '.join(names)}), got {came}")
-    return out
-
-
-def _apart(**outputs: torch.Tensor) -> None:
-    for name, x in outputs.items():
-        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
-            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
-
-
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("extend has no backward: call it under torch.no_grad(), or on detached tensors")
-
-
-def _contiguous_rows(**tensors: torch.Tensor) -> None:
-    for name, x in tensors.items():
-        if x.stride(-1) != 1 and x.shape[-1] > 1:
-            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-def _choose(config: Config | None, device: torch.device, longest: int) -> Config:
-    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
-    if config is not None:
-        return config
-    if device.type != "cuda":
-        return CONFIGS[0]
-    properties = torch.cuda.get_device_properties(device)
-    for limit, index in TUNED.get(properties.name, ()):
-        if limit is None or longest <= limit:
-            return CONFIGS[index]
-    room = properties.shared_memory_per_block_optin
-    return next((config for config in CONFIGS if config.shared <= room), CONFIGS[-1])
-
-
-@functools.lru_cache(maxsize=1024)
-def _splits(
-    tiles: int, key_tiles: int, tile_bytes: int, part_bytes: int, config: Config, device: torch.device,
-) -> int:
-    """Shares of a sequence: the number with the shortest time, by a model of a kernel bound by memory.
-
-    A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as a hundred
-    kB more to start and to end; where it leaves multiprocessors idle, the others run at most 1.3 times faster.
-    Joining the shares costs a launch and a second trip to memory. Follows from shapes and the device alone, so that
-    a captured CUDA graph serves sequences of any length.
-    """
-    processors, resident = 4, 2
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        processors = properties.multi_processor_count
-        shared = config.shared
-        if shared > 0:  # else a caller's config that does not say
-            resident = max(1, min(properties.shared_memory_per_multiprocessor // shared, 4))
-
-    def cost(n: int) -> float:
-        share = -(-key_tiles // n) * tile_bytes
-        waves, rest = divmod(tiles * n, processors * resident)
-        time = waves * (resident * share + 98304)
-        if rest:
-            deepest = -(-rest // processors)
-            time += max(rest / processors, deepest / 1.3) * share + 98304
-        return time if n == 1 else time + 98304 + 2 * n * part_bytes / processors
-
-    return min(range(1, max(1, min(key_tiles, 128)) + 1), key=cost)
-
-
-def _on(device: torch.device) -> torch.cuda.device:
-    """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
-    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
-        how = "on a CPU, call attnc.verify.interpreter.ensure_interpreter() first, in a new process"
-        raise ValueError(f"expected tensors on a CUDA device, got {device}: {how}")
-    return torch.cuda.device(device if device.type == "cuda" else -1)
-
-
-def _compiled(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    kv_len: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
-    config: Config | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch.compile traces in place of the body of extend: one call of an operator."""
-    _refuse_gradients(q, k, v)
-    _register()
-    if out is not None:
-        o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.extend_d128_split_7b704a69_out(q, k, v, kv_len, o, lse, _written(config))
-        return o, lse
-    return torch.ops.attnc.extend_d128_split_7b704a69(q, k, v, kv_len, _written(config))
-
-
-def _operate(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor, chosen: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """extend as an operator: always o, lse, never with gradients of its own."""
-    with torch.no_grad():
-        o, lse = extend(q, k, v, kv_len, config=_read(chosen))
-    return o, lse
-
-
-def _operate_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor, chosen: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapes and types of the results."""
-    B, M, H, _ = q.shape
-    _, N, Hkv, _ = k.shape
-    o = torch.empty((B, M, H, 128), dtype=torch.bfloat16, device=q.device)
-    lse = torch.empty((B, H, M), dtype=torch.float32, device=q.device)
-    return o, lse
-
-
-def _operate_out(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor, o: torch.Tensor,
-    lse: torch.Tensor, chosen: str,
-) -> None:
-    """The same, into tensors of the caller."""
-    with torch.no_grad():
-        extend(q, k, v, kv_len, out=(o, lse), config=_read(chosen))
-
-
-def _written(config: Config | None) -> str:
-    """The caller's choice as an operator takes it: a literal, or nothing."""
-    if config is not None:
-        _check_config(config)
-    return "" if config is None else repr(tuple(config))
-
-
-@functools.cache
-def _read(chosen: str) -> Config | None:
-    """The config again."""
-    return Config(*ast.literal_eval(chosen)) if chosen else None
-
-
-def _register() -> bool:
-    """Makes the operators of extend, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "extend_d128_split_7b704a69"):
-        return True
-    forward = torch.library.custom_op("attnc::extend_d128_split_7b704a69", _operate, mutates_args=())
-    forward.register_fake(_operate_fake)
-    into = torch.library.custom_op(
-        "attnc::extend_d128_split_7b704a69_out", _operate_out, mutates_args=("o", "lse"),
-    )
-    into.register_fake(lambda *tensors: None)
-    return True
-
-
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
-_register._dynamo_marked_constant = _written._dynamo_marked_constant = True
+    return CALL.run((q, k, v, kv_len), out, config)

@@ -27,12 +27,9 @@
 #define ALIGNED 1  // rows start at multiples of 16 bytes
 #endif
 
-typedef unsigned int u32;
-struct bf16 { unsigned short bits; };  // storage only: arithmetic is in float
-typedef bf16 element;
-struct alignas(16) Chunk { u32 words[4]; };
+#define ELEMENT bf16
+#include "sm80.cuh"
 
-constexpr int THREADS = 32 * WARPS;
 constexpr int D = 64;
 constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && WARPS % (BLOCK_M / 32) == 0 ? 32 : BLOCK_M;
 constexpr int DQ_WARPS = WARPS * DQ_ROWS / BLOCK_M;  // warps that share its rows
@@ -65,84 +62,6 @@ struct Args {
     long long stride_dvb, stride_dvn, stride_dvh;
     int B, H, M, N, M_padded, SECTION, KV_SECTION;
 };
-
-#ifdef ATTNC_SHIM
-#include "simt.h"
-#else
-
-// Of a place in shared memory.
-__device__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
-
-// 16 bytes from global to shared memory, zeros if not `inside`; there after a wait for the group of the copy.
-__device__ void copy_async(void* to, const void* from, bool inside)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(address(to)), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-
-__device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most GROUPS of the newest groups of this thread's copies are under way.
-template <int GROUPS>
-__device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
-
-// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
-__device__ void load_pieces(u32 (&x)[4], u32 row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-// The same, each piece transposed.
-__device__ void load_pieces_transposed(u32 (&x)[4], u32 row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-// c += a b, 16 x 8 += 16 x 16 times 16 x 8. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4)
-// and the next.
-__device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Two floats rounded to 16 bits, the first in the low half.
-__device__ u32 pack(float low, float high)
-{
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-__device__ float exp2_(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// The value of the lane whose number differs in the bits of `mask`.
-__device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-
-#endif
-
-__device__ void store_chunk(element* to, const element* from)
-{
-#if ALIGNED
-    *(Chunk*)to = *(const Chunk*)from;
-#else
-    for (int i = 0; i < 8; ++i)
-        to[i] = from[i];
-#endif
-}
 
 // dq of one q tile of one head, from the sums that the blocks of all kv tiles added to.
 extern "C" __global__ void __launch_bounds__(THREADS) full_backward_finish(const __grid_constant__ Args args)

@@ -28,17 +28,14 @@
 #define ALIGNED 1  // rows start at multiples of 16 bytes
 #endif
 
-typedef unsigned int u32;
-typedef float element;
-struct alignas(16) Chunk { u32 words[4]; };
-struct alignas(8) Pair { float values[2]; };
+#define ELEMENT float
+#define ELEMENT_IS_F32
+#include "sm80.cuh"
 
-constexpr int THREADS = 32 * WARPS;
 constexpr int D = 128, DV = 128;
 constexpr int WARP_M = BLOCK_M / WARPS;  // split-Q: each warp has rows of the query tile, and all keys
 constexpr int WARP_N = BLOCK_N;
 constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
-constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
 constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
 
@@ -56,65 +53,6 @@ struct Args {
     int B, H, M, N, SECTION;
 };
 
-#ifdef ATTNC_SHIM
-#include "simt.h"
-#else
-
-// Of a place in shared memory.
-__device__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
-
-// 16 bytes from global to shared memory, zeros if not `inside`; there after a wait for the group of the copy.
-__device__ void copy_async(void* to, const void* from, bool inside)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(address(to)), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-
-__device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most GROUPS of the newest groups of this thread's copies are under way.
-template <int GROUPS>
-__device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
-
-// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
-__device__ void load_pieces(u32 (&x)[4], u32 row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-// A word of shared memory.
-__device__ u32 load_word(u32 place)
-{
-    u32 x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(place) : "memory");
-    return x;
-}
-
-// c += a b, 16 x 8 += 16 x 8 times 8 x 8, of tf32: f32 whose last 13 bits do not count. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns
-// 2 (lane % 4) and the next.
-__device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-        "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ float exp2_(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// The value of the lane whose number differs in the bits of `mask`.
-__device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-
-#endif
-
 // Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
 // rows are permuted so that ldmatrix finds them in different banks.
 __device__ int at(int row, int chunk)
@@ -130,35 +68,6 @@ __device__ u32 after(u32 first, int chunks)
 
 // The address in the next row, from one in an even row.
 __device__ u32 below(u32 place) { return (place ^ 16) + D * sizeof(element); }
-
-// Rows of one head: row i lies i strides behind the first.
-template <class Value>
-struct Rows {
-    Value* first;
-    long long stride;
-    __device__ Value* at(int row) const { return first + row * stride; }
-};
-
-// Starts copying 4 elements to shared memory; zeros if not `inside`.
-__device__ void copy_chunk(element* to, const element* from, bool inside)
-{
-#if ALIGNED
-    copy_async(to, from, inside);
-#else
-    for (int i = 0; i < 4; ++i)
-        to[i] = inside ? from[i] : element{0};
-#endif
-}
-
-__device__ void store_chunk(element* to, const element* from)
-{
-#if ALIGNED
-    *(Chunk*)to = *(const Chunk*)from;
-#else
-    for (int i = 0; i < 4; ++i)
-        to[i] = from[i];
-#endif
-}
 
 // Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
 template <int COUNT, class Place>
@@ -186,58 +95,6 @@ __device__ void store_o(const Rows<element>& o, const element* tile, int first, 
             store_chunk(o.at(first + row) + chunk * 4, tile + at(row, chunk));
     }
 }
-
-// An f32 is the sum of two tf32 of 11 significant bits, large + small, up to 2^-22 of it. 3xTF32 (Ootomo, Yokota,
-// IJHPCA 2022) multiplies such sums: large large + (small large + large small); small small is 2^-22 of the product.
-struct Operand { u32 large[4], small[4]; };
-
-// A float whose first 11 bits, the rest cut off, are at most 2^-11 of x away from it.
-__device__ float upwards(float x) { return fmaf(x, 0x1p-11f, x); }
-
-__device__ void split(Operand& x, int i, float value)
-{
-    x.large[i] = __float_as_uint(upwards(value)) & 0xffffe000u;
-    x.small[i] = __float_as_uint(upwards(value - __uint_as_float(x.large[i])));
-}
-
-// Four 8 x 4 pieces, as load_pieces has them: of a left operand, or of two right ones.
-__device__ void load_operand(Operand& x, u32 row)
-{
-    u32 words[4];
-    load_pieces(words, row);
-    #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        split(x, i, __uint_as_float(words[i]));
-}
-
-// Two right operands whose depth runs along rows: depth t is row 2t of 8, depth t + 4 is row 2t + 1, as in pieces of an
-// accumulator. `first`, `next`: the addresses of column lane / 4 in rows 2 (lane % 4) and 2 (lane % 4) + 1.
-__device__ void load_columns(Operand& x, u32 first, u32 next)
-{
-    split(x, 0, __uint_as_float(load_word(first)));
-    split(x, 1, __uint_as_float(load_word(next)));
-    split(x, 2, __uint_as_float(load_word(first ^ 32)));  // 8 columns on
-    split(x, 3, __uint_as_float(load_word(next ^ 32)));
-}
-
-// A piece of an accumulator as left operand, in the order of depths of load_columns.
-__device__ void to_operand(Operand& x, const float (&piece)[4])
-{
-    #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        split(x, i, piece[i % 2 * 2 + i / 2]);
-}
-
-// c + small += a b, for half `half` of b.
-__device__ void multiply_add(float (&c)[4], float (&small)[4], const Operand& a, const Operand& b, int half)
-{
-    multiply_add(small, a.small, b.large[2 * half], b.large[2 * half + 1]);
-    multiply_add(small, a.large, b.small[2 * half], b.small[2 * half + 1]);
-    multiply_add(c, a.large, b.large[2 * half], b.large[2 * half + 1]);
-}
-
-// What the small parts add; of infinities they are NaN, and c alone is right.
-__device__ float correction(float small) { return fabsf(small) < INF ? small : 0.0f; }
 
 // s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
 __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row,
@@ -312,22 +169,6 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
             for (int e = 0; e < 8; ++e)
                 acc[i][2 * j + e / 4][e % 4] += sum[i][e / 4][e % 4] + correction(small[i][e / 4][e % 4]);
     }
-}
-
-// Keeps a condition a branch: the compiler would rather evaluate both sides.
-__device__ void branch() { asm volatile("" ::: "memory"); }
-
-// Over the four lanes that share a row.
-__device__ float row_max(float x)
-{
-    x = fmaxf(x, from_lane(x, 1));
-    return fmaxf(x, from_lane(x, 2));
-}
-
-__device__ float row_sum(float x)
-{
-    x += from_lane(x, 1);
-    return x + from_lane(x, 2);
 }
 
 // o and lse of one q tile of one head: FlashAttention-2, algorithm 1.

@@ -28,17 +28,14 @@
 #define ALIGNED 1  // rows start at multiples of 16 bytes
 #endif
 
-typedef unsigned int u32;
-typedef float element;
-struct alignas(16) Chunk { u32 words[4]; };
-struct alignas(8) Pair { float values[2]; };
+#define ELEMENT float
+#define ELEMENT_IS_F32
+#include "sm80.cuh"
 
-constexpr int THREADS = 32 * WARPS;
 constexpr int D = 64, DV = 64;
 constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys
 constexpr int COLUMNS = BLOCK_N;  // of the scores of a warp
 constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
-constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr float SCALE = 0.18033688011112042f;  // factor of the raw score in base-2 units
 
 struct Args {
@@ -67,75 +64,6 @@ struct Args {
     int B, H, M, N, M_padded, SECTION, KV_SECTION;
 };
 
-#ifdef ATTNC_SHIM
-#include "simt.h"
-#else
-
-// Of a place in shared memory.
-__device__ u32 address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
-
-// 16 bytes from global to shared memory, zeros if not `inside`; there after a wait for the group of the copy.
-__device__ void copy_async(void* to, const void* from, bool inside)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(address(to)), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-
-__device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most GROUPS of the newest groups of this thread's copies are under way.
-template <int GROUPS>
-__device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
-
-// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
-__device__ void load_pieces(u32 (&x)[4], u32 row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-// A word of shared memory.
-__device__ u32 load_word(u32 place)
-{
-    u32 x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(place) : "memory");
-    return x;
-}
-
-// c += a b, 16 x 8 += 16 x 8 times 8 x 8, of tf32: f32 whose last 13 bits do not count. c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns
-// 2 (lane % 4) and the next.
-__device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-        "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ float exp2_(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// The value of the lane whose number differs in the bits of `mask`.
-__device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-
-#endif
-
-__device__ void store_chunk(element* to, const element* from)
-{
-#if ALIGNED
-    *(Chunk*)to = *(const Chunk*)from;
-#else
-    for (int i = 0; i < 4; ++i)
-        to[i] = from[i];
-#endif
-}
-
 // Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8
 // neighbouring rows in different banks: chunk c of row r lies at c ^ (r / (8 / PERIOD) % PERIOD).
 template <int WIDTH>
@@ -153,17 +81,6 @@ template <int WIDTH>
 __device__ u32 after(u32 first, int chunks)
 {
     return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
-}
-
-// Starts copying 4 elements to shared memory; zeros if not `inside`.
-__device__ void copy_chunk(element* to, const element* from, bool inside)
-{
-#if ALIGNED
-    copy_async(to, from, inside);
-#else
-    for (int i = 0; i < 4; ++i)
-        to[i] = inside ? from[i] : element{0};
-#endif
 }
 
 // Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
@@ -192,58 +109,6 @@ __device__ void store_rows(element* to, long long stride, const element* tile, i
             store_chunk(to + (first + row) * stride + chunk * 4, tile + at<WIDTH>(row, chunk));
     }
 }
-
-// An f32 is the sum of two tf32 of 11 significant bits, large + small, up to 2^-22 of it. 3xTF32 (Ootomo, Yokota,
-// IJHPCA 2022) multiplies such sums: large large + (small large + large small); small small is 2^-22 of the product.
-struct Operand { u32 large[4], small[4]; };
-
-// A float whose first 11 bits, the rest cut off, are at most 2^-11 of x away from it.
-__device__ float upwards(float x) { return fmaf(x, 0x1p-11f, x); }
-
-__device__ void split(Operand& x, int i, float value)
-{
-    x.large[i] = __float_as_uint(upwards(value)) & 0xffffe000u;
-    x.small[i] = __float_as_uint(upwards(value - __uint_as_float(x.large[i])));
-}
-
-// Four 8 x 4 pieces, as load_pieces has them: of a left operand, or of two right ones.
-__device__ void load_operand(Operand& x, u32 row)
-{
-    u32 words[4];
-    load_pieces(words, row);
-    #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        split(x, i, __uint_as_float(words[i]));
-}
-
-// Two right operands whose depth runs along rows: depth t is row 2t of 8, depth t + 4 is row 2t + 1, as in pieces of an
-// accumulator. `first`, `next`: the addresses of column lane / 4 in rows 2 (lane % 4) and 2 (lane % 4) + 1.
-__device__ void load_columns(Operand& x, u32 first, u32 next)
-{
-    split(x, 0, __uint_as_float(load_word(first)));
-    split(x, 1, __uint_as_float(load_word(next)));
-    split(x, 2, __uint_as_float(load_word(first ^ 32)));  // 8 columns on
-    split(x, 3, __uint_as_float(load_word(next ^ 32)));
-}
-
-// A piece of an accumulator as left operand, in the order of depths of load_columns.
-__device__ void to_operand(Operand& x, const float (&piece)[4])
-{
-    #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        split(x, i, piece[i % 2 * 2 + i / 2]);
-}
-
-// c + small += a b, for half `half` of b.
-__device__ void multiply_add(float (&c)[4], float (&small)[4], const Operand& a, const Operand& b, int half)
-{
-    multiply_add(small, a.small, b.large[2 * half], b.large[2 * half + 1]);
-    multiply_add(small, a.large, b.small[2 * half], b.small[2 * half + 1]);
-    multiply_add(c, a.large, b.large[2 * half], b.large[2 * half + 1]);
-}
-
-// What the small parts add; of infinities they are NaN, and c alone is right.
-__device__ float correction(float small) { return fabsf(small) < INF ? small : 0.0f; }
 
 // The address in the next row, from one in an even row.
 template <int WIDTH>
@@ -342,9 +207,6 @@ __device__ void to_tile(element* tile, int row, int column, const float (&sums)[
                 *(Pair*)(tile + at<WIDTH>(row + 8 * i + lane / 4, column / 4 + 2 * j + lane / 2 % 2) + lane % 2 * 2) =
                     Pair{sums[i / 2][j][i % 2 * 2] * scale, sums[i / 2][j][i % 2 * 2 + 1] * scale};
 }
-
-// Keeps a condition a branch: the compiler would rather evaluate both sides.
-__device__ void branch() { asm volatile("" ::: "memory"); }
 
 // dq of one q tile of one head: the scores once more, so that nothing is added in an order of chance.
 extern "C" __global__ void __launch_bounds__(THREADS) single_backward_dq(const __grid_constant__ Args args)

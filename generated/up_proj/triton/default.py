@@ -22,6 +22,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..._support.arguments import check_tensor, refuse_gradients, reject_overlapping_output, require_contiguous_rows
+from ..._support.triton_call import on_device
+
 
 class Config(NamedTuple):
     """An implementation, its tile and launch parameters; shared: bytes of shared memory of one block, at most."""
@@ -141,21 +144,22 @@ def up_proj(
     Returns y. Nothing waits for the GPU, and a CUDA graph can capture the call once it has been made before.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    M, _ = _sizes("x", x, torch.bfloat16, (None, 4096), x)
-    _sizes("w", w, torch.bfloat16, (11008, 4096), x)
+    M, _ = check_tensor("x", x, torch.bfloat16, (None, 4096), x, "x")
+    check_tensor("w", w, torch.bfloat16, (11008, 4096), x, "x")
     y = torch.empty((M, 11008), dtype=torch.bfloat16, device=x.device) if out is None else out
     if out is not None:
-        _sizes("out", y, torch.bfloat16, (M, 11008), x)
-        _apart(y=y)
-    _contiguous_rows(x=x, w=w, out=y)
-    _refuse_gradients(x, w)
+        check_tensor("out", y, torch.bfloat16, (M, 11008), x, "x")
+        reject_overlapping_output("out y", y)
+    for name, tensor in (("x", x), ("w", w), ("out", y)):
+        require_contiguous_rows(name, tensor)
+    refuse_gradients("up_proj", (x, w))
     if M == 0:
         return y
     config = _choose(config, x.device, M)
     if config.impl == "conventional":
         return torch.mm(x, w.t(), out=y)
     strides = (x.stride(0), w.stride(0), y.stride(0))
-    with _on(x.device):
+    with on_device(x.device):
         if config.impl == "gemv":
             rows = min(triton.next_power_of_2(M), 4)
             grid = (triton.cdiv(11008, config.BLOCK_N), _row_tiles(M, rows, config.impl))
@@ -173,46 +177,6 @@ def up_proj(
                 num_warps=config.num_warps, num_stages=config.num_stages,
             )
     return y
-
-
-def _sizes(
-    name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
-) -> torch.Size:
-    """x.shape, after checking that x is what the spec says; None: any size."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype is not dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.device != like.device:
-        raise ValueError(f"{name}: expected device {like.device}, like x, got {x.device}")
-    shape = x.shape
-    if shape == sizes:
-        return shape
-    fits = len(shape) == len(sizes)
-    for want, got in zip(sizes, shape):
-        if want != got and want is not None:
-            fits = False
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
-    return shape
-
-
-def _apart(**outputs: torch.Tensor) -> None:
-    for name, x in outputs.items():
-        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
-            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
-
-
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("up_proj has no backward: call it under torch.no_grad(), or on detached tensors")
-
-
-def _contiguous_rows(**tensors: torch.Tensor) -> None:
-    for name, x in tensors.items():
-        if x.stride(-1) != 1 and x.shape[-1] > 1:
-            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
 def _choose(config: Config | None, device: torch.device, M: int) -> Config:
@@ -238,11 +202,3 @@ def _row_tiles(M: int, rows: int, impl: str) -> int:
     if tiles > 65535:
         raise ValueError(f"x: expected at most {65535 * rows} rows for config.impl = {impl!r}, got {M}")
     return tiles
-
-
-def _on(device: torch.device) -> torch.cuda.device:
-    """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
-        how = "on a CPU, call attnc.verify.interpreter.ensure_interpreter() first, in a new process"
-        raise ValueError(f"expected tensors on a CUDA device, got {device}: {how}")
-    return torch.cuda.device(device if device.type == "cuda" else -1)

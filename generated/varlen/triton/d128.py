@@ -24,18 +24,15 @@ In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp
 delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
 """
 
-import ast
-import functools
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-try:
-    from torch._C._dynamo.guards import _empty_strided_cuda
-except ImportError:
-    _empty_strided_cuda = None
+from ..._support.arguments import Tensor
+from ..._support.gradients import Backward, Gradient, Made
+from ..._support.triton_call import Kernel, TritonAttention
 
 SCALE = tl.constexpr(0.12751743082459868)  # factor of the raw score in base-2 units
 LN2 = tl.constexpr(0.6931471805599453)  # log(2): lse leaves in natural units
@@ -402,6 +399,65 @@ def varlen_backward_dkdv(
     _store_rows(DV, kv_lo, N, stride_dvn, dv.to(tl.bfloat16), BLOCK_N, 128)
 
 
+CALL = TritonAttention(
+    name="varlen",
+    operator="varlen_d128_d3ac3e31",
+    inputs=(
+        Tensor("q", "bf16[T, H, 128]", "mh"),
+        Tensor("k", "bf16[S, Hkv, 128]", "nh"),
+        Tensor("v", "bf16[S, Hkv, 128]", "nh"),
+        Tensor("cu_q", "i32[B + 1]"),
+        Tensor("cu_k", "i32[B + 1]"),
+    ),
+    outputs=(Tensor("o", "bf16[T, H, 128]", "mh"), Tensor("lse", "f32[T, H]", "mh")),
+    group=0,
+    longest="S",
+    work="B * H * T",
+    clears=True,
+    configs=CONFIGS,
+    tuned=TUNED,
+    launches=(
+        Kernel(
+            function=varlen_forward,
+            grid="(T // BLOCK_M + B + 1) * H",
+            tiles="q k v o",
+            pointers="lse cu_q cu_k",
+            sizes={"SECTION": "section(H, S // B * 512)"},
+        ),
+    ),
+    backward=Backward(
+        configs=BACKWARD_CONFIGS,
+        tuned=BACKWARD_TUNED,
+        made=(
+            Made("dq", like="q", zero=True),
+            Made("dk", like="k", zero=True),
+            Made("dv", like="v", zero=True),
+            Made("lse2", type="f32[H, T]"),
+            Made("delta", type="f32[H, T]"),
+        ),
+        launches=(
+            Kernel(
+                function=varlen_backward_dq,
+                grid="(T // BLOCK_M + B + 1) * H",
+                tiles="q k v o do dq",
+                pointers="lse dlse lse2 delta cu_q cu_k",
+                config="dq",
+                sizes={"SECTION": "section(H, S // B * 512)"},
+            ),
+            Kernel(
+                function=varlen_backward_dkdv,
+                grid="(S // BLOCK_N + B + 1) * Hkv",
+                tiles="q k v do dk dv lse2 delta",
+                pointers="cu_q cu_k",
+                config="dkdv",
+                sizes={"SECTION": "section(Hkv, T // B * 512)"},
+            ),
+        ),
+        gradients=(Gradient("q"), Gradient("k"), Gradient("v")),
+    ),
+)
+
+
 def varlen(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -433,577 +489,4 @@ def varlen(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if _wants_gradient(q, k, v):
-        if out is not None:
-            raise ValueError("out: cannot be given where a gradient is wanted")
-        if not torch.compiler.is_compiling():
-            return _Differentiable.apply(config, backward_config, q, k, v, cu_q, cu_k)
-    if torch.compiler.is_compiling():
-        return _compiled(q, k, v, cu_q, cu_k, out, config, backward_config)
-    if backward_config is not None:
-        _check_backward(backward_config)
-    if config is not None:
-        _check_config(config)
-    layout = _key(q, k, v, cu_q, cu_k, out, config)
-    call = _CALLS.get(layout)
-    if call is None:
-        call = _prepare(q, k, v, cu_q, cu_k, out, config)
-        if layout is not None:
-            _CALLS[layout] = call
-    if out is None:
-        o = _empty(call.results[0], torch.bfloat16, q)
-        lse = _empty(call.results[1], torch.float32, q)
-    else:
-        o, lse = out
-    if call.forward is None:
-        o.zero_()
-        lse.fill_(-float('inf'))
-        return o, lse
-    call.forward(q, k, v, o, lse, cu_q, cu_k)
-    return o, lse
-
-
-class _Launch:
-    """kernel[grid](*tensors, *numbers, **constants), from the second time on without Triton's search for the binary.
-
-    Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch, which
-    takes longer than the launch itself. Here the numbers never change, and the binary is kept for aligned tensors.
-    """
-
-    def __init__(self, kernel, grid, numbers, constants, device, **options):
-        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
-        self.device, self.index, self.options = device, device.index, options
-        self.trailing = (*numbers, *constants.values())
-        self.start = None
-
-    def __call__(self, *tensors: torch.Tensor | None) -> None:
-        addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        bits = 0
-        for address in addresses:
-            bits |= address
-        aligned = bits % 16 == 0
-        if self.start is not None and aligned and torch._C._cuda_getDevice() == self.index:
-            self.start(torch._C._cuda_getCurrentRawStream(self.index), (*addresses, *self.trailing))
-            return
-        with _on(self.device):
-            binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
-        if aligned and binary is not None:
-            self.binary, self.start = binary, _starter(binary, 0, *self.grid)
-
-
-def _starter(binary, maps: int, x: int, y: int = 1, z: int = 1):
-    """What starts a binary that takes so many maps, on a stream with arguments: Triton's C function, without its checks.
-
-    None where this Triton's is not known to take them so, or where the kernel wants memory that Triton allocates.
-    Hooks of Triton's launches are not called.
-    """
-    run, packed = binary.run, binary.packed_metadata
-    if binary.metadata.target.backend != "cuda" or run.global_scratch_size or run.profile_scratch_size:
-        return None
-    if maps != len(getattr(binary.metadata, "tensordesc_meta", None) or ()):
-        return None
-    first, launch = (binary.function, run.launch_cooperative_grid, run.launch_pdl), run.launch
-    match triton.__version__.split(".")[:2]:
-        case ["3", "6"]:
-            return lambda stream, arguments: launch(
-                x, y, z, stream, *first, None, None, packed, None, None, None, *arguments,
-            )
-        case ["3", "7"]:
-            rest = (packed, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
-            return lambda stream, arguments: launch(x, y, z, stream, *first, *rest, arguments)
-        case _:
-            return None
-
-
-#: Shape and strides.
-_Layout = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-class _Call(NamedTuple):
-    """What all calls have in common whose tensors have the same shapes, strides, types and devices."""
-
-    results: tuple[_Layout, ...]
-    forward: _Launch | None  # None: there is nothing to compute
-
-
-#: By what `_key` says of the arguments.
-_CALLS: dict[object, _Call] = {}
-
-
-def _key(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
-    config: Config | None,
-) -> object:
-    """All that a call's preparation depends on, or None if the arguments are not what they should be.
-
-    Besides, it depends on addresses being multiples of 16, which every launch looks at.
-    """
-    try:
-        return (
-            q.shape, q.stride(), q.dtype, q.device,
-            k.shape, k.stride(), k.dtype, k.device,
-            v.shape, v.stride(), v.dtype, v.device,
-            cu_q.shape, cu_q.stride(), cu_q.dtype, cu_q.device,
-            cu_k.shape, cu_k.stride(), cu_k.dtype, cu_k.device,
-            None if out is None else tuple(map(_described, out)), config,
-        )
-    except (AttributeError, TypeError):
-        return None
-
-
-def _described(x: torch.Tensor | None) -> object:
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
-
-
-def _empty(layout: _Layout, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-    """Memory of this layout, by the function that Inductor's code calls: half the time of torch.empty."""
-    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
-        return _empty_strided_cuda(*layout, dtype)
-    return torch.empty_strided(*layout, dtype=dtype, device=like.device)
-
-
-def _layout(x: torch.Tensor) -> _Layout:
-    # a plain tuple: what allocates does not take torch.Size
-    return tuple(x.shape), x.stride()
-
-
-def _prepare(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
-    config: Config | None,
-) -> _Call:
-    """Checks the arguments, and decides all that does not depend on their contents."""
-    if len(_CALLS) >= 1024:
-        _CALLS.clear()
-    T, H, _ = _sizes("q", q, torch.bfloat16, (None, None, 128), q)
-    S, Hkv, _ = _sizes("k", k, torch.bfloat16, (None, None, 128), q)
-    if Hkv == 0 or H % Hkv:
-        raise ValueError(f"q has {H} heads: expected a multiple of the {Hkv} heads of k")
-    G = H // Hkv
-    _sizes("v", v, torch.bfloat16, (S, Hkv, 128), q)
-    B, = _sizes("cu_q", cu_q, torch.int32, (None,), q)
-    if B < 1:
-        raise ValueError(f"cu_q: expected shape [B + 1], got {list(cu_q.shape)}")
-    B -= 1
-    _sizes("cu_k", cu_k, torch.int32, (B + 1,), q)
-    _contiguous_rows(q=q, k=k, v=v)
-    if out is None:
-        o = torch.empty((T, H, 128), dtype=torch.bfloat16, device="meta")
-        lse = torch.empty((T, H), dtype=torch.float32, device="meta")
-    else:
-        o, lse = _given(out, "o", "lse")
-        _sizes("out o", o, torch.bfloat16, (T, H, 128), q)
-        _sizes("out lse", lse, torch.float32, (T, H), q)
-        _apart(o=o, lse=lse)
-        _contiguous_rows(o=o)
-    results = (_layout(o), _layout(lse))
-    if B * H * T == 0:
-        return _Call(results, None)
-    config = _choose(config, q.device, S)
-    forward = _Launch(
-        varlen_forward,
-        ((T // config.BLOCK_M + B + 1) * H,),
-        (
-            q.stride(0), q.stride(1),
-            k.stride(0), k.stride(1),
-            v.stride(0), v.stride(1),
-            cu_q.stride(0),
-            cu_k.stride(0),
-            o.stride(0), o.stride(1),
-            lse.stride(0), lse.stride(1),
-            B, H, G, T, _heads_per_section(k, v, H, S // B),
-        ),
-        {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N},
-        q.device,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
-    return _Call(results, forward)
-
-
-def _check_config(config: object, name: str = "config", among: str = "CONFIGS") -> None:
-    if isinstance(config, Config):
-        fields = zip(config._fields, config)
-        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
-            return
-    raise TypeError(f"{name}: expected one of {among}, got {config!r}")
-
-
-def _sizes(
-    name: str, x: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...], like: torch.Tensor
-) -> torch.Size:
-    """x.shape, after checking that x is what the spec says; None: any size."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype is not dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if x.device != like.device:
-        raise ValueError(f"{name}: expected device {like.device}, like q, got {x.device}")
-    shape = x.shape
-    if shape == sizes:
-        return shape
-    fits = len(shape) == len(sizes)
-    for want, got in zip(sizes, shape):
-        if want != got and want is not None:
-            fits = False
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
-    return shape
-
-
-def _given(out: tuple[torch.Tensor, ...], *names: str) -> tuple[torch.Tensor, ...]:
-    """The caller's outputs, one for each name."""
-    if not isinstance(out, (tuple, list)) or len(out) != len(names):
-        came = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
-        raise TypeError(f"out: expected a tuple of {len(names)} tensors ({', '.join(names)}), got {came}")
-    return out
-
-
-def _apart(**outputs: torch.Tensor) -> None:
-    for name, x in outputs.items():
-        if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
-            raise ValueError(f"out {name}: expected an element of memory for each value, got strides {x.stride()}")
-
-
-def _contiguous_rows(**tensors: torch.Tensor) -> None:
-    for name, x in tensors.items():
-        if x.stride(-1) != 1 and x.shape[-1] > 1:
-            raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
-
-
-def _choose(
-    config: Config | None,
-    device: torch.device,
-    longest: int,
-    configs: tuple[Config, ...] = CONFIGS,
-    tuned: Tuned = TUNED,
-) -> Config:
-    """The caller's config, the measured one for this device and key length, or the first that fits the device."""
-    if config is not None:
-        return config
-    if device.type != "cuda":
-        return configs[0]
-    properties = torch.cuda.get_device_properties(device)
-    for limit, index in tuned.get(properties.name, ()):
-        if limit is None or longest <= limit:
-            return configs[index]
-    room = properties.shared_memory_per_block_optin
-    return next((config for config in configs if config.shared <= room), configs[-1])
-
-
-def _heads_per_section(k: torch.Tensor, v: torch.Tensor, heads: int, N: int) -> int:
-    """Query heads whose K and V fill a quarter of the L2 cache: programs that run together should share them."""
-    cache = torch.cuda.get_device_properties(k.device).L2_cache_size if k.device.type == "cuda" else 1 << 20
-    per_head = max(1, N * (k.shape[-1] * k.element_size() + v.shape[-1] * v.element_size()))
-    return min(heads, max(4, min(cache // 4 // per_head, 16)))
-
-
-def _on(device: torch.device) -> torch.cuda.device:
-    """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes nothing."""
-    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
-        how = "on a CPU, call attnc.verify.interpreter.ensure_interpreter() first, in a new process"
-        raise ValueError(f"expected tensors on a CUDA device, got {device}: {how}")
-    return torch.cuda.device(device if device.type == "cuda" else -1)
-
-
-class _Differentiable(torch.autograd.Function):
-    """varlen for autograd: lse is kept, and the probabilities are computed again from it."""
-
-    @staticmethod
-    def forward(ctx, config, backward_config, q, k, v, cu_q, cu_k):
-        o, lse = varlen(q, k, v, cu_q, cu_k, config=config, backward_config=backward_config)
-        ctx.save_for_backward(q, k, v, cu_q, cu_k, o, lse)
-        ctx.config = backward_config
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx, do, dlse):
-        if torch.is_grad_enabled():
-            raise RuntimeError("varlen has no second derivative: it was differentiated with create_graph=True")
-        dq, dk, dv = _gradients(do, dlse, *ctx.saved_tensors, ctx.config)
-        return None, None, dq, dk, dv, None, None
-
-
-class _Gradients(NamedTuple):
-    """What the gradients of all such tensors have in common."""
-
-    made: tuple[_Layout, ...]  # of dq, dk, dv, lse2, delta
-    backward: tuple[_Launch, ...] | None  # None: there is nothing to compute
-
-
-#: By layouts and configs.
-_GRADIENTS: dict[object, _Gradients] = {}
-
-
-def _gradients(
-    do: torch.Tensor | None,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    configs: dict[str, Config] | None,
-) -> tuple[torch.Tensor, ...]:
-    """dq, dk, dv, from the gradient of o and of lse (None: 0) and what the forward took and gave."""
-    if do is None:
-        do = torch.zeros_like(o)
-    if do.stride(-1) != 1:
-        do = do.contiguous()
-    layout = (
-        do.shape, do.stride(), do.dtype, do.device,
-        _described(dlse),
-        q.shape, q.stride(), q.dtype, q.device,
-        k.shape, k.stride(), k.dtype, k.device,
-        v.shape, v.stride(), v.dtype, v.device,
-        cu_q.shape, cu_q.stride(), cu_q.dtype, cu_q.device,
-        cu_k.shape, cu_k.stride(), cu_k.dtype, cu_k.device,
-        o.shape, o.stride(), o.dtype, o.device,
-        lse.shape, lse.stride(), lse.dtype, lse.device,
-        None if configs is None else tuple(configs.items()),
-    )
-    call = _GRADIENTS.get(layout)
-    if call is None:
-        call = _GRADIENTS[layout] = _prepare_gradients(do, dlse, q, k, v, cu_q, cu_k, o, lse, configs or {})
-    if call.backward is None:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    dq = _empty(call.made[0], torch.bfloat16, q).zero_()
-    dk = _empty(call.made[1], torch.bfloat16, q).zero_()
-    dv = _empty(call.made[2], torch.bfloat16, q).zero_()
-    lse2 = _empty(call.made[3], torch.float32, q)
-    delta = _empty(call.made[4], torch.float32, q)
-    call.backward[0](q, k, v, o, do, dq, lse, dlse, lse2, delta, cu_q, cu_k)
-    call.backward[1](q, k, v, do, dk, dv, lse2, delta, cu_q, cu_k)
-    return dq, dk, dv
-
-
-def _prepare_gradients(
-    do: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    configs: dict[str, Config],
-) -> _Gradients:
-    """Decides all that does not depend on the tensors' contents."""
-    if len(_GRADIENTS) >= 1024:
-        _GRADIENTS.clear()
-    T, H, _ = q.shape
-    S, Hkv, _ = k.shape
-    B, = cu_q.shape
-    B -= 1
-    G = H // Hkv
-    if B * H * T == 0:
-        return _Gradients((), None)
-    dq_config, dkdv_config = _choose_backward(configs, q.device, S)
-    dq = torch.empty(q.shape, dtype=torch.bfloat16, device="meta")
-    dk = torch.empty(k.shape, dtype=torch.bfloat16, device="meta")
-    dv = torch.empty(v.shape, dtype=torch.bfloat16, device="meta")
-    lse2 = torch.empty((H, T), dtype=torch.float32, device="meta")
-    delta = torch.empty((H, T), dtype=torch.float32, device="meta")
-    made = (_layout(dq), _layout(dk), _layout(dv), _layout(lse2), _layout(delta))
-    return _Gradients(made, (
-        _Launch(
-            varlen_backward_dq,
-            ((T // dq_config.BLOCK_M + B + 1) * H,),
-            (
-                q.stride(0), q.stride(1),
-                k.stride(0), k.stride(1),
-                v.stride(0), v.stride(1),
-                o.stride(0), o.stride(1),
-                do.stride(0), do.stride(1),
-                dq.stride(0), dq.stride(1),
-                lse.stride(0), lse.stride(1),
-                _stride(dlse, 0), _stride(dlse, 1),
-                cu_q.stride(0),
-                cu_k.stride(0),
-                B, H, G, T, _heads_per_section(k, v, H, S // B),
-            ),
-            {"BLOCK_M": dq_config.BLOCK_M, "BLOCK_N": dq_config.BLOCK_N},
-            q.device,
-            num_warps=dq_config.num_warps,
-            num_stages=dq_config.num_stages,
-        ),
-        _Launch(
-            varlen_backward_dkdv,
-            ((S // dkdv_config.BLOCK_N + B + 1) * Hkv,),
-            (
-                q.stride(0), q.stride(1),
-                k.stride(0), k.stride(1),
-                v.stride(0), v.stride(1),
-                do.stride(0), do.stride(1),
-                dk.stride(0), dk.stride(1),
-                dv.stride(0), dv.stride(1),
-                cu_q.stride(0),
-                cu_k.stride(0),
-                B, H, G, Hkv, S, T, _heads_per_section(q, do, Hkv, T // B),
-            ),
-            {"BLOCK_M": dkdv_config.BLOCK_M, "BLOCK_N": dkdv_config.BLOCK_N},
-            q.device,
-            num_warps=dkdv_config.num_warps,
-            num_stages=dkdv_config.num_stages,
-        ),
-    ))
-
-
-def _check_backward(given: dict[str, Config]) -> None:
-    """Refuses a backward_config that names no kernel of the backward, or no config for one."""
-    if not isinstance(given, dict):
-        raise TypeError(f"backward_config: expected a config by kernel ({', '.join(BACKWARD_CONFIGS)}), got {given!r}")
-    for kernel, config in given.items():
-        if kernel not in BACKWARD_CONFIGS:
-            raise ValueError(f"backward_config: the kernels are {', '.join(BACKWARD_CONFIGS)}, not {kernel}")
-        if config is not None:
-            _check_config(config, "backward_config", f"BACKWARD_CONFIGS['{kernel}']")
-
-
-def _choose_backward(given: dict[str, Config], device: torch.device, longest: int) -> list[Config]:
-    """A config for each kernel: the given one, the measured one, or the first that fits the device."""
-    return [
-        _choose(given.get(kernel), device, longest, configs, BACKWARD_TUNED[kernel])
-        for kernel, configs in BACKWARD_CONFIGS.items()
-    ]
-
-
-def _wants_gradient(*inputs: object) -> bool:
-    if torch.is_grad_enabled():
-        for x in inputs:
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                return True
-    return False
-
-
-def _stride(x: torch.Tensor | None, axis: int) -> int:
-    return 0 if x is None else x.stride(axis)
-
-
-def _compiled(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
-    config: Config | None,
-    backward_config: dict[str, Config] | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch.compile traces in place of the body of varlen: one call of an operator."""
-    _register()
-    if out is not None:
-        o, lse = _given(out, "o", "lse")
-        torch.ops.attnc.varlen_d128_d3ac3e31_out(
-            q, k, v, cu_q, cu_k, o, lse, _written(config, backward_config),
-        )
-        return o, lse
-    return torch.ops.attnc.varlen_d128_d3ac3e31(q, k, v, cu_q, cu_k, _written(config, backward_config))
-
-
-def _operate(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, chosen: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """varlen as an operator: always o, lse, never with gradients of its own."""
-    with torch.no_grad():
-        o, lse = varlen(q, k, v, cu_q, cu_k, config=_read(chosen)[0])
-    return o, lse
-
-
-def _operate_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, chosen: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapes and types of the results."""
-    T, H, _ = q.shape
-    S, Hkv, _ = k.shape
-    B, = cu_q.shape
-    B -= 1
-    o = torch.empty((T, H, 128), dtype=torch.bfloat16, device=q.device)
-    lse = torch.empty((T, H), dtype=torch.float32, device=q.device)
-    return o, lse
-
-
-def _operate_out(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
-    o: torch.Tensor, lse: torch.Tensor, chosen: str,
-) -> None:
-    """The same, into tensors of the caller."""
-    with torch.no_grad():
-        varlen(q, k, v, cu_q, cu_k, out=(o, lse), config=_read(chosen)[0])
-
-
-def _operate_backward(
-    do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    cu_q: torch.Tensor, cu_k: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
-) -> list[torch.Tensor]:
-    """dq, dk, dv as an operator; it has no derivative."""
-    return [x.contiguous() for x in _gradients(do, dlse, q, k, v, cu_q, cu_k, o, lse, _read(chosen)[1])]
-
-
-def _operate_backward_fake(
-    do: torch.Tensor, dlse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    cu_q: torch.Tensor, cu_k: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, chosen: str,
-) -> list[torch.Tensor]:
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
-
-
-def _keep(ctx, inputs, output) -> None:
-    *tensors, ctx.chosen = inputs
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _pull(ctx, do, dlse):
-    dq, dk, dv = torch.ops.attnc.varlen_d128_d3ac3e31_backward(do, dlse, *ctx.saved_tensors, ctx.chosen)
-    return dq, dk, dv, None, None, None
-
-
-def _written(config: Config | None, backward_config: dict[str, Config] | None) -> str:
-    """The caller's choice as an operator takes it: a literal, or nothing."""
-    if config is not None:
-        _check_config(config)
-    if backward_config is not None:
-        _check_backward(backward_config)
-    configs = {"": config, **(backward_config or {})}
-    chosen = {name: tuple(x) for name, x in configs.items() if x is not None}
-    return repr(chosen) if chosen else ""
-
-
-@functools.cache
-def _read(chosen: str) -> tuple[Config | None, dict[str, Config]]:
-    """config and backward_config again."""
-    configs = {name: Config(*x) for name, x in (ast.literal_eval(chosen) if chosen else {}).items()}
-    return configs.pop("", None), configs
-
-
-def _register() -> bool:
-    """Makes the operators of varlen, the first time that torch.compile meets it."""
-    if hasattr(torch.ops.attnc, "varlen_d128_d3ac3e31"):
-        return True
-    forward = torch.library.custom_op("attnc::varlen_d128_d3ac3e31", _operate, mutates_args=())
-    forward.register_fake(_operate_fake)
-    into = torch.library.custom_op("attnc::varlen_d128_d3ac3e31_out", _operate_out, mutates_args=("o", "lse"))
-    into.register_fake(lambda *tensors: None)
-    backward = torch.library.custom_op(
-        "attnc::varlen_d128_d3ac3e31_backward", _operate_backward, mutates_args=(),
-    )
-    backward.register_fake(_operate_backward_fake)
-    forward.register_autograd(_pull, setup_context=_keep)
-    return True
-
-
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for real.
-_register._dynamo_marked_constant = _written._dynamo_marked_constant = True
+    return CALL.run((q, k, v, cu_q, cu_k), out, config, backward_config)

@@ -1,0 +1,135 @@
+"""The backward kernels of a plan in words and figures, as `explain` does it for the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnc.explain.figures import tiles_of
+from attnc.explain.kernel import Usage, bounds_dict, grid_line, loop_lines, resource_dict, resource_lines
+from attnc.explain.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
+from attnc.expr.show import show
+from attnc.model.attention import Attention
+from attnc.model.tensors import DType
+from attnc.plan import ir
+from attnc.plan.columns import feature
+from attnc.plan.device import Device
+from attnc.plan.estimate import Estimate
+from attnc.plan.ir import kernels_of
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.layout import KernelName
+from attnc.plan.picture import picture
+from attnc.plan.targets import target_of
+from attnc.tuned.choices import knobs_of_kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardExplanation:
+    """One kernel of a backward under its first config that fits the device, or its first."""
+
+    planned: BackwardKernel
+    position: int
+    needs: Estimate
+    device: Device
+    roofline: Roofline
+    usage: Usage | None
+
+
+def explain_backward(
+    module: ir.Module, device: Device, usages: Mapping[KernelName, Usage | None], length: int = 4096
+) -> tuple[BackwardExplanation, ...]:
+    """Every backward kernel in the order of execution, the rooflines at M = N = `length`; usages: what the
+    compiler says of each.
+    """
+    found = []
+    for name, planned in kernels_of(module).items():
+        position = default_position(planned, device)
+        config = planned.kernel.configs[position]
+        shape = picture(planned.kernel, length, length, *tiles_of(config))
+        attention = module.variant.attention
+        columns, moved = _work(planned, attention), _moved(planned, attention, length)
+        d, dtype = feature(attention.q), DType(attention.q.dtype)
+        found.append(
+            BackwardExplanation(
+                planned=planned,
+                position=position,
+                needs=target_of(module.target).estimate(module, config, name, device),
+                device=device,
+                roofline=roofline_of(d, device, shape, dtype=dtype, columns=columns, moved=moved),
+                usage=usages.get(name),
+            )
+        )
+    return tuple(found)
+
+
+def default_position(planned: BackwardKernel, device: Device) -> int:
+    """The config that a module takes on a device without measurements."""
+    shared = planned.kernel.shared
+    return next((i for i, size in enumerate(shared) if size <= device.shared_per_block), 0)
+
+
+def backward_text(explanations: tuple[BackwardExplanation, ...]) -> str:
+    """For a reader, in a section for each kernel."""
+    return "\n\n".join("\n".join(_section(e)) for e in explanations)
+
+
+def backward_dict(explanations: tuple[BackwardExplanation, ...]) -> list[dict[str, Any]]:
+    """For a program."""
+    return [
+        {
+            "kernel": e.planned.name,
+            "config": _knobs(e),
+            "grid": _grid(e),
+            "bounds": bounds_dict(e.planned.kernel),
+            "loops": [
+                {"start": show(loop.start), "stop": show(loop.stop)}
+                for loop in e.planned.kernel.regions.loops
+            ],
+            **resource_dict(e.needs, e.device, e.usage),
+            "roofline": roofline_dict(e.roofline),
+        }
+        for e in explanations
+    ]
+
+
+def _section(e: BackwardExplanation) -> Iterator[str]:
+    knobs = ", ".join(f"{key} = {value}" for key, value in _knobs(e).items())
+    yield f"backward kernel {e.planned.name}, config {e.position} of {len(e.planned.kernel.configs)}: {knobs}"
+    yield f"  {_grid(e)}"
+    if e.planned.kernel.grid.longest_first:
+        yield "  longest first: the last rows, which see most keys, start first"
+    yield from loop_lines(e.planned.kernel, *_tiles(e))
+    for lines in (resource_lines(e.needs, e.device, e.usage), roofline_lines(e.roofline, e.device)):
+        yield from (f"  {line}" for line in lines)
+
+
+def _knobs(e: BackwardExplanation) -> dict[str, str]:
+    return knobs_of_kernel(e.planned.name, e.planned.kernel.configs[e.position])
+
+
+def _tiles(e: BackwardExplanation) -> tuple[int, int]:
+    return tiles_of(e.planned.kernel.configs[e.position])
+
+
+def _grid(e: BackwardExplanation) -> str:
+    return grid_line(e.planned.kernel, *_tiles(e))
+
+
+def _work(planned: BackwardKernel, attention: Attention) -> int:
+    """Multiply-adds for each score: S, dP where it is needed, and the gradients."""
+    d, dv = feature(attention.q), feature(attention.v)
+    made = {"dq": d, "dk": d, "dv": dv}
+    products = d + (0 if planned.name == "dv" else dv) + sum(made[name] for name in planned.makes)
+    return products + (d if planned.chain.adds_dq is not None else 0)
+
+
+def _moved(planned: BackwardKernel, attention: Attention, length: int) -> float:
+    """Bytes of one head: every matrix once, and the two numbers of each row."""
+    d, dv = feature(attention.q), feature(attention.v)
+    size = DType(attention.q.dtype).bytes
+    width = {"q": d, "k": d, "v": dv, "do": dv, "o": dv, "dq": d, "dk": d, "dv": dv}
+    used = ["q", "k", "do", *planned.makes]
+    used += ["o"] if planned.prologue is not None else []
+    used += ["v"] if planned.name != "dv" else []
+    return float(length * (size * sum(width[name] for name in used) + 8))

@@ -1,0 +1,213 @@
+"""The plan in figures: what is computed where, what it takes, how fast it could be, how wrong it may be.
+`explain_text` says it in words.
+
+Nothing is run and no GPU is needed. Every figure follows from the plan and the device table; what only a
+compiler knows (registers, spills) is passed in by the caller, who may ask Triton for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from attnc.explain.kernel import Usage, bounds_dict, masked_where, resource_dict
+from attnc.explain.roofline import Roofline, roofline_dict, roofline_of
+from attnc.expr.nodes import TRUE
+from attnc.expr.show import show
+from attnc.model.configs import schedule_of
+from attnc.model.schedule import Config, Schedule, knobs_of
+from attnc.model.tensors import DType
+from attnc.plan import ir
+from attnc.plan.columns import feature
+from attnc.plan.device import Device
+from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
+from attnc.plan.ir_decode import UnifiedMax
+from attnc.plan.picture import Picture, picture
+from attnc.plan.targets import target_of
+from attnc.source import Span, visible
+
+UNIT = 2.0**-24
+#: (M, N) of the pictures, and N of the roofline.
+_SHAPES, _DECODE_SHAPES = ((512, 512), (192, 576)), ((1, 512), (8, 512))
+_LENGTH, _DECODE_LENGTH = 4096, 8192
+_ORDERS = {
+    "forward_q_kv": "FlashAttention-2 loop order",
+    "forward_kv_q": "FlashAttention-1 loop order",
+    "decode": "Flash-Decoding: rows of all heads of a group, shares of the keys",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One kernel of one module under one config, on one device."""
+
+    module: ir.Module
+    schedule: Schedule
+    position: int
+    device: Device
+    pictures: tuple[Picture, ...]
+    roofline: Roofline
+    usage: Usage | None = None
+
+    @property
+    def kernel(self) -> ir.Kernel:
+        return self.module.kernels[0]
+
+    @property
+    def config(self) -> Config:
+        return self.kernel.configs[self.position]
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Rows and keys of a tile."""
+        return tiles_of(self.config)
+
+    @property
+    def needs(self) -> Estimate:
+        """What a block is estimated to take."""
+        target = target_of(self.module.target)
+        return target.estimate(self.module, self.config, "forward", self.device)
+
+    @property
+    def traffic(self) -> tuple[Traffic, DeviceMemory] | None:
+        """Of all heads of the roofline's shape; None where the plan does not lay out shared memory."""
+        tiles, heads = self.roofline.picture, self.roofline.heads
+        return target_of(self.module.target).traffic(self.kernel, self.config, tiles, heads, self.device)
+
+
+def explain(
+    module: ir.Module,
+    schedule: Schedule,
+    device: Device,
+    position: int = 0,
+    shapes: Sequence[tuple[int, int]] | None = None,
+    length: int | None = None,
+    usage: Usage | None = None,
+) -> Explanation:
+    """Explains the config at `position`; pictures at (M, N) `shapes`, the roofline at N = `length`. What is
+    left out is taken from a prompt, or from a decode step where the kernel is for those.
+    """
+    kernel = module.kernels[0]
+    tiles = tiles_of(kernel.configs[position])
+    decodes = kernel.structure == "decode"
+    if shapes is None:
+        shapes = _DECODE_SHAPES if decodes else _SHAPES
+    if length is None:
+        length = _DECODE_LENGTH if decodes else _LENGTH
+    return Explanation(
+        module=module,
+        schedule=schedule_of(schedule, module.variant),
+        position=position,
+        device=device,
+        pictures=tuple(picture(kernel, m, n, *tiles) for m, n in shapes),
+        roofline=_roofline(module, device, picture(kernel, 1 if decodes else length, length, *tiles)),
+        usage=usage,
+    )
+
+
+def as_dict(e: Explanation) -> dict[str, Any]:
+    """The explanation for a program."""
+    bound, moved = e.kernel.bound, e.traffic
+    return {
+        "attention": e.module.variant.attention.name,
+        "variant": e.module.variant.name,
+        "target": e.module.target,
+        "device": e.device.arch,
+        "config": e.config.texts(),
+        "structure": e.kernel.structure,
+        "mask": show(e.module.variant.attention.mask),
+        "bounds": bounds_dict(e.kernel),
+        "loops": [
+            {
+                "start": show(loop.start),
+                "stop": show(loop.stop),
+                "masked": masked_where(loop),
+                "guard": None if loop.guard is None else show(loop.guard),
+            }
+            for loop in e.kernel.regions.loops
+        ],
+        "pictures": [{"M": p.queries, "N": p.keys, "rows": list(p.rows), "note": p.note} for p in e.pictures],
+        **resource_dict(e.needs, e.device, e.usage),
+        "roofline": roofline_dict(e.roofline),
+        "traffic": None if moved is None else asdict(moved[0]) | {"device_memory": asdict(moved[1])},
+        "error_bound": {
+            "p_roundoff": bound.p_dtype.unit_roundoff,
+            "o_roundoff": bound.o_dtype.unit_roundoff,
+            "sum_terms": sum_terms(bound, 4096),
+        },
+        "because": [{"decision": what, "spec": where} for what, where in decisions(e)],
+    }
+
+
+def decisions(e: Explanation) -> list[tuple[str, str]]:
+    """What was decided, and the spec line that it follows from."""
+    attention = e.module.variant.attention
+    order = _ORDERS[e.kernel.structure]
+    knobs = knobs_of(e.schedule, "forward")
+    loops = knobs["loops"].span if "loops" in knobs else e.schedule.span
+    masked = sum(loop.masked is not False for loop in e.kernel.regions.loops)
+    found = [(order, place_of(loops))]
+    if attention.mask != TRUE:
+        count = len(e.kernel.regions.loops)
+        found.append(
+            (f"{count} loop{'s' * (count > 1)}, {masked} with mask code", place_of(attention.mask.span))
+        )
+    found.append((_scale(e.kernel), place_of(attention.score.span)))
+    if e.kernel.unified is not None:
+        found.append((_unified(e.kernel.unified), place_of(knobs["softmax"].span)))
+    if e.kernel.softmax.sink is not None:
+        found.append(("the sink joins the denominator", place_of(attention.softmax.span)))
+    knob_lines = {
+        key: place_of(knobs[key].span) for key in ("tile.q", "tile.kv", "warps", "stages") if key in knobs
+    }
+    for key, where in knob_lines.items():
+        choices = len(knobs[key].choices)
+        found.append((f"{key} = {e.config.texts()[key]}{f', one of {choices}' * (choices > 1)}", where))
+    return found
+
+
+def _scale(kernel: ir.Kernel) -> str:
+    if kernel.softmax.scale is None:
+        return "the score is evaluated in base-2 units, element by element"
+    scale, largest = f"{kernel.softmax.scale:.6g}", "m" if kernel.unified is None else "phi"
+    return f"exp2(scale * s - {largest}) with scale = {scale}: one fused multiply-add per element"
+
+
+def _unified(unified: UnifiedMax) -> str:
+    if not unified.fallback:
+        return "one maximum for all rows, without a fallback: no score can leave the bounds"
+    return "one maximum for all rows; a share with a row outside of the bounds is computed again"
+
+
+def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
+    """Work of one head times enough heads and sequences for 16k tokens at hidden size 2048; where query heads
+    share a tile, of K and V.
+    """
+    attention, kernel = module.variant.attention, module.kernels[0]
+    d, dv = feature(attention.q), feature(attention.v)
+    dtype = DType(attention.q.dtype)
+    of_key = d if attention.v.storage.is_part else d + dv
+    moved = float(dtype.bytes * (p.queries * (d + dv) + p.keys_read * of_key))
+    heads = "heads" if kernel.pack is None else "K/V heads"
+    return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved, of=heads)
+
+
+def sum_terms(bound: ir.ErrorBound, keys: int) -> float:
+    """2 u (keys of a partial sum + partial sums + 2 splits + 8): rounding of the f32 sums over the keys, and
+    what tensor cores cut off beyond that where all keys pass through one sum.
+    """
+    tiles = math.ceil(keys / bound.min_tile_kv)
+    rounded = 2 * UNIT * (bound.tile_kv + tiles + 2 * bound.splits + 8)
+    cut_off = bound.addition_error * keys - UNIT * bound.tile_kv if bound.chained else 0.0
+    return rounded + max(cut_off, 0.0)
+
+
+def place_of(span: Span | None) -> str:
+    return "-" if span is None else visible(f"{span.source.path}:{span.line}")
+
+
+def tiles_of(config: Config) -> tuple[int, int]:
+    """Rows and keys of a tile."""
+    return config.tile_q, config.tile_kv

@@ -1,0 +1,201 @@
+"""One GPU function: what a program owns, its loops, the step of one tile, and what any of it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attnc.expr.nodes import Dim, Expr
+from attnc.model.schedule import Config
+from attnc.model.tensors import DType
+from attnc.plan.access import Rows, Sequences
+from attnc.plan.ir.statements import Fetch, Regions, Statement, statement_expressions
+from attnc.plan.ir_decode import Pack, Part, Split, UnifiedMax
+from attnc.plan.layout import Layout
+from attnc.source import Span
+
+M = Dim("M")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropout:
+    """Drop with probability `p`.
+
+    The keep-mask is Philox-4x32-10 of `seed` at (kv_idx // 4, q_idx, head, b), lane kv_idx % 4.
+    """
+
+    p: Expr
+    seed: Expr
+    head: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Softmax:
+    """How the rows are normalised.
+
+    kind: "online" keeps a running maximum; "two_pass" finds m and l first and recomputes the scores.
+    rescale (online): "deferred" divides once at the end (FlashAttention-2); "every_step" keeps o normalised
+    (FlashAttention-1); "lazy" rescales only when the maximum has grown by more than `threshold` (in base-2
+    units).
+    headroom: 0, the maximum is looked for in every tile; else only until every row has one, and what
+    exponents subtract lies so far (in base-2 units) above it that p says when it has grown by more.
+    scale: factor of the raw score in the exponent, exp2(scale * s - m): set when score = scale * s with
+    scale > 0, so that the multiplication fuses with the subtraction; None when the score is already in
+    base-2 units.
+    safe_everywhere: a full tile may consist of -inf scores too, so every step guards the subtraction of
+    maxima.
+    sink: base-2 logit that joins the denominator.
+    """
+
+    kind: Literal["online", "two_pass"]
+    rescale: Literal["deferred", "every_step", "lazy"]
+    threshold: float
+    scale: float | None
+    safe_everywhere: bool
+    sink: Expr | None
+    dropout: Dropout | None
+    headroom: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What happens to one q tile x kv tile.
+
+    fetches: loads made in every step; masked_fetches: those that only a partial tile needs;
+    score: Expr of Dot (the text `s`), None when the raw dot product is used as it is;
+    keep: the mask of a partial tile, the key sequence's end included; None when no tile is partial;
+    kept: over kv_idx, what every key fulfils that some query of the sequence keeps (see `plan.excluded`); of
+    others not even a NaN may count, so that their rows of v, and of k in the backward, are made zero; None
+    where the mask implies nothing of the kind; kept_inside: what of it keys before the end of the last loop
+    may still lack, and all of it where loops run over queries;
+    uses_kv_idx: a full tile needs the key positions too; names: values of the enclosing function that the
+    step takes, in order.
+    """
+
+    fetches: tuple[Fetch, ...]
+    masked_fetches: tuple[Fetch, ...]
+    score: Expr | None
+    keep: Expr | None
+    uses_kv_idx: bool
+    names: tuple[str, ...]
+    kept: Expr | None = None
+    kept_inside: Expr | None = None
+    score_span: Span | None = field(default=None, compare=False, repr=False)
+    keep_span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Which program does what.
+
+    over: "q" (a program per q tile, head and batch), "kv" (a program per kv tile, KV head and batch) or
+    "head" (a program per head and batch)
+    persistent: one program per SM walks over the tiles
+    longest_first: tiles of the last rows come first, since under a causal mask they have the most work
+    sequences: how tiles of ragged queries are numbered, None where all have M rows
+    """
+
+    over: Literal["q", "kv", "head"]
+    persistent: bool
+    longest_first: bool
+    sequences: Sequences | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBound:
+    """Parameters of the componentwise forward error bound that the kernel promises (Blanchard, Higham,
+    Higham; arXiv 1909.03469).
+
+    Filled by the plan, evaluated by `verify.tolerance` together with the score's own running error analysis.
+
+    tile_kv, min_tile_kv: most and fewest keys that one partial sum may hold, over all configs; the fewest
+    give the number of tiles
+    splits: partial results joined
+    product_error, addition_error: of a product in a dot (0 where products are exact in f32), of an addition
+    chained: the products of p and v, and those of a gradient, pass from tile to tile through one sum of the
+    tensor cores
+    exp_ulps: error of the target's exp2; intrinsics: (name, relative error, absolute error) of the functions
+    of scores
+    renormalised: o is rescaled at every step (FlashAttention-1), which adds roundings per tile
+    largest_shift: how far what the exponent subtracts may be from the row's maximum, and from 0 (a unified
+    maximum); least_probability: what the row's largest probability may be stored as
+    """
+
+    head_dim: int
+    value_dim: int
+    input_dtype: DType
+    p_dtype: DType
+    o_dtype: DType
+    tile_kv: int
+    min_tile_kv: int
+    splits: int = 1
+    product_error: float = 0.0
+    addition_error: float = 1.5 * 2.0**-24
+    chained: bool = False
+    exp_ulps: float = 2.0
+    intrinsics: tuple[tuple[str, float, float], ...] = ()
+    renormalised: bool = False
+    largest_shift: float = 0.0
+    least_probability: float = 1.0
+
+    def dot_error(self, length: int) -> float:
+        """Of a sum of so many products, relative to the sum of their magnitudes."""
+        return (length + 3) * self.addition_error + self.product_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One GPU function.
+
+    structure: "forward_q_kv" (FlashAttention-2 loop order), "forward_kv_q" (FlashAttention-1's) or "decode",
+    and for the backward what `ir_backward` says; it names the template.
+    kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order
+    program: scalars computed once per program; outer: values along the outer axis, loaded once per outer tile
+    tma: K and V tiles may come through tensor descriptors
+    shared: bytes of shared memory that one block of each config must be allowed (`Target.shared`)
+    rows: where the rows of q, k, v and o lie, those that are not in ordinary tensors
+    stored: rows of o that the program's sequence has, of which only the first M exist
+    pack, split, parts, unified: see `ir_decode`, for the structure "decode" alone
+    layout: how the kernel lies on the machine (None where a compiler decides it)
+    """
+
+    name: str
+    structure: Literal["forward_q_kv", "forward_kv_q", "decode", "backward_dkdv", "backward_dq"]
+    grid: Grid
+    kv_head: Expr
+    dims: tuple[str, ...]
+    program: tuple[Statement, ...]
+    outer: tuple[Fetch, ...]
+    regions: Regions
+    step: Step
+    softmax: Softmax
+    tma: bool
+    configs: tuple[Config, ...]
+    shared: tuple[int, ...]
+    bound: ErrorBound
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    stored: Expr = M
+    pack: Pack | None = None
+    split: Split | None = None
+    parts: tuple[Part, ...] = ()
+    unified: UnifiedMax | None = None
+    layout: Layout | None = None
+
+
+def expressions_of(
+    program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step, softmax: Softmax
+) -> Iterator[Expr]:
+    """Everything that a kernel evaluates for its scores."""
+    for statement in (*program, *outer, *loops.statements, *step.fetches, *step.masked_fetches):
+        yield from statement_expressions(statement)
+    for loop in loops.loops:
+        yield from loop.expressions
+    for expr in (step.score, step.keep, step.kept, softmax.sink):
+        if expr is not None:
+            yield expr
+
+
+def kernel_expressions(kernel: Kernel) -> Iterator[Expr]:
+    """The same of a finished kernel."""
+    return expressions_of(kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)

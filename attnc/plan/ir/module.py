@@ -1,0 +1,60 @@
+"""One file of generated/: its arguments and its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnc.expr.nodes import Expr
+from attnc.model.attention import Variant
+from attnc.model.tensors import Tensor
+from attnc.plan.ir.kernel import Kernel
+from attnc.plan.ir.statements import Let
+from attnc.plan.ir_backward import Backward, BackwardKernel
+from attnc.plan.layout import KernelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bind:
+    """An axis of an argument: gives `name` its value, must equal `expected` (an Expr over names bound
+    before), or neither, or both. plus: the axis is longer than `name` by so much.
+    """
+
+    name: str | None = None
+    expected: Expr | None = None
+    plus: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arg:
+    """A tensor argument: how its axes bind sizes, the names of its strides in the kernel ("" for an axis that
+    needs none).
+    """
+
+    tensor: Tensor
+    axes: tuple[Bind, ...]
+    strides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
+
+    sizes: what the host computes from the sizes of the arguments.
+    kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
+    for it. label: of the schedule, where an attention has several for this target.
+    """
+
+    variant: Variant
+    target: str
+    args: tuple[Arg, ...]
+    outputs: tuple[Arg, ...]
+    kernels: tuple[Kernel, ...]
+    sizes: tuple[Let, ...] = ()
+    kept: tuple[Arg, ...] = ()
+    label: str = ""
+    backward: Backward | None = None
+
+
+def kernels_of(module: Module) -> dict[KernelName, BackwardKernel]:
+    """The backward kernels of a module in the order of execution; none without gradients."""
+    return {} if module.backward is None else {planned.name: planned for planned in module.backward.kernels}

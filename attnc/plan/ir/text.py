@@ -1,0 +1,400 @@
+"""The plan as text, for those who work on the compiler: every field of `ir`, kernels in their order.
+
+    kernel causal_gqa_forward(B, H, M, N) forward_q_kv {
+      program { ... }                               what a program computes once
+      per q tile {
+        load doc_q<q>: int = doc[b, q_idx] ...      once for each row
+        hi = min(q_hi + 1, N)                       once for the tile
+        for kv_lo in 0 .. hi step BLOCK_N: partial
+      }
+      step { s = ...; keep = ... }                  every tile of both axes
+      ...
+    }
+
+Expressions are in a spec's notation. `load x<q>` is a value for each row of the tile, `x<kv>` for each key,
+`x<q, kv>` for each score, and a plain `x` a scalar. `[let M, ...]` marks the axis that a size is read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from textwrap import wrap
+from typing import Any
+
+from attnc.expr.nodes import Expr, Load
+from attnc.expr.show import show
+from attnc.model.tensors import Tensor
+from attnc.plan.access import Rows, Sequences
+from attnc.plan.ir import (
+    Arg,
+    Axis,
+    Bind,
+    ErrorBound,
+    Fetch,
+    Grid,
+    Kernel,
+    Let,
+    Loop,
+    Module,
+    Row,
+    Softmax,
+    Statement,
+    Step,
+)
+from attnc.plan.ir_backward import (
+    Adjoint,
+    Backward,
+    BackwardKernel,
+    Chain,
+    Gradient,
+    Part,
+    Preprocess,
+    Prologue,
+)
+from attnc.plan.layout import BackwardLayout
+from attnc.source import Span
+
+_WIDTH = 110
+_TILE: Mapping[Axis, str] = {"q": "BLOCK_M", "kv": "BLOCK_N"}
+
+
+def module_text(module: Module) -> str:
+    """All kernels of a module, forward first."""
+    label = f" as {module.label}" if module.label else ""
+    head = f"module {module.variant.attention.name} {module.variant.name} for {module.target}{label}"
+    return "\n".join(_block(head, _module(module))) + "\n"
+
+
+def _module(module: Module) -> Iterator[str]:
+    for word, arguments in (("input", module.args), ("output", module.outputs), ("kept", module.kept)):
+        yield from (f"{word} {_argument(arg)}" for arg in arguments)
+    yield from (f"size {line}" for let in module.sizes for line in _statement(let))
+    for kernel in module.kernels:
+        yield from _kernel(kernel)
+    if module.backward is not None:
+        yield from _block("backward", _backward(module.backward))
+
+
+# --- arguments
+
+
+def _argument(arg: Arg) -> str:
+    strides = ", ".join(name or "1" for name in arg.strides)
+    shape = ", ".join(map(_axis, arg.axes))
+    return f"{arg.tensor.name}: {_type(arg.tensor)}[{shape}] strides [{strides}]{_storage(arg.tensor)}"
+
+
+def _axis(bind: Bind) -> str:
+    plus = f" + {bind.plus}" if bind.plus else ""
+    expected = "" if bind.expected is None else show(bind.expected)
+    if bind.name is None:
+        return f"{expected or '_'}{plus}"
+    return f"let {bind.name}{plus}{f' == {expected}' if expected else ''}"
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype)
+
+
+def _storage(tensor: Tensor) -> str:
+    """How rows are kept, where it is not in an ordinary tensor, and whether they are sorted."""
+    kind = tensor.storage
+    told = "" if kind.is_plain else f" {kind.name}({', '.join(kind.tables)})"
+    return f"{told}{' sorted' if tensor.is_sorted else ''}"
+
+
+# --- kernels
+
+
+def _kernel(kernel: Kernel, then: Iterable[str] = (), takes: Iterable[str] = ()) -> Iterator[str]:
+    """then: what follows the scores of a step in a kernel of the backward; takes: buffers and registers of
+    that kernel.
+    """
+    head = f"kernel {kernel.name}({', '.join(kernel.dims)}) {kernel.structure}"
+    yield from _block(head, (*_program(kernel), *then, *_launches(kernel, takes)))
+
+
+def _program(kernel: Kernel) -> Iterator[str]:
+    """What a program does."""
+    yield _grid(kernel.grid)
+    yield f"kv_head = {show(kernel.kv_head)}"
+    if kernel.pack is not None:
+        yield f"pack query heads, group = {show(kernel.pack.group)}"
+    if kernel.split is not None:
+        reach = "all" if kernel.split.reach is None else kernel.split.reach
+        yield f"split keys {show(kernel.split.lo)} .. {show(kernel.split.hi)}, reach = {reach}"
+    if kernel.parts:
+        parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
+        yield f"columns of q and k: {', '.join(parts)}"
+    for name, rows in kernel.rows.items():
+        if rows != Rows(tensor=name):
+            yield _list(f"rows of {name}", _unusual(rows))
+    yield f"rows stored = {show(kernel.stored)}"
+    if kernel.tma:
+        yield "tma"
+    if kernel.program:
+        yield from _block("program", _statements(kernel.program))
+    outer: Axis = "q" if kernel.regions.axis == "kv" else "kv"
+    yield from _block(f"per {outer} tile", _tile(kernel))
+    yield from _block(f"step({', '.join(kernel.step.names)})", _step(kernel.step))
+    yield from _softmax(kernel.softmax)
+    if kernel.unified is not None:
+        yield _list("unified maximum", _fields(kernel.unified))
+
+
+def _launches(kernel: Kernel, takes: Iterable[str]) -> Iterator[str]:
+    """What a launch chooses from, what that takes, and what any of it promises."""
+    yield from _configs(kernel)
+    if kernel.layout is not None:
+        yield from _wrapped(f"layout {type(kernel.layout).__name__}:", _fields(kernel.layout))
+        config = kernel.configs[0]
+        yield from _placed(kernel.layout.shared_memory(config), kernel.layout.registers(config))
+    yield from takes
+    yield from _wrapped("error bound:", _bound(kernel.bound))
+
+
+def _tile(kernel: Kernel) -> Iterator[str]:
+    yield from _statements(kernel.outer)
+    yield from _statements(kernel.regions.bounds)
+    for loop in kernel.regions.loops:
+        yield from _loop(loop, kernel.regions.axis)
+
+
+def _loop(loop: Loop, axis: Axis) -> Iterator[str]:
+    kind = {True: "partial", False: "full"}.get(loop.masked) if isinstance(loop.masked, bool) else ""
+    if not isinstance(loop.masked, bool):
+        kind = f"partial where {show(loop.masked)}"
+    guard = "" if loop.guard is None else f", visited where {show(loop.guard)}"
+    fill = ", fills rows of keys that no query keeps" if loop.zero_fill else ""
+    head = f"for {axis}_lo in {show(loop.start)} .. {show(loop.stop)} step {_TILE[axis]}: {kind}{guard}{fill}"
+    yield from _block(head, _statements(loop.tests)) if loop.tests else (head,)
+
+
+def _step(step: Step) -> Iterator[str]:
+    yield from _statements(step.fetches)
+    score = "dot(q, k)" if step.score is None else show(step.score)
+    yield _line(f"s = {score}", _at(step.score_span))
+    if step.uses_kv_idx:
+        yield "kv_idx in full tiles too"
+    if step.masked_fetches:
+        yield from _block("where masked", _statements(step.masked_fetches))
+    if step.keep is not None:
+        yield _line(f"keep = {show(step.keep)}", _at(step.keep_span))
+    for name, expr in (("kept", step.kept), ("kept_inside", step.kept_inside)):
+        if expr is not None:
+            yield f"{name} = {show(expr)}"
+
+
+def _statements(statements: Iterable[Statement]) -> Iterator[str]:
+    for item in statements:
+        yield from _statement(item)
+
+
+def _statement(item: Statement) -> Iterator[str]:
+    match item:
+        case Let(name=name, value=value, comment=comment, span=span):
+            yield _line(f"{name} = {show(value)}", comment, _at(span))
+        case Row(name=name, tensor=tensor, indices=indices):
+            yield f"row {name} = {tensor}[{_exprs(indices)}]"
+        case Fetch(name=name, load=load, axes=axes, guard=guard, row=row):
+            via = "" if row is None else f" via {row.name}"
+            yield f"load {name}{_axes(axes)}: {_loaded(load)} = {show(load)}{via}{_where(guard)}"
+
+
+def _loaded(load: Load) -> str:
+    """The type of an element, and what it is limited to."""
+    wide = "64" if load.wide else ""
+    return f"{load.type}{wide}" if load.within is None else f"{load.type}{wide} in {list(load.within)}"
+
+
+def _axes(axes: tuple[Axis, ...]) -> str:
+    return f"<{', '.join(axes)}>" if axes else ""
+
+
+def _where(guard: Expr) -> str:
+    text = show(guard)
+    return "" if text == "true" else f" where {text}"
+
+
+def _grid(grid: Grid) -> str:
+    owner = {"q": "q tile and head", "kv": "kv tile and KV head", "head": "head"}[grid.over]
+    told = ["persistent"] * grid.persistent + ["longest first"] * grid.longest_first
+    return _list("grid", [f"a program per {owner}", *told, *_sequences(grid.sequences)])
+
+
+def _sequences(sequences: Sequences | None) -> list[str]:
+    if sequences is None:
+        return []
+    return [f"tiles of the sequences of {sequences.cu_seqlens} in {show(sequences.rows)} rows"]
+
+
+def _softmax(softmax: Softmax) -> Iterator[str]:
+    told = [f"{softmax.kind}", f"rescale = {softmax.rescale}"]
+    told += [f"threshold = {softmax.threshold:g}"] if softmax.threshold else []
+    told += [f"headroom = {softmax.headroom:g}"] if softmax.headroom else []
+    told += ["exponents in base 2"] if softmax.scale is None else [f"scale = {softmax.scale!r}"]
+    told += ["safe everywhere"] * softmax.safe_everywhere
+    yield _list("softmax", told)
+    if softmax.sink is not None:
+        yield f"sink = {show(softmax.sink)}"
+    if softmax.dropout is not None:
+        yield f"dropout p = {show(softmax.dropout.p)}, seed = {show(softmax.dropout.seed)}"
+
+
+def _placed(buffers: Mapping[str, int], registers: Mapping[str, int]) -> Iterator[str]:
+    """What config 0 takes, by what it is for."""
+    for what, sizes in (("bytes of shared memory", buffers), ("registers of a thread", registers)):
+        yield _list(what, [f"{name} {size}" for name, size in sizes.items()])
+
+
+def _configs(kernel: Kernel) -> Iterator[str]:
+    """What all configs share, then each by what is its own, and the bytes of shared memory that it takes."""
+    knobs = [config.texts() for config in kernel.configs]
+    common = {key: value for key, value in knobs[0].items() if all(x.get(key) == value for x in knobs)}
+    yield from _wrapped("configs:", [f"{key} = {value}" for key, value in common.items()])
+    for i, own in enumerate(knobs):
+        told = [f"{key} = {value}" for key, value in own.items() if key not in common]
+        staged = [] if kernel.split is None else [f"staged = {kernel.split.staged[i]}"]
+        yield _list(f"  {i}", [*told, f"shared = {kernel.shared[i]}", *staged])
+
+
+def _bound(bound: ErrorBound) -> list[str]:
+    """But for the errors of functions, which are the same for all."""
+    return [told for told in _unusual(bound) if not told.startswith("intrinsics")]
+
+
+# --- the backward
+
+
+def _backward(backward: Backward) -> Iterator[str]:
+    if backward.preprocess is not None:
+        yield from _preprocess(backward.preprocess)
+    for planned in backward.kernels:
+        yield from _kernel(planned.kernel, _after_scores(planned), _takes(planned, backward.layout))
+    yield from map(_gradient, backward.gradients)
+    if backward.layout is not None:
+        yield from _wrapped(f"layout {type(backward.layout).__name__}:", _fields(backward.layout))
+    bound = backward.bound
+    told = [f"tile = {bound.tile}", f"min_tile = {bound.min_tile}", f"scale = {bound.scale!r}"]
+    yield from _wrapped("error bound:", [*told, *(f"forward.{line}" for line in _bound(bound.forward))])
+
+
+def _preprocess(made: Preprocess) -> Iterator[str]:
+    def parts() -> Iterator[str]:
+        yield _list("grid", ["a program per q tile and head", *_sequences(made.sequences)])
+        if made.program:
+            yield from _block("program", _statements(made.program))
+        yield from _prologue(made.prologue)
+
+    yield from _block(f"kernel {made.name}({', '.join(made.dims)}) preprocess", parts())
+
+
+def _after_scores(planned: BackwardKernel) -> Iterator[str]:
+    yield from _block(f"chain rule, makes {', '.join(planned.makes) or 'no tile'}", _chain(planned.chain))
+    if planned.prologue is not None:
+        yield from _prologue(planned.prologue)
+
+
+def _takes(planned: BackwardKernel, layout: BackwardLayout | None) -> Iterator[str]:
+    if layout is not None:
+        config, name = planned.kernel.configs[0], planned.name
+        yield from _placed(layout.shared_memory(config, name), layout.registers(config, name))
+
+
+def _chain(chain: Chain) -> Iterator[str]:
+    yield from _statements(chain.shared)
+    slope = "" if chain.slope is None else f" * ({show(chain.slope)})"
+    yield f"d dot = ds * {chain.scale!r}{slope}"
+    if chain.adds_dq is not None:
+        yield f"dq += d dot @ k, {chain.adds_dq}"
+    yield from map(_adjoint, chain.adjoints)
+
+
+def _prologue(prologue: Prologue) -> Iterator[str]:
+    def parts() -> Iterator[str]:
+        yield f"delta, lse2 {'stored' if prologue.stored else 'in registers'}"
+        if prologue.sink is not None:
+            yield f"sink = {show(prologue.sink)}"
+        yield from map(_adjoint, prologue.adjoints)
+
+    yield from _block("per row first", parts())
+
+
+def _adjoint(adjoint: Adjoint) -> str:
+    of = f"of {show(adjoint.load)}{_where(adjoint.guard)}"
+    return f"{adjoint.name}{_axes(adjoint.along)} += ds * ({show(adjoint.value)}) {of}, {adjoint.accumulate}"
+
+
+def _gradient(gradient: Gradient) -> str:
+    tensor = gradient.tensor
+    made = " + ".join(map(_part, gradient.parts)) or "a kernel's result"
+    return f"gradient of {tensor.name}: {_type(tensor)}[{_exprs(tensor.shape)}] = {made}"
+
+
+def _part(part: Part) -> str:
+    places = "" if part.accumulate == "atomic" else f" at [{', '.join(map(str, part.places))}]"
+    return f"{part.name}{_axes(part.along)} {part.accumulate}{places}"
+
+
+# --- lines
+
+
+def _block(head: str, lines: Iterable[str]) -> Iterator[str]:
+    inside = tuple(lines)
+    if not inside:
+        yield f"{head} {{}}"
+        return
+    yield f"{head} {{"
+    yield from (f"  {line}" for line in inside)
+    yield "}"
+
+
+def _list(head: str, told: Iterable[str]) -> str:
+    return f"{head}: {', '.join(told)}"
+
+
+def _wrapped(head: str, told: Iterable[str]) -> Iterator[str]:
+    """A list that may be longer than a line."""
+    text = f"{head} {', '.join(told)}"
+    lines = wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    yield from (line if i == 0 else f"    {line}" for i, line in enumerate(lines))
+
+
+def _line(text: str, *comments: str) -> str:
+    told = ", ".join(filter(None, comments))
+    return f"{text}  // {told}" if told else text
+
+
+def _at(span: Span | None) -> str:
+    return "" if span is None else f"line {span.line}"
+
+
+def _exprs(exprs: Iterable[Expr]) -> str:
+    return ", ".join(map(show, exprs))
+
+
+def _fields(made: Any) -> list[str]:
+    """The fields of a dataclass that a target, or a small decision, is made of."""
+    return [f"{field.name} = {_value(getattr(made, field.name))}" for field in fields(made)]
+
+
+def _unusual(made: Any) -> list[str]:
+    """Those of them that are not as by default."""
+    named = zip(fields(made), _fields(made), strict=True)
+    return [told for field, told in named if getattr(made, field.name) != field.default]
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case Enum():
+            return str(value.value)
+        case tuple():
+            return f"[{', '.join(map(_value, value))}]"
+        case _ if is_dataclass(value):
+            return f"{type(value).__name__}({', '.join(_fields(value))})"
+        case _:
+            return str(value)

@@ -1,0 +1,249 @@
+"""Checks of a call's arguments: each is refused by name, with what was expected and what came."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from .sizes import evaluate, mentioned
+
+DTYPES = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "bool": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a call, as kernels see it.
+
+    type: `bf16[B, M, H, 128]`; a size in brackets that no tensor before has is free, `H=8` is a free size
+    that must be 8, and `B + 1` is one more than a free size. axes: the letters of its strides in the
+    kernels' text, `bmh` for stride_qb, stride_qm and stride_qh; "" where they are numbers, stride_bias_0.
+
+    dtype: of its elements; shape: its sizes as text; stride_names: what kernels call its strides, axis by
+    axis, without that of features.
+    """
+
+    name: str
+    type: str
+    axes: str = ""
+    dtype: torch.dtype = field(init=False, repr=False, compare=False)
+    shape: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    stride_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # now, not when they are asked for: torch.compile cannot trace what keeps them then
+        element, _, inside = self.type.removesuffix("]").partition("[")
+        # a comma between sizes, not one of a function's arguments
+        shape = tuple(re.split(r", (?![^()]*\))", inside)) if inside else ()
+        letters = self.axes or tuple(f"_{axis}" for axis in range(len(shape)))
+        object.__setattr__(self, "dtype", DTYPES[element])
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "stride_names", tuple(f"stride_{self.name}{letter}" for letter in letters))
+
+    @property
+    def known_shape(self) -> tuple[int | None, ...]:
+        """Its sizes, None where they depend on a call."""
+        values = (size.partition("=")[2] or size for size in self.shape)
+        return tuple(int(value) if value.isdigit() else None for value in values)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it has no axes: a call may pass a Python number."""
+        return not self.shape
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether its last axis is that of features, which is contiguous and whose stride no kernel takes."""
+        return len(self.axes) == len(self.shape) - 1 and self.axes != ""
+
+    def renamed(self, name: str, type: str | None = None) -> "Tensor":
+        """Another tensor of the same axes."""
+        return replace(self, name=name, type=self.type if type is None else type)
+
+
+class Sizes(dict[str, int]):
+    """The sizes of a call by name, bound tensor by tensor in the order of the checks.
+
+    computed: by name what follows from the others, `N` from the columns of a block table. group: how many
+    query heads share a K/V head: a number, 0 for any, None where they do not.
+    """
+
+    def __init__(self, first: str, computed: dict[str, str], group: int | None) -> None:
+        super().__init__()
+        self.first, self.computed, self.group = first, computed, group
+        self._is_grouped = group is None
+
+    def check(self, tensors: Sequence[Tensor], given: Sequence[torch.Tensor]) -> None:
+        """Binds the sizes of all arguments. ValueError and TypeError for what is not as declared."""
+        like = given[0]
+        pairs = list(zip(tensors, given, strict=True))
+        for tensor, x in pairs:
+            if tensor.axes:
+                self.check_one(tensor, x, like)
+                self._check_group()
+        later = []
+        missing = set(self.computed)
+        for tensor, x in pairs:
+            if tensor.axes:
+                continue
+            wanted = {name for size in tensor.shape for name in mentioned(_without_value(size))}
+            if missing & wanted:
+                missing |= wanted
+                later.append((tensor, x))
+            else:
+                self.check_one(tensor, x, like)
+        self.compute()
+        for tensor, x in later:
+            self.check_one(tensor, x, like)
+
+    def bind(self, tensors: Sequence[Tensor], given: Sequence[torch.Tensor]) -> None:
+        """The same sizes of arguments that have been checked."""
+        for tensor, x in zip(tensors, given, strict=True):
+            for text, size in zip(tensor.shape, x.shape, strict=True):
+                name, plus = self._free(text)
+                if name:
+                    self[name] = size - plus
+        self.compute()
+
+    def compute(self) -> None:
+        """Those that follow from the others."""
+        if "H" in self:
+            self["G"] = self["H"] // self.setdefault("Hkv", 1)
+        for name, text in self.computed.items():
+            self[name] = evaluate(text, self)
+
+    def check_one(self, tensor: Tensor, x: torch.Tensor, like: torch.Tensor, name: str = "") -> None:
+        """Checks one tensor, and binds the sizes that it is the first to have."""
+        free = [self._free(text) for text in tensor.shape]
+        wanted: list[int | None] = []
+        for text, (unbound, _) in zip(tensor.shape, free, strict=True):
+            _, has_value, value = text.partition("=")
+            wanted.append(int(value) if has_value else None if unbound else evaluate(text, self))
+        shape = check_tensor(name or tensor.name, x, tensor.dtype, tuple(wanted), like, self.first)
+        for (unbound, plus), size in zip(free, shape, strict=True):
+            if unbound:
+                if size < plus or self.get(unbound, size - plus) != size - plus:
+                    raise ValueError(
+                        f"{tensor.name}: expected shape [{', '.join(tensor.shape)}], got {list(x.shape)}"
+                    )
+                self[unbound] = size - plus
+
+    def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of a tensor whose sizes are all known."""
+        return tuple(evaluate(_without_value(text), self) for text in tensor.shape)
+
+    def _free(self, text: str) -> tuple[str, int]:
+        """(the size that this one is the first to have, how much more than that it is); ("", 0): none."""
+        name, _, plus = _without_value(text).partition(" + ")
+        if name.isidentifier() and name not in self and name not in self.computed and name != "G":
+            return name, int(plus or 0)
+        return "", 0
+
+    def _check_group(self) -> None:
+        if self._is_grouped or not {"H", "Hkv"} <= self.keys():
+            return
+        self._is_grouped = True
+        heads, shared = self["H"], self["Hkv"]
+        if self.group:
+            if heads != self.group * shared:
+                raise ValueError(
+                    f"q has {heads} heads: expected {self.group} for each of the {shared} heads of k"
+                )
+        elif shared == 0 or heads % shared:
+            raise ValueError(f"q has {heads} heads: expected a multiple of the {shared} heads of k")
+        self["G"] = heads // shared if shared else 1
+
+
+def _without_value(text: str) -> str:
+    return text.partition("=")[0]
+
+
+def check_tensor(
+    name: str,
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    sizes: tuple[int | None, ...],
+    like: torch.Tensor,
+    first: str = "q",
+) -> torch.Size:
+    """x.shape, after checking that x is what the spec says; None: any size. first: the name of `like`."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype is not dtype:
+        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
+    if x.device != like.device:
+        raise ValueError(f"{name}: expected device {like.device}, like {first}, got {x.device}")
+    shape = x.shape
+    if len(shape) != len(sizes) or any(
+        want is not None and want != got for want, got in zip(sizes, shape, strict=True)
+    ):
+        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
+        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
+    return shape
+
+
+def check_outputs(out: object, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
+    """The caller's outputs, one for each name; a single one is the tensor itself."""
+    if len(names) == 1:
+        return (out,)  # type: ignore[return-value]  # checked with its sizes
+    if not isinstance(out, (tuple, list)) or len(out) != len(names):
+        came = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
+        raise TypeError(f"out: expected a tuple of {len(names)} tensors ({', '.join(names)}), got {came}")
+    return tuple(out)
+
+
+def reject_overlapping_output(name: str, x: torch.Tensor) -> None:
+    """ValueError for a tensor to write to whose elements share memory."""
+    if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True)):
+        raise ValueError(f"{name}: expected an element of memory for each value, got strides {x.stride()}")
+
+
+def require_contiguous_rows(name: str, x: torch.Tensor) -> None:
+    """ValueError for rows whose elements do not follow each other."""
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
+
+
+def scalar_tensor(name: str, x: object, dtype: torch.dtype, like: torch.Tensor, first: str) -> torch.Tensor:
+    """A Python number as a 0-d tensor on the device, without waiting for it; a 0-d tensor as it is."""
+    if isinstance(x, torch.Tensor):
+        check_tensor(name, x, dtype, (), like, first)
+        return x
+    if not isinstance(x, (int, float) if dtype.is_floating_point else int):
+        kind = "a number" if dtype.is_floating_point else "an integer"
+        raise TypeError(f"{name}: expected {kind} or a 0-d tensor, got {x!r}")
+    if not dtype.is_floating_point and not -(1 << 8 * dtype.itemsize - 1) <= x < 1 << 8 * dtype.itemsize - 1:
+        raise ValueError(f"{name}: expected a number that fits {dtype}, got {x}")
+    return torch.full((), x, dtype=dtype, device=like.device)
+
+
+def check_probability(name: str, x: object) -> None:
+    """ValueError for a Python number that is no probability."""
+    if isinstance(x, (int, float)) and not 0 <= x <= 1:
+        # torch.compile puts no numbers into texts that it traces
+        came = "" if torch.compiler.is_compiling() else f", got {x}"
+        raise ValueError(f"{name}: expected a probability, 0 to 1{came}")
+
+
+def wants_gradient(*inputs: object) -> bool:
+    """Whether autograd has to be told of a call with these inputs."""
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
+
+
+def refuse_gradients(function: str, inputs: Sequence[object]) -> None:
+    """RuntimeError where autograd would want gradients of a function that has none."""
+    if wants_gradient(*inputs):
+        raise RuntimeError(
+            f"{function} has no backward: call it under torch.no_grad(), or on detached tensors"
+        )

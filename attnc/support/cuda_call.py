@@ -1,0 +1,245 @@
+"""CUDA kernels made ready: what is left for a call is to pack addresses."""
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from .binaries import Compiled, Program
+from .call import Attention, Launch, Place
+from .configs import KernelConfig
+from .devices import Gpu
+from .memory import picked
+from .sizes import Names, evaluate
+
+#: What starts kernels with packed arguments on torch's current stream.
+Start = Callable[[bytes], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A kernel: its name, the file that it is in, and how many blocks it has.
+
+    config: the kernel of a backward that it is configured as; changes: fields of that config that it has of
+    its own. joins: launched where the keys of sequences are split.
+    """
+
+    name: str
+    file: str
+    blocks: str
+    config: str = ""
+    changes: Mapping[str, str] = field(default_factory=dict)
+    joins: bool = False
+
+    def configured(self, config: KernelConfig) -> KernelConfig:
+        """The config that it is compiled and launched with."""
+        own = {name: evaluate(text, {"config": config}) for name, text in self.changes.items()}
+        return config._replace(**own) if own else config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Kernels that take the same struct of arguments, one after the other.
+
+    addresses: tensors in the order of the struct; `parts+SIZE` is so many bytes behind the start of one.
+    numbers: strides (64 bits) and then sizes (32 bits) behind them. sizes: by name those that they take
+    besides.
+    """
+
+    kernels: tuple[Kernel, ...]
+    addresses: str
+    numbers: str
+    sizes: Mapping[str, str] = field(default_factory=dict)
+
+
+class Ready(NamedTuple):
+    """One of the kernels of a launch."""
+
+    name: str
+    config: KernelConfig
+    blocks: int
+
+
+class Arguments(NamedTuple):
+    """What kernels take, but for addresses.
+
+    positions: of the tensors whose addresses come first; matrices: those of them whose rows are copied;
+    offsets: bytes that an address is behind the start of its tensor. numbers: what follows the addresses,
+    packed. rows_aligned: every row of the matrices starts at a multiple of 16 bytes if the first does, so
+    that kernels can copy 16 at a time.
+    """
+
+    positions: Sequence[int]
+    matrices: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+    numbers: bytes
+    rows_aligned: bool
+
+
+class CudaLaunch:
+    """Kernels that take the same arguments, one after the other; all of these but addresses never change."""
+
+    def __init__(self, program: Program, gpu: Gpu, kernels: Sequence[Ready], arguments: Arguments) -> None:
+        self.program, self.gpu, self.kernels, self.arguments = program, gpu, kernels, arguments
+        self.starts: dict[bool, Start] = {}
+        self.run = self._runner()
+
+    def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
+        """The launch itself: a closure, whose variables are found faster than attributes."""
+        positions, matrices, offsets, numbers, rows_aligned = self.arguments
+        pick, pack, starts = picked(positions), struct.Struct(f"={len(positions)}Q").pack, self.starts
+        a, b, c, d = (*matrices, *[matrices[-1]] * 4)[:4]
+        others = matrices[4:]
+
+        def run(given: Sequence[torch.Tensor | None]) -> None:
+            """Launches with what the kernels take of these tensors."""
+            addresses = [0 if x is None else x.data_ptr() for x in pick(given)]
+            bits = addresses[a] | addresses[b] | addresses[c] | addresses[d]
+            for i in others:
+                bits |= addresses[i]
+            if offsets:
+                for i, offset in offsets:
+                    addresses[i] += offset if addresses[i] else 0
+            aligned = bits % 16 == 0
+            start = starts.get(aligned)
+            if start is None:
+                start = starts[aligned] = self.starter(aligned and rows_aligned)
+            start(pack(*addresses) + numbers)
+
+        return run
+
+    def starter(self, aligned: bool) -> Start:
+        """What starts the kernels with packed arguments on torch's current stream of the device."""
+        gpu = self.gpu
+        if gpu.index < 0:
+            raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
+        from cupy.cuda import driver, runtime
+
+        with torch.cuda.device(gpu.index):
+            launches = [self.launcher(kernel, aligned) for kernel in self.kernels if kernel.blocks]
+
+        def start(args: bytes) -> None:
+            if torch._C._cuda_getDevice() != gpu.index:
+                with torch.cuda.device(gpu.index):
+                    start(args)
+                return
+            if not driver.ctxGetCurrent():
+                runtime.setDevice(gpu.index)  # gives a thread that has none the device's context
+            # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
+            stream = torch._C._cuda_getCurrentRawStream(gpu.index)
+            pointer = ctypes.c_char_p(args)
+            for launch in launches:
+                launch(stream, ctypes.addressof(pointer), 0)  # the driver copies what is pointed to
+
+        return start
+
+    def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
+        """The driver's cuLaunchKernel, but for the stream and the arguments."""
+        from cupy.cuda import driver
+
+        name, config, blocks = kernel
+        function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
+        return functools.partial(
+            driver.launchKernel, function.ptr, blocks, 1, 1, 32 * config.WARPS, 1, 1, config.shared
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class CudaAttention(Attention):
+    """The callable of a module whose kernels are in .cu files beside it.
+
+    module: its path; sources: their texts, where they are not beside it. chunk: elements of 16 bytes.
+    """
+
+    module: str
+    chunk: int = 8
+    sources: Mapping[str, str] | None = None
+    program_type: ClassVar[type[Program]] = Program
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.launch_type: type[CudaLaunch] = CudaLaunch
+        self.program = self.program_type(self.module, tuple(self._compiled()), self.sources)
+
+    def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
+        return tuple(self._launch(kernels, place) for kernels in launches)
+
+    def section(self, gpu: Gpu, heads: int, size: int) -> int:
+        """Heads whose matrices fill about half of the L2 cache."""
+        return max(1, min(heads, gpu.l2 // 2 // max(1, size)))
+
+    def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
+        return {**super().functions(gpu), "dq_floats()": dq_floats}
+
+    def _compiled(self) -> list[Compiled]:
+        """Every kernel with its configs, in the order of execution."""
+        backward = self.backward
+        launches = self.launches if backward is None else (*self.launches, *backward.launches)
+        found = []
+        for kernel in (kernel for launch in launches for kernel in launch.kernels):
+            configs = backward.configs[kernel.config] if backward and kernel.config else self.configs
+            found.append(Compiled(kernel.name, kernel.file, tuple(map(kernel.configured, configs))))
+        return found
+
+    def _launch(self, launch: Kernels, place: Place) -> CudaLaunch:
+        names = with_sizes(launch, place)
+        return self.launch_type(
+            self.program, place.gpu, ready(launch, names), self._arguments(launch, place, names)
+        )
+
+    def _arguments(
+        self, launch: Kernels, place: Place, names: Names, *, before: int = 0, alignment: int = 8
+    ) -> Arguments:
+        """before: bytes that stand before the addresses; alignment: of the struct."""
+        tensors, offsets = [], []
+        for i, word in enumerate(launch.addresses.split()):
+            name, _, behind = word.partition("+")
+            tensors.append(name)
+            if behind:
+                offsets.append((i, evaluate(behind, names)))
+        words = launch.numbers.split()
+        strides = [word for word in words if word.startswith("stride_")]
+        count = len(words) - len(strides)
+        padding = -(before + 8 * (len(tensors) + len(strides)) + 4 * count) % alignment
+        numbers = struct.pack(f"={len(strides)}q{count}i{padding}x", *(names[word] for word in words))
+        matrices = [
+            i for i, name in enumerate(tensors) if name in place.declared and place.declared[name].has_rows
+        ]
+        steps = {name for i in matrices for name in place.declared[tensors[i]].stride_names} & set(strides)
+        rows_aligned = all(names[step] % self.chunk == 0 for step in steps)
+        return Arguments(place.positions(tensors), matrices, offsets, numbers, rows_aligned)
+
+
+def with_sizes(launch: Kernels, place: Place) -> dict[str, Any]:
+    """The names of a place and those that kernels take besides."""
+    names = dict(place.names)
+    names |= {name: evaluate(text, names) for name, text in launch.sizes.items()}
+    return names
+
+
+def ready(launch: Kernels, names: Names) -> list[Ready]:
+    """The kernels that are launched."""
+    kernels = []
+    for kernel in launch.kernels:
+        if kernel.joins and names.get("SPLITS", 1) == 1:
+            continue
+        config = names[f"{kernel.config}_config" if kernel.config else "config"]
+        sizes = {**names, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
+        kernels.append(Ready(kernel.name, kernel.configured(config), evaluate(kernel.blocks, sizes)))
+    return kernels
+
+
+def dq_floats(config: KernelConfig, pieces: int) -> int:
+    """Floats of a q tile of dq while it is summed: its rows and columns are shared among the warps, 16
+    columns at least. pieces: of 16 columns in a row.
+    """
+    rows = config.BLOCK_M
+    if config.BLOCK_M % 32 == 0 and config.WARPS % (config.BLOCK_M // 32) == 0:
+        rows = 32
+    sharing = config.WARPS * rows // config.BLOCK_M
+    floats: int = config.BLOCK_M * sharing * (-(-pieces // sharing) * 16)
+    return floats

@@ -1,0 +1,207 @@
+"""Gradients of a call: what its backward kernels are declared to leave, and autograd's view of it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from .arguments import DTYPES, Tensor
+from .configs import KernelConfig, Measured
+from .memory import Memory
+from .sizes import Names
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that the backward allocates. like: the input or result whose shape it has; type: its own, or
+    the element type where it is not that of `like`. zero: kernels add to it, or leave some of it alone.
+    """
+
+    name: str
+    like: str = ""
+    type: str = ""
+    zero: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A summand of a gradient, f32[B, H, *along], by what each axis of the input is: "b", "h", "q_idx",
+    "q_pos", "kv_idx", or a constant position. atomic: kernels have summed it in the input's own shape.
+    """
+
+    made: str
+    along: tuple[str, ...] = ()
+    places: tuple[str | int, ...] = ()
+    atomic: bool = False
+
+    def summing(self, shape: Sequence[int], names: Names) -> Callable[[torch.Tensor], torch.Tensor]:
+        """From its tensor what it adds to a gradient of this shape: summed over what no axis of that is, in
+        the order of its axes.
+        """
+        if self.atomic:
+            return lambda part: part
+        axes = ["b", "h", *(self.along or ("tile",))]
+        rows = names["M"] if "q" in self.along else None
+        padding: tuple[int, ...] = ()
+        if rows is not None:
+            axes[2] = "q_idx"
+            if "q_pos" in self.places:
+                padding = (*((0, 0) if "kv" in self.along else ()), names["N"] - names["M"], 0)
+                axes[2] = "q_pos"
+        axes = ["kv_idx" if axis == "kv" else axis for axis in axes]
+        lacking = [number for number, axis in enumerate(axes) if axis not in self.places]
+        kept = [axis for axis in axes if axis in self.places]
+        order = [kept.index(place) for place in self.places if isinstance(place, str)]
+        is_sorted = order == sorted(order)
+        place = tuple(slice(None) if isinstance(place, str) else place for place in self.places)
+        is_placed = any(isinstance(place, int) for place in self.places)
+
+        def summed(part: torch.Tensor) -> torch.Tensor:
+            if rows is not None:
+                part = part[:, :, :rows]
+            if padding:
+                part = torch.nn.functional.pad(part, padding)
+            if lacking:
+                part = part.sum(lacking)
+            if not is_sorted:
+                part = part.permute(order)
+            if not is_placed:
+                return part
+            if part.numel() == math.prod(shape):
+                return part.reshape(shape)
+            whole = torch.zeros(shape, dtype=part.dtype, device=part.device)
+            whole[place] = part
+            return whole
+
+        return summed
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of an input: `d` and its name among what is made, times a scale; the sum of parts; or,
+    where only a condition reads the input, zeros. type: of its elements, where that is not the input's.
+    """
+
+    name: str
+    type: str = ""
+    parts: tuple[Part, ...] = ()
+    scale: float | None = None
+    zeros: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a kernel makes it as it is."""
+        return not self.parts and self.scale is None and not self.zeros
+
+    def dtype(self, like: torch.dtype) -> torch.dtype:
+        """The type of the gradient of an input of this type."""
+        return DTYPES[self.type] if self.type else like
+
+    def finish(
+        self, at: Mapping[str, int], like: Memory, device: torch.device, names: Names
+    ) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+        """What is left to do when the kernels are done: the gradient, from all that is made. at: positions
+        there; like: the input.
+        """
+        dtype, scale = self.dtype(like.dtype), self.scale
+        if self.zeros:
+            return lambda made: torch.zeros(like.shape, dtype=dtype, device=device)
+        if self.parts:
+            summing = [(at[part.made], part.summing(like.shape, names)) for part in self.parts]
+            (first, of_first), *others = summing
+            if not others:
+                return lambda made: of_first(made[first]).to(dtype)
+            return lambda made: sum((summed(made[i]) for i, summed in others), of_first(made[first])).to(
+                dtype
+            )
+        own = at[f"d{self.name}"]
+        if scale is None:
+            return lambda made: made[own]
+        if scale == 1.0:
+            return lambda made: made[own].to(dtype)
+        return lambda made: (made[own] * scale).to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """The backward of an attention: configs and measured choices by kernel, sizes besides those of the
+    call, what is allocated, the launches in the order of execution, and the gradients.
+    """
+
+    configs: Mapping[str, Sequence[KernelConfig]]
+    tuned: Mapping[str, Measured]
+    made: tuple[Made, ...]
+    launches: tuple[Any, ...]
+    gradients: tuple[Gradient, ...]
+    sizes: Mapping[str, str] = field(default_factory=dict)
+
+    def declared(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
+        """Every tensor of the backward by its name there."""
+        known = {tensor.name: tensor for tensor in (*inputs, o, lse)}
+        known |= {"do": o.renamed("do"), "dlse": lse.renamed("dlse")}
+        for made in self.made:
+            if made.like:
+                like = known[made.like]
+                known[made.name] = like.renamed(
+                    made.name, f"{made.type}[{', '.join(like.shape)}]" if made.type else None
+                )
+            else:
+                known[made.name] = Tensor(made.name, made.type)
+        return known
+
+
+class DifferentiableCall(Protocol):
+    """What autograd asks of a call (`call.Attention`).
+
+    run: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1 where
+    it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
+    """
+
+    name: str
+    has_scalars: bool
+    is_single: bool
+    kept: tuple[Tensor, ...]
+    lse: int
+    no_extras: tuple[None, ...]
+    run: Callable[..., Any]
+
+    def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
+
+    def empty_kept(self, inputs: tuple[Any, ...]) -> torch.Tensor: ...
+
+    def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]: ...
+
+    def by_input(self, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]: ...
+
+
+class Differentiable(torch.autograd.Function):
+    """An attention for autograd: lse is kept, and the probabilities are computed again from it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: DifferentiableCall, config: KernelConfig, backward_config: Any, *inputs: Any
+    ) -> Any:
+        if call.has_scalars:
+            inputs = call.tensors_of(inputs)
+        if call.kept:
+            lse = call.empty_kept(inputs)
+            made = call.run(inputs, None, config, None, (lse, *call.no_extras[1:]))
+        else:
+            made = call.run(inputs, None, config, None, call.no_extras)
+            lse = made[call.lse]
+        ctx.save_for_backward(*inputs, made if call.is_single else made[0], lse)
+        ctx.call, ctx.config = call, backward_config
+        ctx.set_materialize_grads(False)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
+        call: DifferentiableCall = ctx.call
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{call.name} has no second derivative: it was differentiated with create_graph=True"
+            )
+        found = call.gradients(*cotangents, *ctx.saved_tensors, ctx.config)
+        return None, None, None, *call.by_input(found)

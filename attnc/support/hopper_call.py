@@ -1,0 +1,284 @@
+"""CUDA kernels of sm_90a made ready: tensor maps before their arguments, a counter of tiles behind the
+addresses.
+"""
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from .arguments import Tensor
+from .binaries import Program, defined
+from .call import Place
+from .configs import KernelConfig
+from .cuda_call import Arguments, CudaAttention, CudaLaunch, Kernels, Ready, ready, with_sizes
+from .devices import Gpu, gpu_of
+from .memory import Memory, contiguous, picked
+from .sizes import evaluate
+
+#: Bytes of a tensor map, and the alignment of a struct that has one.
+_MAP, _ALIGNMENT = 128, 64
+#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and _BFLOAT16.
+_MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}
+#: Columns of a box: 128 bytes, which the swizzle permutes.
+_COLUMNS = 64
+#: Tensor maps that a launch keeps of each tensor.
+_MOST_MAPS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaKernels(Kernels):
+    """Kernels whose struct of arguments begins with tensor maps, and has the address of a counter behind the
+    others. maps: by tensor the rows of a box.
+    """
+
+    maps: Mapping[str, str] = field(default_factory=dict)
+
+
+class Box(NamedTuple):
+    """A tensor as TMA sees it, from its inside: columns, rows, heads, batch. strides: in bytes, of all but
+    columns; rows: of a box.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    rows: int
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether TMA takes such strides."""
+        return all(stride > 0 and stride % 16 == 0 for stride in self.strides)
+
+
+def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
+    """The box of a declared tensor; an axis that it has not, or of size 1, has any stride."""
+    sizes, strides = [memory.shape[-1]], []
+    for letter in ("m" if "m" in tensor.axes else "n", "h", "b"):
+        axis = tensor.axes.find(letter)
+        size = 1 if axis < 0 else memory.shape[axis]
+        sizes.append(max(1, size))
+        strides.append(memory.dtype.itemsize * memory.strides[axis] if size > 1 else 16)
+    return Box(memory.dtype, tuple(sizes), tuple(strides), rows)
+
+
+def tensor_map(
+    pointer: int,
+    dtype: torch.dtype,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int,
+) -> bytes:
+    """The driver's 128 bytes; from the inside: sizes and boxes in elements, strides in bytes; swizzle: of 128
+    bytes.
+    """
+    place = ctypes.create_string_buffer(_MAP + 64)
+    first = -ctypes.addressof(place) % 64  # they lie at a multiple of 64
+    rank = len(sizes)
+    failed = _encode()(
+        ctypes.c_void_p(ctypes.addressof(place) + first), _MAP_TYPES[dtype], rank, ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * len(strides))(*strides),
+        (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*(1 for _ in box)),
+        0, 3, 2, 0,  # not interleaved, swizzled by 128 bytes, as many at a time into the cache, zeros outside
+    )  # fmt: skip
+    if failed:
+        raise RuntimeError(f"cuTensorMapEncodeTiled: error {failed} for {sizes}, {strides}, {box}")
+    return place.raw[first : first + _MAP]
+
+
+@functools.cache
+def _encode() -> Any:
+    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+
+
+#: By device and stream. Kernels leave them as they find them, so that one is enough where they run one after
+#: the other.
+_COUNTERS: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def counter_of(index: int) -> torch.Tensor:
+    """Two zeros on the device, for one launch at a time: how many tiles are taken, and how many blocks have
+    ended.
+    """
+    if index < 0:
+        return torch.zeros(2, dtype=torch.int32)
+    if torch._C._cuda_isCurrentStreamCapturing():  # a graph may run beside anything
+        return torch.zeros(2, dtype=torch.int32, device=index)
+    key = index, torch._C._cuda_getCurrentRawStream(index)
+    counter = _COUNTERS.get(key)
+    if counter is None:
+        counter = _COUNTERS[key] = torch.zeros(2, dtype=torch.int32, device=index)
+    return counter
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """The same in memory as TMA takes it."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def hopper_of(index: int) -> Gpu:
+    """`gpu_of`. ValueError for a GPU of another compute capability than 9.0."""
+    gpu = gpu_of(index)
+    if index >= 0 and gpu.capability != (9, 0):
+        major, minor = gpu.capability
+        raise ValueError(
+            f"q: this kernel is for GPUs of compute capability 9.0, and {gpu.name} has {major}.{minor}"
+        )
+    return gpu
+
+
+class HopperProgram(Program):
+    """Kernels for sm_90a, and those of sm_80 that are compiled for it too."""
+
+    def options(self, config: KernelConfig, aligned: bool, arch: str) -> tuple[str, ...]:
+        if config.Q_TILES:
+            defines = {name: x for name, x in config._asdict().items() if name.isupper() and name != "WARPS"}
+        else:
+            defines = defined(config, aligned)
+        # lambdas of many types are no host code
+        flags = ("-arch=sm_90a", "-std=c++17", "-default-device")
+        return (*flags, *(f"-D{name}={value}" for name, value in defines.items()))
+
+
+class Tma(NamedTuple):
+    """What TMA copies in a launch: boxes by tensor. The rest is for a launch on copies of what it cannot
+    take.
+    """
+
+    boxes: Mapping[str, Box]
+    call: "HopperAttention"
+    kernels: TmaKernels
+    place: Place
+
+
+class HopperLaunch(CudaLaunch):
+    """A launch whose arguments begin with tensor maps, if TMA copies something.
+
+    What it cannot take, for its address or its strides, is copied first, and results are copied back.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        gpu: Gpu,
+        kernels: Sequence[Ready],
+        arguments: Arguments,
+        tma: Tma | None = None,
+    ) -> None:
+        self.tma = tma
+        self.on_copies: CudaLaunch | None = None
+        super().__init__(program, gpu, kernels, arguments)
+
+    def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
+        if self.tma is None:
+            return super()._runner()
+        boxes, call, _, place = self.tma
+        positions, matrices, _, numbers, rows_aligned = self.arguments
+        count, index, starts, counter = len(boxes), self.gpu.index, self.starts, call.counter
+        every = [*place.positions(boxes), *positions]
+        pick = picked(every)
+        pack = struct.Struct(f"={len(positions) + 1}Q").pack
+        # a result that TMA stores is among the addresses too, and looked at once
+        checked = sorted({every.index(at) for at in (*every[:count], *(positions[i] for i in matrices))})
+        a, b, c, d = (*checked, *[checked[-1]] * 4)[:4]
+        others = checked[4:]
+        takes = rows_aligned and all(box.is_taken for box in boxes.values())
+        maps = [(i, dict[int, bytes](), box) for i, box in enumerate(boxes.values())]
+
+        def run(given: Sequence[torch.Tensor | None]) -> None:
+            """Launches with what the kernels take of these tensors."""
+            addresses = [0 if x is None else x.data_ptr() for x in pick(given)]
+            bits = addresses[a] | addresses[b] | addresses[c] | addresses[d]
+            for i in others:
+                bits |= addresses[i]
+            if bits % 16 or not takes:
+                self.run_on_copies(given)
+                return
+            start = starts.get(True)
+            if start is None:
+                start = starts[True] = self.starter(True)
+            tiles = counter(index)  # which lives until the kernels are launched
+            args = [made.get(addresses[i]) or self.map(made, addresses[i], box) for i, made, box in maps]
+            args.append(pack(*addresses[count:], tiles.data_ptr()))
+            args.append(numbers)
+            start(b"".join(args))
+
+        return run
+
+    def map(self, made: dict[int, bytes], address: int, box: Box) -> bytes:
+        """The map of a tensor that begins there. The last are kept."""
+        assert self.tma is not None
+        size = (_COLUMNS, box.rows, 1, 1)
+        new: bytes = self.tma.call.tensor_map(address or 16, box.dtype, box.sizes, box.strides, size, 128)
+        if len(made) >= _MOST_MAPS:
+            made.pop(list(made)[0], None)  # noqa: RUF015  # other threads add to them
+        made[address] = new
+        return new
+
+    def run_on_copies(self, given: Sequence[torch.Tensor | None]) -> None:
+        """Launches with copies of all matrices."""
+        assert self.tma is not None
+        _, call, kernels, place = self.tma
+        matrices = [name for name, tensor in place.declared.items() if tensor.has_rows]
+        matrices = [name for name in matrices if name in place.memories]
+        if self.on_copies is None:
+            plain = {name: contiguous(*place.memories[name][::2]) for name in matrices}
+            self.on_copies = call.tma_launch(kernels, place.with_memories({**place.memories, **plain}))
+        tensors: list[Any] = list(given)
+        found = list(zip(matrices, place.positions(matrices), strict=True))
+        for _, at in found:
+            tensors[at] = call.copied(tensors[at])
+        self.on_copies.run(tensors)
+        for name, at in found:
+            x = given[at]
+            if x is not None and name in place.results:
+                x.copy_(tensors[at])
+
+
+@dataclass(eq=False, kw_only=True)
+class HopperAttention(CudaAttention):
+    """The callable of a module whose kernels are for sm_90a."""
+
+    program_type: ClassVar[type[Program]] = HopperProgram
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.launch_type: type[HopperLaunch] = HopperLaunch
+        self.gpu_of = hopper_of
+        self.tensor_map, self.counter, self.copied = tensor_map, counter_of, copied
+
+    def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
+        return {**super().functions(gpu), "even_section()": functools.partial(even_section, gpu)}
+
+    def _launch(self, launch: Kernels, place: Place) -> CudaLaunch:
+        if not isinstance(launch, TmaKernels):
+            return super()._launch(launch, place)
+        return self.tma_launch(launch, place)
+
+    def tma_launch(self, launch: TmaKernels, place: Place) -> HopperLaunch:
+        """A launch whose arguments begin with tensor maps."""
+        names = with_sizes(launch, place)
+        arguments = self._arguments(
+            launch, place, names, before=_MAP * len(launch.maps) + 8, alignment=_ALIGNMENT
+        )
+        boxes = {
+            name: box_of(place.declared[name], place.memories[name], evaluate(rows, names))
+            for name, rows in launch.maps.items()
+        }
+        tma = Tma(boxes, self, launch, place)
+        return self.launch_type(self.program, place.gpu, ready(launch, names), arguments, tma)
+
+
+def even_section(gpu: Gpu, heads: int, size: int, tiles: int) -> int:
+    """Heads whose matrices, of so many bytes, fill about half of the L2 cache: more where a section would be
+    over before its longest tile is, in sections as large as each other, else the longest tiles of a small one
+    come last. tiles: of a head.
+    """
+    fitting = gpu.l2 * 5 // 9 // max(1, size)
+    most = max(1, fitting, -(-3 * gpu.multiprocessors // max(1, tiles)))
+    return -(-heads // -(-heads // most))

@@ -1,0 +1,82 @@
+"""Sizes as text: what a module declares of shapes, grids and numbers, evaluated for a call.
+
+`B`, `M * G`, `cdiv(M, BLOCK_M) * B * H`, `dq_config.BLOCK_M`: names, their fields, integers, + - * // %,
+and some functions. Evaluated once for all calls alike, never in the quick path.
+"""
+
+import ast
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: The names that a text may mention, and under `NAME()` functions besides those of every text.
+Names = Mapping[str, Any]
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def cdiv(x: int, size: int) -> int:
+    """The quotient, rounded up."""
+    return -(-x // size)
+
+
+def next_power_of_2(x: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(x - 1, 0).bit_length()
+
+
+def whole_tiles(rows: int, *tiles: int) -> int:
+    """Rows rounded up to whole tiles of every size, all powers of two."""
+    most = max(tiles)
+    return cdiv(rows, most) * most
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "cdiv": cdiv,
+    "max": max,
+    "min": min,
+    "next_power_of_2": next_power_of_2,
+    "whole_tiles": whole_tiles,
+}
+
+
+def evaluate(text: str, names: Names) -> Any:
+    """The value of a text: an int, or a tuple of them. KeyError for a name that is not there."""
+    return _value(_parsed(text), names)
+
+
+def mentioned(text: str) -> frozenset[str]:
+    """The names in a text."""
+    return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
+
+
+@functools.cache
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _value(node: ast.expr, names: Names) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return names[name]
+        case ast.Attribute(value=ast.Name(id=name), attr=field):
+            return getattr(names[name], field)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)](_value(left, names), _value(right, names))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, names)
+        case ast.Tuple(elts=parts):
+            return tuple(_value(part, names) for part in parts)
+        case ast.Call(func=ast.Name(id=name), args=args):
+            function = _FUNCTIONS.get(name) or names[f"{name}()"]
+            return function(*(_value(arg, names) for arg in args))
+    raise ValueError(f"not a size: {ast.unparse(node)}")

@@ -1,0 +1,244 @@
+"""ir.Module -> the declaration of its call, as `attnc.support.call.Attention` takes it, whatever the
+target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from attnc.expr.nodes import Const, Load
+from attnc.expr.show import show
+from attnc.model.products import group_size, is_static
+from attnc.model.tensors import DType, Role
+from attnc.plan.decode import MOST_SPLITS, has_fixed_shares
+from attnc.plan.device import DEVICES
+from attnc.plan.ir import Arg, Bind, Kernel, Module
+from attnc.plan.ir_backward import Adjoint, Gradient, Part
+from attnc.plan.storage import is_plain, longest
+from attnc.target.declared import Items, Record, Table, Value, quoted
+from attnc.target.triton.decode import DecodeText
+from attnc.target.triton.parameters import config_name
+
+
+def operator_name(module: Module, code: str) -> str:
+    """What torch knows the callable by. code: of its kernels, without comments.
+
+    With a digest of it, so that two versions of one spec can be loaded side by side, and what only its
+    words or its path differ in has the same names.
+    """
+    digest = hashlib.sha256(code.encode()).hexdigest()[:8]
+    return f"{module.variant.attention.name}_{module.variant.name}_{digest}"
+
+
+def attention_fields(module: Module, kernel: Kernel, operator: str) -> dict[str, Value]:
+    """Fields that are alike for every target, but for launches."""
+    attention = module.variant.attention
+    fields: dict[str, Value] = {
+        "name": quoted(attention.name),
+        "operator": quoted(operator),
+        "inputs": Items([tensor(arg) for arg in module.args]),
+        "outputs": Items([tensor(arg) for arg in module.outputs]),
+    }
+    if module.kept:
+        fields["kept"] = Items([tensor(arg) for arg in module.kept])
+    if kernel.unified is not None and kernel.unified.fallback:
+        fields["counters"] = Items([Record("Tensor", [quoted("fallbacks"), quoted("i32[1]")])])
+    if module.sizes:
+        fields["sizes"] = Table({size.name: quoted(show(size.value)) for size in module.sizes})
+    group = _group(module)
+    if group is not None:
+        fields["group"] = str(group)
+    keys, rows = show(longest(attention, Role.KEY)), show(longest(attention, Role.QUERY))
+    if keys != "N":
+        fields["longest"] = quoted(keys)
+    if rows != "M":
+        fields["work"] = quoted(f"B * H * {rows}")
+    match attention.softmax.dropout:
+        case Load(tensor=p):
+            fields["probability"] = quoted(p)
+    if kernel.grid.sequences is not None:
+        fields["clears"] = "True"
+    fields["configs"], fields["tuned"] = "CONFIGS", "TUNED"
+    return fields
+
+
+def tensor(arg: Arg) -> Record:
+    """`Tensor("q", "bf16[B, M, H, 128]", "bmh")`."""
+    name = arg.tensor.name
+    sizes = ", ".join(map(_size, arg.axes))
+    declared = [quoted(name), quoted(f"{arg.tensor.dtype}[{sizes}]" if arg.axes else str(arg.tensor.dtype))]
+    if arg.tensor.roles:
+        letters = (stride.removeprefix(f"stride_{name}") for stride in arg.strides)
+        declared.append(quoted("".join(letters)))
+    return Record("Tensor", declared)
+
+
+def _size(bind: Bind) -> str:
+    if bind.name:
+        fixed = "" if bind.expected is None else f"={show(bind.expected)}"
+        return f"{bind.name} + {bind.plus}" if bind.plus else f"{bind.name}{fixed}"
+    return "pages" if bind.expected is None else show(bind.expected)
+
+
+def _group(module: Module) -> int | None:
+    """Query heads that share a K/V head, 0 for any number; None where both have fixed numbers."""
+    attention = module.variant.attention
+    if not {"H", "Hkv"} <= {bind.name for arg in module.args for bind in arg.axes}:
+        return None
+    heads, kv_heads = attention.q.size(Role.HEAD), attention.k.size(Role.HEAD)
+    match group_size(heads, kv_heads):
+        case Const(value=int() as group):
+            return None if is_static(heads) and is_static(kv_heads) else group
+        case _:
+            return 0
+
+
+def split(kernel: Kernel, text: DecodeText, most: int | None) -> Record:
+    """How the keys of a sequence are split. most: splits that a grid has room for, None: any number."""
+    assert kernel.split is not None
+    attention = text.module.variant.attention
+    keys = show(longest(attention, Role.KEY))
+    visited = keys if kernel.split.reach is None else f"min({keys}, {kernel.split.reach} + BLOCK_M)"
+    columns = text.d + (0 if text.rows("v").tensor == "k" else text.dv)
+    fields: dict[str, Value] = {
+        "tiles": quoted(tiles(text)),
+        "key_tiles": quoted(f"cdiv({visited}, BLOCK_N)"),
+        "key_bytes": str(columns * DType(attention.q.dtype).bytes),
+        "width": str(text.dv + 1),
+    }
+    if keys != "N":
+        fields["keys"] = quoted(keys)
+    if text.pages:
+        fields["idle_gain"] = "1.2"
+    if any(kernel.split.staged):
+        readers = {device.capability // 10 for device in DEVICES.values() if device.has_mma_from_shared}
+        fields["staging"] = Items([str(major) for major in sorted(readers)])
+    if most is not None and has_fixed_shares(kernel):
+        fields["most"] = str(most)
+    if MOST_SPLITS != 128:
+        fields["counted"] = str(MOST_SPLITS)
+    return Record("Split", fields=fields)
+
+
+def tiles(text: DecodeText) -> str:
+    """Tiles of the rows of all K/V heads."""
+    heads = text.kv_heads if text.group is not None else "H"
+    each = f"cdiv({text.all_rows}, BLOCK_M)"
+    return f"{each} * B" + ("" if heads == "1" else f" * {heads}")
+
+
+class BackwardDeclaration:
+    """What a backward allocates, and the gradients, alike for every target."""
+
+    def __init__(self, module: Module, makes: list[str]) -> None:
+        assert module.backward is not None
+        self.module, self._backward, self._makes = module, module.backward, makes
+        attention = module.variant.attention
+        self._shortened = bool(attention.lengths)
+        self.configs = [config_name(planned) for planned in self._backward.kernels]
+        self.packs_queries = attention.q.storage.is_packed
+        self.queries = show(longest(attention, Role.QUERY))
+        self._adds_dq = any(planned.chain.adds_dq is not None for planned in self._backward.kernels)
+        #: By input the type of its gradient.
+        self._dtypes = {arg.tensor.name: str(attention.gradient_of(arg.tensor).dtype) for arg in module.args}
+        self._f32 = attention.f32_grads
+
+    #: Whether a kernel of its own rounds a dq that is summed in memory.
+    rounds_dq = False
+
+    def fields(self, sizes: Mapping[str, str], launches: Items) -> Record:
+        """The declaration."""
+        named = Table({name: quoted(text) for name, text in sizes.items()})
+        return Record(
+            "Backward",
+            fields={
+                "configs": "BACKWARD_CONFIGS",
+                "tuned": "BACKWARD_TUNED",
+                **({"sizes": named} if sizes else {}),
+                "made": Items(list(self.made())),
+                "launches": launches,
+                "gradients": Items([self._gradient(gradient) for gradient in self._backward.gradients]),
+            },
+        )
+
+    def made(self) -> Iterator[Record]:
+        """What a call allocates, in the order in which it is written about."""
+        # Keys that a length cuts off, and rows behind the last packed sequence, are nobody's.
+        zero = self._shortened or not is_plain(self.module.variant.attention)
+        for name in dict.fromkeys(self._makes):
+            like = name.removeprefix("d")
+            yield _made(name, "f32" if like in self._f32 else "", like=like, zero=zero)
+        if self._adds_dq:
+            yield from self.sum_of_dq()
+        if self.stores_rows:
+            yield _made("lse2", f"f32[{self.row_sizes}]")
+            yield _made("delta", f"f32[{self.row_sizes}]")
+        for adjoint, count in self._adjoints():
+            yield self._workspace(adjoint, count)
+
+    def sum_of_dq(self) -> Iterable[Record]:
+        """What dq is summed in."""
+        yield _made("dq", "f32", like="q", zero=True)
+
+    @property
+    def stores_rows(self) -> bool:
+        """Whether delta and the base-2 lse lie in memory."""
+        prologues = (planned.prologue for planned in self._backward.kernels)
+        return self._backward.preprocess is not None or any(p is not None and p.stored for p in prologues)
+
+    @property
+    def row_sizes(self) -> str:
+        """The shape of what is kept of each row."""
+        return f"H, {self.queries}" if self.packs_queries else "B, H, M_padded"
+
+    def _adjoints(self) -> Iterator[tuple[Adjoint, str]]:
+        """Each adjoint with the number of tiles of its kernel."""
+        if self._backward.preprocess is not None:
+            for adjoint in self._backward.preprocess.prologue.adjoints:
+                yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"
+        for planned in self._backward.kernels:
+            config = config_name(planned)
+            over_q = planned.kernel.grid.over == "q"
+            count = f"M_padded // {config}.BLOCK_M" if over_q else f"cdiv(N, {config}.BLOCK_N)"
+            prologue = planned.prologue.adjoints if planned.prologue else ()
+            yield from ((adjoint, count) for adjoint in (*planned.chain.adjoints, *prologue))
+
+    def _workspace(self, adjoint: Adjoint, count: str) -> Record:
+        x = adjoint.load.tensor
+        if adjoint.accumulate == "atomic":
+            return _made(adjoint.name, "f32", like=x, zero=True)
+        shape = {(): count, ("q",): "M_padded", ("kv",): "N", ("q", "kv"): "M_padded, N"}[adjoint.along]
+        part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
+        whole = adjoint.along == ("q", "kv") and len(part.places) == 4  # no sum: the gradient itself
+        partial = adjoint.along == ("q", "kv") or (self._shortened and adjoint.along != ())
+        dtype = self._dtypes[x] if whole else "f32"
+        return _made(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)
+
+    def _gradient(self, gradient: Gradient) -> Record:
+        name = gradient.tensor.name
+        fields: dict[str, Value] = {"type": quoted("f32")} if name in self._f32 else {}
+        if gradient.parts:
+            fields["parts"] = Items([_part(part) for part in gradient.parts])
+        elif name not in ("q", "k", "v"):  # what only a condition reads
+            fields["zeros"] = "True"
+        elif name == "q" and self._adds_dq and not self.rounds_dq:
+            fields["scale"] = repr(self._backward.kernels[0].chain.scale)
+        return Record("Gradient", [quoted(name)], fields)
+
+
+def _made(name: str, type_: str = "", *, like: str = "", zero: bool = False) -> Record:
+    fields: dict[str, Value] = {"like": quoted(like)} if like else {}
+    if type_:
+        fields["type"] = quoted(type_)
+    if zero:
+        fields["zero"] = "True"
+    return Record("Made", [quoted(name)], fields)
+
+
+def _part(part: Part) -> Record:
+    if part.accumulate == "atomic":
+        return Record("Part", [quoted(part.name)], {"atomic": "True"})
+    along = Items([quoted(axis) for axis in part.along])
+    places = Items([quoted(place) if isinstance(place, str) else str(place) for place in part.places])
+    return Record("Part", [quoted(part.name)], {"along": along, "places": places})

@@ -1,0 +1,223 @@
+"""The declaration of a CUDA module's call, as `attnc.support.cuda_call.CudaAttention` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attnc.expr.show import show
+from attnc.model.tensors import Role
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.sm80 import backward_layout_of
+from attnc.plan.storage import longest
+from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
+from attnc.target.declared import Items, Record, Table, Value, Words, printed, quoted, section
+from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
+from attnc.target.sm80.decode import CudaDecodeText
+from attnc.target.sm80.kernel import CudaText
+from attnc.target.triton.decode import DecodeText
+from attnc.target.triton.parameters import config_name, limits_registers
+
+#: What blocks take tiles from; the support package adds its address to the others.
+COUNTER = "counter"
+
+
+def cuda_declaration(
+    module: Module,
+    kernel: Kernel,
+    text: CudaText,
+    back: CudaBackward | None,
+    operator: str,
+    *,
+    file: str,
+) -> list[str]:
+    """Lines of `CALL = CudaAttention(...)`. file: of the kernel."""
+    fields: dict[str, Value] = {"module": "__file__", **attention_fields(module, kernel, operator)}
+    if text.layout.chunk != 8:
+        fields["chunk"] = str(text.layout.chunk)
+    names = [arg.tensor.name for arg in text.arguments]
+    dv = text.layout.dv
+    kernels = []
+    if isinstance(text, CudaDecodeText):
+        rows = DecodeText(module, kernel)
+        blocks = "tiles * SPLITS" if text.is_split else tiles(rows)
+        kernels.append(cuda_kernel(kernel.name, file, blocks))
+        if text.is_split:
+            fields["split"] = split(kernel, rows, None)
+            fields["scratch"] = Table({"parts": quoted(f"PARTS * {dv + 1}")})
+            names += ["parts", f"parts+PARTS*{4 * dv}"]
+            # With its own shared memory, not a tile's, which few blocks fit.
+            shared = {"shared": f"config.WARPS * {4 * (dv + 1)}"}
+            kernels.append(cuda_kernel(text.combine_name, file, "rows", changes=shared, joins=True))
+        if kernel.unified is not None and kernel.unified.fallback:
+            names.append("fallbacks")
+    else:
+        kernels.append(cuda_kernel(kernel.name, file, _blocks(kernel)))
+        if kernel.grid.over == "head":
+            scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
+            fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
+            names += scratch
+    sizes = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
+    strides = [name for arg in text.arguments for name in text.strides(arg)]
+    fields["launches"] = Items([cuda_kernels(kernels, names, [*strides, *text.size_names], sizes)])
+    if back is not None:
+        fields["backward"] = back.declared
+    return printed(Record("CudaAttention", fields=fields), "CALL = ")
+
+
+def cuda_kernels(
+    kernels: list[Record],
+    addresses: list[str],
+    numbers: list[str],
+    sizes: Mapping[str, str],
+    maps: Mapping[str, str] | None = None,
+) -> Record:
+    """Kernels that take the same arguments. maps: of TMA, as `TmaKernels` has them."""
+    fields: dict[str, Value] = {"kernels": Items(kernels)}
+    if maps:
+        fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
+    fields |= {"addresses": Words(addresses), "numbers": Words(numbers)}
+    if sizes:
+        fields["sizes"] = Table({name: quoted(text) for name, text in sizes.items()})
+    return Record("TmaKernels" if maps else "Kernels", fields=fields)
+
+
+def cuda_kernel(
+    name: str,
+    file: str,
+    blocks: str,
+    *,
+    config: str = "",
+    changes: Mapping[str, str] | None = None,
+    joins: bool = False,
+) -> Record:
+    """A kernel, as `Kernel` has it. config: of a backward, what declarations call it."""
+    fields: dict[str, Value] = {"name": quoted(name), "file": quoted(file), "blocks": quoted(blocks)}
+    if config:
+        fields["config"] = quoted(config.removesuffix("_config"))
+    if changes:
+        fields["changes"] = Table({field: quoted(text) for field, text in changes.items()})
+    if joins:
+        fields["joins"] = "True"
+    return Record("Kernel", fields=fields)
+
+
+def _blocks(kernel: Kernel) -> str:
+    if kernel.grid.over == "head":
+        return "B * H"
+    count, sequences = "cdiv(M, BLOCK_M) * B * H", kernel.grid.sequences
+    if sequences is not None:
+        count = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
+    return f"min({count}, multiprocessors())" if kernel.grid.persistent else count
+
+
+def _section(module: Module, kernel: Kernel, text: CudaText) -> str:
+    keys = show(longest(module.variant.attention, Role.KEY))
+    row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
+    heads = "B * H" if kernel.grid.sequences is None else "H"
+    return section(heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
+
+
+class CudaBackward(BackwardDeclaration):
+    """The backward of a CUDA module. files: the kernels in the order of execution, with their sources."""
+
+    rounds_dq = True
+
+    def __init__(self, module: Module, arguments: Arguments, files: Mapping[str, str]) -> None:
+        assert module.backward is not None
+        super().__init__(module, [name for planned in module.backward.kernels for name in planned.makes])
+        self._arguments, self.files = arguments, files
+        plan = backward_layout_of(module.backward)
+        self._layout, self._sums = plan.layout, plan.sums
+        self.limits_registers = any(limits_registers(planned.kernel) for planned in self._backward.kernels)
+        self.kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
+
+    @property
+    def declared(self) -> Record:
+        """`Backward(...)`."""
+        launch = cuda_kernels(
+            [self.kernel(name) for name in self.files],
+            [name for _, name in self._arguments.pointers if name != COUNTER],
+            [*(name for line in self._arguments.strides for name in line), *self._arguments.sizes],
+            self.sections,
+            self.maps,
+        )
+        return self.fields(self._padded, Items([launch]))
+
+    @property
+    def maps(self) -> dict[str, str]:
+        """Rows of the boxes of tensors that TMA copies."""
+        return {}
+
+    def sum_of_dq(self) -> list[Record]:
+        config = self.configs[-1]
+        shape = f"f32[B, H, cdiv(M, {config}.BLOCK_M), {self.size_of_dq}]"
+        return [
+            Record("Made", [quoted("dq")], {"like": quoted("q")}),
+            Record("Made", [quoted("dq_sum")], {"type": quoted(shape), "zero": "True"}),
+        ]
+
+    @property
+    def size_of_dq(self) -> str:
+        """Floats of a q tile of dq while it is summed."""
+        return f"dq_floats({self.configs[-1]}, {self._layout.qk.width // 16})"
+
+    @property
+    def row_sizes(self) -> str:
+        return "H, M_padded" if self.packs_queries else "B, H, M_padded"
+
+    @property
+    def _padded(self) -> dict[str, str]:
+        """M rounded up to whole q tiles of every kernel; rows of all tiles that packed sequences can have."""
+        tiles = [f"{config}.BLOCK_M" for config in self.configs]
+        if self.packs_queries:
+            most = tiles[0] if len(tiles) == 1 else f"max({', '.join(tiles)})"
+            return {"ROW_TILE": most, "M_padded": f"({self.queries} // ROW_TILE + B + 1) * ROW_TILE"}
+        return {"M_padded": f"whole_tiles(M, {', '.join(tiles)})"}
+
+    @property
+    def sections(self) -> dict[str, str]:
+        """Query heads whose K and V, and KV heads whose q and do, lie in the L2 cache together."""
+        row_bytes = (self._layout.d + self._layout.dv) * self._layout.element.bytes
+        packs_keys = self._arguments.tensors.packs(Role.KEY)
+        keys = f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs_keys else "N"
+        queries = f"{self.queries} // B" if self.packs_queries else "M"
+        shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
+        return {
+            "SECTION": section("H" if self.packs_queries else "B * H", keys, row_bytes),
+            "KV_SECTION": section(self.kv_heads if packs_keys else f"B * {self.kv_heads}", shared, row_bytes),
+        }
+
+    def kernel(self, name: str) -> Record:
+        """Its declaration."""
+        file = self.files[name]
+        preprocess = self._backward.preprocess
+        if preprocess is not None and name == preprocess.name:
+            tiles = "M_padded // ROW_TILE" if self.packs_queries else "M_padded // BLOCK_M * B"
+            own = {
+                "WARPS": str(ROWS_WARPS),
+                "STAGES": "1",
+                "shared": str(4 * ROWS_WARPS if self._sums else 0),
+            }
+            if self.limits_registers:
+                own["maxnreg"] = "0"
+            return cuda_kernel(name, file, f"{tiles} * H", config=self.configs[0], changes=own)
+        if name == finish_name(self.module):
+            return cuda_kernel(name, file, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
+        planned = next(planned for planned in self._backward.kernels if planned.kernel.name == name)
+        return cuda_kernel(name, file, self.blocks(planned), config=config_name(planned))
+
+    def blocks(self, planned: BackwardKernel) -> str:
+        """How many blocks of threads a kernel has."""
+        grid = planned.kernel.grid
+        block, heads = ("BLOCK_M", "H") if grid.over == "q" else ("BLOCK_N", self.kv_heads)
+        if grid.sequences is not None:
+            return f"({show(grid.sequences.rows)} // {block} + B + 1) * {heads}"
+        match grid.over:
+            case "q":
+                return f"M_padded // BLOCK_M * B * {heads}"
+            case "head":
+                return f"B * {heads}"
+            case _:
+                return f"cdiv(N, BLOCK_N) * B * {heads}"

@@ -1,0 +1,110 @@
+"""The declaration of a Hopper module's call, as `attnc.support.hopper_call.HopperAttention` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attnc.expr.show import show
+from attnc.model.tensors import Role
+from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.sm90.backward import Sm90Backward
+from attnc.plan.storage import longest
+from attnc.target.declaration import attention_fields
+from attnc.target.declared import Items, Record, Value, printed, section
+from attnc.target.sm80.backward_rows import finish_name
+from attnc.target.sm80.declaration import CudaBackward, cuda_kernel, cuda_kernels
+from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS, Sm90Arguments
+from attnc.target.sm90.kernel import Sm90Text
+
+#: Rows that a warp stores at once.
+_STORED_ROWS = 16
+
+
+def hopper_declaration(
+    module: Module,
+    kernel: Kernel,
+    text: Sm90Text,
+    back: CudaBackward | None,
+    operator: str,
+    *,
+    file: str,
+) -> list[str]:
+    """Lines of `CALL = HopperAttention(...)`. file: of the kernel."""
+    fields: dict[str, Value] = {"module": "__file__", **attention_fields(module, kernel, operator)}
+    rows = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
+    launch = cuda_kernels(
+        [cuda_kernel(kernel.name, file, _blocks(kernel))],
+        [arg.tensor.name for arg in text.arguments],
+        [*(name for arg in text.arguments for name in text.strides(arg)), *text.size_names],
+        {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {},
+        {name: rows.get(name, "BLOCK_N") for name in text.maps},
+    )
+    fields["launches"] = Items([launch])
+    if back is not None:
+        fields["backward"] = back.declared
+    return printed(Record("HopperAttention", fields=fields), "CALL = ")
+
+
+def _blocks(kernel: Kernel) -> str:
+    tiles, sequences = "cdiv(M, BLOCK_M) * B * H", kernel.grid.sequences
+    if sequences is not None:
+        tiles = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
+    return f"min({tiles}, multiprocessors())"
+
+
+def _section(module: Module, kernel: Kernel, text: Sm90Text) -> str:
+    """Heads whose tiles blocks take one after the other, the longest first."""
+    if not kernel.grid.longest_first:
+        return "1"
+    row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
+    sequences, keys = kernel.grid.sequences, show(longest(module.variant.attention, Role.KEY))
+    length = "N" if keys == "N" else f"{keys} // B"
+    shared = " // G" if "G" in kernel.dims else ""  # by the heads of a group
+    heads = "B * H" if sequences is None else "H"
+    tiles = "cdiv(M, BLOCK_M)" if sequences is None else f"{show(sequences.rows)} // B // BLOCK_M"
+    return f"even_section({heads}, {length} * {row_bytes}{shared}, {tiles})"
+
+
+class HopperBackward(CudaBackward):
+    """As for `cuda.sm_80`, for kernels that copy by TMA."""
+
+    def __init__(self, module: Module, arguments: Sm90Arguments, files: Mapping[str, str]) -> None:
+        super().__init__(module, arguments, files)
+        assert module.backward is not None
+        plan = module.backward.layout
+        assert isinstance(plan, Sm90Backward)
+        self._plan, self._adds = plan, arguments.adds_dq
+
+    @property
+    def maps(self) -> dict[str, str]:
+        config = self.configs[-1]
+        queries, keys, stored = f"{config}.BLOCK_M", f"{config}.BLOCK_N", str(_STORED_ROWS)
+        rows = {"q": queries, "do": queries, "dk": stored, "dv": stored}
+        return {name: rows.get(name, keys) for name in self._arguments.maps}
+
+    @property
+    def size_of_dq(self) -> str:
+        return f"{64 * self._plan.qk_pieces} * {self.configs[-1]}.BLOCK_M"
+
+    @property
+    def sections(self) -> dict[str, str]:
+        """KV heads whose q, do and sums of dq lie in the L2 cache; nothing is walked by q heads."""
+        if not self._adds:
+            return super().sections
+        layout = self._plan.layout
+        row_bytes = (layout.d + layout.dv) * layout.element.bytes + 64 * self._plan.qk_pieces * 4
+        rows = "M * G" if self.kv_heads == "Hkv" else "M"
+        return {"SECTION": "1", "KV_SECTION": section(f"B * {self.kv_heads}", rows, row_bytes)}
+
+    def kernel(self, name: str) -> Record:
+        if name != finish_name(self.module):
+            return super().kernel(name)
+        row_bytes = (self._plan.layout.d + FINISH_PITCH) * self._plan.layout.element.bytes
+        own = {"WARPS": str(FINISH_WARPS), "STAGES": "1", "shared": f"{row_bytes} * config.BLOCK_M"}
+        blocks = "cdiv(M, BLOCK_M) * B * H"
+        return cuda_kernel(name, self.files[name], blocks, config=self.configs[-1], changes=own)
+
+    def blocks(self, planned: BackwardKernel) -> str:
+        blocks = super().blocks(planned)
+        return blocks if planned.over_q else f"min({blocks}, multiprocessors())"

@@ -1,0 +1,168 @@
+"""Which config of a schedule is fastest here: measured once, written beside the spec, embedded by the
+compiler.
+
+All configs that fit the device are compiled in parallel processes, then timed taking turns: those of the
+forward kernel, and those of each backward kernel, whose time is that of the whole backward while the other
+kernels keep their own choice. Each trial writes outputs of its own, so that no trial can spoil a result; a
+config that fails to compile or run is left out.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from attnc.build import front, plan_program, tuned_path
+from attnc.output import write_text
+from attnc.plan import ir
+from attnc.plan.ir import kernels_of
+from attnc.plan.layout import KernelName
+from attnc.runtime.timing import Launch, Timing, interleave
+from attnc.runtime.toolchains import toolchain_of
+from attnc.runtime.trial import (
+    Problem,
+    backward_trial,
+    device_name,
+    problem_for,
+    synchronize,
+    trial,
+)
+from attnc.source import Source
+from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned
+
+#: A kernel whose configs are measured.
+Tunable: TypeAlias = Literal["forward"] | KernelName
+TUNABLE: tuple[Tunable, ...] = ("forward", "dq", "dkdv", "dk", "dv")
+#: The key length that stands for each bucket.
+_LENGTHS = {1024: 1024, 4096: 4096, None: 16384}
+#: A config that gains no more than this share of the time over the default is not faster, but lucky.
+_TIE = 0.01
+_WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Winner:
+    """The result for one kernel and bucket: the choice, and how much slower the default config was."""
+
+    choice: Choice
+    position: int
+    gain: float
+
+
+def tune(
+    path: Path,
+    rounds: int,
+    report: Callable[[str], None],
+    kernels: Collection[str] = TUNABLE,
+    target: str = "triton",
+) -> tuple[Winner, ...]:
+    """Measures these kernels of a spec's variants for a target in every bucket and merges the choices into
+    its tuned file.
+
+    Raises DiagnosticError for a wrong spec or tuned file, RuntimeError where no config runs. Needs a CUDA
+    device.
+    """
+    planned = [module for module in plan_program(front(path)).modules if module.target == target]
+    _compile_all(path, planned, kernels)
+    winners: list[Winner] = []
+    for module in planned:
+        for bucket in BUCKETS:
+            problem = problem_for(module, _LENGTHS[bucket])
+            for kernel in _configs_of(module, kernels):
+                report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'} {kernel}")
+                winners.append(_tune_kernel(module, kernel, problem, bucket, rounds))
+    file = tuned_path(path)
+    known = load_tuned(Source(str(file), file.read_text(encoding="utf-8"))) if file.exists() else ()
+    write_text(file, dump_tuned([*known, *(winner.choice for winner in winners)]))
+    return tuple(winners)
+
+
+def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Tunable, ir.Kernel]:
+    """The kernels of a module that are to be measured."""
+    found: dict[Tunable, ir.Kernel] = {"forward": module.kernels[0]}
+    for name, planned in kernels_of(module).items():
+        found[name] = planned.kernel
+    return {name: kernel for name, kernel in found.items() if name in kernels}
+
+
+def _tune_kernel(
+    module: ir.Module, kernel: Tunable, problem: Problem, bucket: int | None, rounds: int
+) -> Winner:
+    configs = _configs_of(module, (kernel,))[kernel].configs
+    launches = _launches(module, kernel, problem, len(configs))
+    if not launches:
+        raise RuntimeError(
+            f"no config of {module.variant.attention.name} {module.variant.name} runs on this device"
+        )
+    timings = interleave(launches, rounds)
+    default, best = timings[_default(timings)], fastest(timings)
+    choice = Choice(
+        target=module.target,
+        attention=module.variant.attention.name,
+        variant=module.variant.name,
+        kernel=kernel,
+        device=device_name(),
+        toolchain=toolchain_of(module.target).version(),
+        kv_len=bucket,
+        config=knobs_of_kernel(kernel, configs[int(best)]),
+        microseconds=timings[best].median * 1e3,
+    )
+    return Winner(choice=choice, position=int(best), gain=default.median / timings[best].median)
+
+
+def fastest(timings: Mapping[str, Timing]) -> str:
+    """Position of the fastest config; of the default, the first that runs, where none gains more than
+    chance does.
+    """
+    best, default = min(timings, key=lambda name: timings[name].median), _default(timings)
+    return default if timings[default].median <= timings[best].median * (1 + _TIE) else best
+
+
+def _default(timings: Mapping[str, Timing]) -> str:
+    return min(timings, key=int)
+
+
+def _launches(module: ir.Module, kernel: Tunable, problem: Problem, count: int) -> dict[str, Launch]:
+    launches: dict[str, Launch] = {}
+    for position in range(count):
+        try:
+            launch = _trial(module, kernel, problem, position)
+            launch()
+            synchronize()
+        except Exception:  # too large for this device, or the compiler gave up: not a candidate
+            continue
+        launches[str(position)] = launch
+    return launches
+
+
+def _trial(module: ir.Module, kernel: Tunable, problem: Problem, position: int) -> Launch:
+    if kernel == "forward":
+        return trial(module, problem, position)
+    return backward_trial(module, problem, kernel, position)
+
+
+def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[str]) -> None:
+    """Fills the compilers' caches, which outlive the processes, with every config of every kernel."""
+    jobs = [
+        (path, module.target, variant, kernel, position)
+        for variant, module in enumerate(planned)
+        for kernel, made in _configs_of(module, kernels).items()
+        for position in range(len(made.configs))
+    ]
+    workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile_one, *zip(*jobs, strict=True)))
+
+
+def _compile_one(path: Path, target: str, variant: int, kernel: Tunable, position: int) -> None:
+    module = [module for module in plan_program(front(path)).modules if module.target == target][variant]
+    try:
+        _trial(module, kernel, problem_for(module, min(_LENGTHS.values())), position)()
+        synchronize()
+    except Exception:  # the measurement meets the same failure
+        return

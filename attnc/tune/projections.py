@@ -1,0 +1,179 @@
+"""Which implementation of a projection is fastest for which M here: measured once, written beside the spec.
+
+Every config is a CUDA graph with a call for each of several copies of the weights, so that no weight is in
+the L2 cache when it is read; x is, as after the kernel that made it. All configs at powers of two first, then
+the best of each implementation again, longer and at the sizes in between.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnc.build import digest, dispatch_path, front, plan_program
+from attnc.model.projection import Impl
+from attnc.output import write_text
+from attnc.plan.ir_projection import ProjectionModule, impl_of
+from attnc.runtime.layers import Layer
+from attnc.runtime.timing import interleave
+from attnc.runtime.toolchains import toolchain_of
+from attnc.runtime.trial import device_name, synchronize
+from attnc.source import Source
+from attnc.target.projection import render_projection
+from attnc.tuned.crossover import Crossovers, crossovers
+from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, dump_tables, load_tables
+
+#: The M at which all configs are timed, and those at which the best of them are.
+SEARCHED = (1, 2, 4, 8, 16, 32, 64, 128)
+TIMED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+#: GEMV is not tried for more rows.
+_MOST_GEMV = 16
+_FINALISTS = 3
+_SAMPLE_MS = 2.0
+#: The numbers of rows that kernels are compiled for.
+_PADDED: Mapping[Impl, tuple[int, ...]] = {"gemv": (1, 2, 4), "flat": (8, 16, 32, 64)}
+_WORKERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedLayer:
+    """best[M][impl]: (position, microseconds) of its fastest config; bytes: of the weights."""
+
+    planned: ProjectionModule
+    bytes: int
+    best: Mapping[int, Mapping[Impl, tuple[int, float]]]
+    crossovers: Crossovers
+    table: Table
+
+
+def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[TunedLayer, ...]:
+    """Measures every projection of a spec whose N and K are fixed, and merges the tables into its file.
+
+    Raises DiagnosticError for a wrong spec or file, RuntimeError where no config runs. Needs a CUDA device.
+    """
+    planned = _fixed(path)
+    if planned:
+        _compile_all(path)
+    tuned = []
+    for module in planned:
+        report(f"{module.name} {module.variant.name}")
+        tuned.append(_tune(module, rounds))
+    target = dispatch_path(path)
+    known = load_tables(Source(str(target), target.read_text(encoding="utf-8"))) if target.exists() else ()
+    if tuned:
+        write_text(target, dump_tables([*known, *(layer.table for layer in tuned)]))
+    return tuple(tuned)
+
+
+def _fixed(path: Path) -> list[ProjectionModule]:
+    """The projections that there is something to measure of."""
+    found = plan_program(front(path)).projections
+    return [module for module in found if all(module.variant.projection.size(size) for size in "NK")]
+
+
+def _layer(module: ProjectionModule, copies: int | None = None) -> Layer:
+    source = module.variant.source
+    (text,) = render_projection(module, path=Path(source.path).name, sha256=digest(source)).values()
+    return Layer(module, text, copies)
+
+
+def _tune(module: ProjectionModule, rounds: int) -> TunedLayer:
+    layer = _layer(module)
+    searched = {M: _times(layer, _positions(module, M), M, 3) for M in SEARCHED}
+    best: dict[int, dict[Impl, tuple[int, float]]] = {}
+    for M in TIMED:
+        near = next(size for size in SEARCHED if size >= M)
+        finalists = _finalists(module, searched[near])
+        best[M] = _best(module, _times(layer, finalists, M, rounds))
+    if not all(best.values()):
+        raise RuntimeError(f"no config of {module.name} runs on this device")
+    found = crossovers({M: {impl: time for impl, (_, time) in row.items()} for M, row in best.items()})
+    return TunedLayer(
+        planned=module,
+        bytes=layer.bytes,
+        best=best,
+        crossovers=found,
+        table=table_of(module, best, found, device_name(), toolchain_of(module.target).version()),
+    )
+
+
+def _times(layer: Layer, positions: Sequence[int], M: int, rounds: int) -> dict[int, float]:
+    """Microseconds of one call of each config that runs."""
+    timings = interleave(layer.graphs(positions, M), rounds, sample_ms=_SAMPLE_MS)
+    copies = len(layer.weights)
+    return {int(name): timing.median * 1e3 / copies for name, timing in timings.items()}
+
+
+def _positions(module: ProjectionModule, M: int) -> list[int]:
+    return [at for at, found in enumerate(module.configs) if impl_of(found) != "gemv" or M <= _MOST_GEMV]
+
+
+def _finalists(module: ProjectionModule, times: Mapping[int, float]) -> list[int]:
+    ranked = sorted(times, key=lambda at: times[at])
+    chosen: list[int] = []
+    for impl in set(map(impl_of, module.configs)):
+        chosen += [at for at in ranked if impl_of(module.configs[at]) == impl][:_FINALISTS]
+    return sorted(chosen)
+
+
+def _best(module: ProjectionModule, times: Mapping[int, float]) -> dict[Impl, tuple[int, float]]:
+    best: dict[Impl, tuple[int, float]] = {}
+    for at in sorted(times, key=lambda at: times[at]):
+        best.setdefault(impl_of(module.configs[at]), (at, times[at]))
+    return best
+
+
+def table_of(
+    module: ProjectionModule,
+    best: Mapping[int, Mapping[Impl, tuple[int, float]]],
+    found: Crossovers,
+    device: str,
+    compiler: str,
+) -> Table:
+    """A row for each measured M, neighbours with one choice joined; beyond them the last point of all."""
+    rows: list[Row] = []
+    for M in sorted(best):
+        position, time = best[M][found.chosen[M]]
+        row = Row(limits=(M,), choice=module.configs[position].texts(), microseconds=time)
+        if rows and rows[-1].choice == row.choice:
+            rows.pop()
+        rows.append(row)
+    last = module.configs[-1].texts()
+    if rows[-1].choice != last:
+        rows.append(Row(limits=(None,), choice=last, microseconds=0.0))
+    else:
+        rows[-1] = Row(limits=(None,), choice=last, microseconds=rows[-1].microseconds)
+    return Table(
+        name=module.name,
+        target=module.target,
+        variant=module.variant.name,
+        device=device,
+        toolchain=compiler,
+        sizes=PROJECTION_SIZES,
+        rows=tuple(rows),
+        notes=found.notes(),
+    )
+
+
+def _compile_all(path: Path) -> None:
+    """Fills Triton's cache, which outlives the processes, with every config at every number of rows."""
+    workers = max(1, min(_WORKERS, os.cpu_count() or 2))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile_share, [path] * workers, range(workers), [workers] * workers))
+
+
+def _compile_share(path: Path, share: int, shares: int) -> None:
+    """Every `shares`-th pair of a config and a number of rows, of each layer."""
+    for module in _fixed(path):
+        layer = _layer(module, copies=1)
+        jobs = [(at, M) for at, one in enumerate(module.configs) for M in _PADDED.get(impl_of(one), ())]
+        for at, M in jobs[share::shares]:
+            try:
+                layer.call(at, M)()
+                synchronize()
+            except Exception:  # the measurement meets the same failure
+                continue

@@ -1,0 +1,223 @@
+"""Tables of dispatch: what is fastest for which sizes on which device, as measured once and kept beside the
+specs.
+
+One mechanism for every choice that depends on sizes (FlashDecoding++, arXiv 2311.01282, section 5): among
+the implementations of a projection by M, and among the schedules of an attention by M, N and batch times
+heads. `specs/tuned/<spec>.dispatch.json` is written by `attnc tune` and committed; the compiler embeds the
+rows in the generated text, so that nothing is measured when a kernel is imported or called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from attnc.model.variants import variant_name
+from attnc.plan import ir
+from attnc.plan.ir_projection import ProjectionModule
+from attnc.source import Source
+from attnc.tuned.files import read_measured, version_of
+
+FORMAT = 1
+#: What a projection is chosen by, and an attention.
+PROJECTION_SIZES = ("M",)
+ATTENTION_SIZES = ("M", "N", "BH")
+#: The largest sizes that a row admits, and the label of the schedule that it picks.
+LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """limits: the largest value of each size for which the choice holds, None for any; choice: knobs by their
+    text; microseconds: median of one call at the limits.
+    """
+
+    limits: tuple[int | None, ...]
+    choice: Mapping[str, str]
+    microseconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The choices for one variant on one device: the first row that admits the sizes decides, the last admits
+    all.
+
+    sizes: what is looked at; notes: what the measurement found worth saying, one line each.
+    """
+
+    name: str
+    target: str
+    variant: str
+    device: str
+    toolchain: str
+    sizes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What a newer measurement replaces; also the order in the file."""
+        return (self.name, self.target, self.variant, self.device, self.toolchain)
+
+
+def load_tables(source: Source) -> tuple[Table, ...]:
+    """The tables of a file. Raises DiagnosticError (E0603) when it is not such a file."""
+    return read_measured(source, FORMAT, lambda data: tuple(_table(entry) for entry in data["tables"]))
+
+
+def dump_tables(tables: Iterable[Table]) -> str:
+    """The text of a file with these tables, a line for each row; of two with one key, the later one stays."""
+    newest = {table.key: table for table in tables}
+    entries = []
+    for _, table in sorted(newest.items()):
+        head = {
+            "name": table.name,
+            "target": table.target,
+            "variant": table.variant,
+            "device": table.device,
+            "toolchain": table.toolchain,
+            "sizes": list(table.sizes),
+            "notes": list(table.notes),
+        }
+        rows = ",\n".join(f"      {json.dumps(_entry(row))}" for row in table.rows)
+        entries.append(f'    {json.dumps(head)[:-1]},\n     "rows": [\n{rows}\n    ]}}')
+    body = ",\n".join(entries)
+    return f'{{\n  "format": {FORMAT},\n  "tables": [\n{body}\n  ]\n}}\n'
+
+
+def newest(tables: Iterable[Table], name: str, target: str, variant: str) -> dict[str, Table]:
+    """By device, the table of this variant; of several toolchains the newest one speaks."""
+    found: dict[str, Table] = {}
+    for table in tables:
+        if (table.name, table.target, table.variant) == (name, target, variant):
+            other = found.get(table.device)
+            if other is None or version_of(table.toolchain) >= version_of(other.toolchain):
+                found[table.device] = table
+    return dict(sorted(found.items()))
+
+
+def projection_rows(
+    module: ProjectionModule, tables: Iterable[Table]
+) -> dict[str, tuple[tuple[int | None, int], ...]]:
+    """What the module embeds: for each device (largest M, position in its configs), the last open.
+
+    Rows whose config the schedule no longer offers are dropped.
+    """
+    positions = {json.dumps(config.texts(), sort_keys=True): at for at, config in enumerate(module.configs)}
+    found: dict[str, tuple[tuple[int | None, int], ...]] = {}
+    for device, table in newest(tables, module.name, module.target, module.variant.name).items():
+        known = [
+            (row.limits[0], at)
+            for row in table.rows
+            if (at := positions.get(json.dumps(dict(row.choice), sort_keys=True))) is not None
+        ]
+        if known:
+            found[device] = (*known[:-1], (None, known[-1][1]))
+    return found
+
+
+def schedule_rows(family: Sequence[ir.Module], tables: Iterable[Table]) -> dict[tuple[str, str], LabelRows]:
+    """What the dispatcher of an attention's schedules embeds: (device, variant without label) -> rows."""
+    labels = {module.label for module in family}
+    tables = tuple(tables)
+    found: dict[tuple[str, str], LabelRows] = {}
+    for variant in dict.fromkeys(plain_name(module) for module in family):
+        attention, target = family[0].variant.attention.name, family[0].target
+        for device, table in newest(tables, attention, target, variant).items():
+            rows = tuple(
+                (row.limits, row.choice["schedule"]) for row in table.rows if row.choice["schedule"] in labels
+            )
+            if rows and all(limit is None for limit in rows[-1][0]):
+                found[device, variant] = rows
+    return found
+
+
+def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
+    """For a device that nobody has measured: decode kernels up to as many rows as a tile has, then the first
+    other schedule.
+    """
+    labels = {module.label: module.kernels[0].structure == "decode" for module in family}
+    decode = next((label for label, is_decode in labels.items() if is_decode), None)
+    other = next((label for label, is_decode in labels.items() if not is_decode), None)
+    anything = (None,) * len(ATTENTION_SIZES)
+    if decode is None or other is None:
+        return ((anything, next(iter(labels))),)
+    return (((16, *anything[1:]), decode), (anything, other))
+
+
+def plain_name(module: ir.Module) -> str:
+    """The name of the module's variant, whatever its schedule."""
+    return variant_name(module.variant.params)
+
+
+def joined(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows of a grid in lexical order of their limits from the last size to the first, as few as decide
+    alike: neighbours along the first size with one choice become one, and boxes that decide as the next one
+    does are left out.
+    """
+    boxes: dict[tuple[int | None, ...], list[Row]] = {}
+    for row in rows:
+        box = boxes.setdefault(row.limits[1:], [])
+        if box and box[-1].choice == row.choice:
+            box.pop()
+        box.append(row)
+    kept: list[list[Row]] = []
+    for box in boxes.values():
+        same = kept and _decides_alike(kept[-1], box) and _wider(kept[-1][0].limits, box[0].limits)
+        kept[-1:] = [box] if same else [*kept[-1:], box]
+    return tuple(row for box in kept for row in box)
+
+
+def _decides_alike(one: Sequence[Row], other: Sequence[Row]) -> bool:
+    return [(row.limits[0], row.choice) for row in one] == [(row.limits[0], row.choice) for row in other]
+
+
+def _wider(inner: Sequence[int | None], outer: Sequence[int | None]) -> bool:
+    """Whether all that the inner limits admit along the later sizes, the outer ones do."""
+    return all(
+        wide is None or (narrow is not None and narrow <= wide)
+        for narrow, wide in zip(inner[1:], outer[1:], strict=True)
+    )
+
+
+def admits(limits: Sequence[int | None], sizes: Sequence[int]) -> bool:
+    """Whether every size is within its limit."""
+    return all(limit is None or size <= limit for limit, size in zip(limits, sizes, strict=True))
+
+
+def _entry(row: Row) -> dict[str, Any]:
+    return {
+        "limits": list(row.limits),
+        "choice": dict(row.choice),
+        "microseconds": round(row.microseconds, 2),
+    }
+
+
+def _table(entry: Mapping[str, Any]) -> Table:
+    sizes = tuple(str(size) for size in entry["sizes"])
+    rows = tuple(_row(row, len(sizes)) for row in entry["rows"])
+    if not rows or any(limit is not None for limit in rows[-1].limits):
+        raise ValueError("the last row does not admit all sizes")
+    return Table(
+        name=str(entry["name"]),
+        target=str(entry["target"]),
+        variant=str(entry["variant"]),
+        device=str(entry["device"]),
+        toolchain=str(entry["toolchain"]),
+        sizes=sizes,
+        rows=rows,
+        notes=tuple(str(note) for note in entry["notes"]),
+    )
+
+
+def _row(entry: Mapping[str, Any], count: int) -> Row:
+    limits = tuple(entry["limits"])
+    if len(limits) != count or not all(limit is None or type(limit) is int for limit in limits):
+        raise ValueError(f"limits {entry['limits']!r} are not {count} sizes")
+    return Row(
+        limits=limits,
+        choice={str(key): str(value) for key, value in dict(entry["choice"]).items()},
+        microseconds=float(entry["microseconds"]),
+    )

@@ -1,0 +1,296 @@
+"""What kernels do most, without the detour through Triton's type rules, for its interpreter.
+
+Most of what a kernel does is arithmetic on two operands of one type, or on a tensor and a number, and loads;
+most of the interpreter's time goes into finding out which types and shapes the results have. Where the
+operands leave no question, NumPy's result is taken, which is what the long way comes to; everything else
+goes that way. `tests/verify/test_interpreted_language.py` holds both to the same bits and types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from attnc.verify.memory import WATCH
+
+Function: TypeAlias = Callable[..., Any]
+Method: TypeAlias = Callable[..., Any]
+Shape: TypeAlias = tuple[int, ...]
+
+
+def quotient(x: Any, y: Any) -> Any:
+    """Of integers, towards 0, as of GPUs."""
+    return (x - np.fmod(x, y)) // y
+
+
+def from_right(function: Function) -> Function:
+    """The function of its operands the other way round."""
+    return lambda x, y: function(y, x)
+
+
+_ARITHMETIC: Mapping[str, Function] = {
+    "__add__": np.add,
+    "__radd__": np.add,
+    "__sub__": np.subtract,
+    "__rsub__": from_right(np.subtract),
+    "__mul__": np.multiply,
+    "__rmul__": np.multiply,
+}
+_OF_FLOATS: Mapping[str, Function] = {"__truediv__": np.divide, "__rtruediv__": from_right(np.divide)}
+_OF_INTEGERS: Mapping[str, Function] = {"__floordiv__": quotient, "__mod__": np.fmod}
+_COMPARISONS: Mapping[str, Function] = {
+    "__lt__": np.less,
+    "__le__": np.less_equal,
+    "__gt__": np.greater,
+    "__ge__": np.greater_equal,
+    "__eq__": np.equal,
+    "__ne__": np.not_equal,
+}
+_LOGIC: Mapping[str, Function] = {"__and__": np.bitwise_and, "__or__": np.bitwise_or}
+_INTEGERS = frozenset({"int32", "int64"})
+_NUMBERS = _INTEGERS | {"fp32"}
+_STORED = _NUMBERS | {"fp16", "bf16"}
+_SHORT = range(-(2**31), 2**31)
+#: Options of loads and stores that change no value.
+_HINTS = frozenset({"cache_modifier", "eviction_policy", "volatile"})
+
+
+class Language:
+    """The short ways of one imported `triton.language`.
+
+    interpreter: the module `triton.runtime.interpreter`. Each method takes what is there now, the long way,
+    and gives its replacement.
+    """
+
+    def __init__(self, tl: Any, interpreter: Any) -> None:
+        self.tl, self.interpreter = tl, interpreter
+        self.handle, self.tensor = interpreter.TensorHandle, tl.core.tensor
+        self.constexpr = tl.core.constexpr
+        self.fields: dict[tuple[str, Shape], dict[str, Any]] = {}
+
+    def methods(self) -> Iterator[tuple[str, Method]]:
+        """Of tensors, by name."""
+        for functions, types, compares in (
+            (_ARITHMETIC, _NUMBERS, False),
+            (_OF_FLOATS, frozenset({"fp32"}), False),
+            (_OF_INTEGERS, _INTEGERS, False),
+            (_COMPARISONS, _NUMBERS, True),
+            (_LOGIC, frozenset({"int1"}), False),
+        ):
+            for name, function in functions.items():
+                method = self.binary(function, getattr(self.tensor, name), types, compares=compares)
+                yield name, self.to_pointers(method) if name == "__add__" else method
+        yield "to", self.widened(self.tensor.to)
+        yield "__getitem__", self.expanded(self.tensor.__getitem__)
+
+    def functions(self) -> Iterator[tuple[str, Method]]:
+        """Of the language, by name."""
+        yield "load", self.load(self.tl.load)
+        yield "store", self.store(self.tl.store)
+        yield "where", self.where(self.tl.where)
+        yield "arange", self.arange(self.tl.arange)
+        yield "full", self.full(self.tl.full)
+        yield "zeros", self.zeros(self.tl.zeros)
+        for name, of_floats, of_integers in (
+            ("maximum", np.fmax, np.maximum),
+            ("minimum", np.fmin, np.minimum),
+        ):
+            long_way = getattr(self.tl, name)
+            larger = self.binary(of_integers, long_way, _INTEGERS, compares=False)
+            yield name, self.binary(of_floats, larger, frozenset({"fp32"}), compares=False)
+
+    def made(self, data: Any, dtype: Any, shape: Shape) -> Any:
+        """A tensor of these values; shape: () for a scalar, whose values are an array of one."""
+        key = dtype.name, shape
+        fields = self.fields.get(key)
+        if fields is None:
+            type = self.tl.block_type(dtype, list(shape)) if shape else dtype
+            fields = self.fields[key] = {**vars(self.tensor(None, type))}
+        handle = object.__new__(self.handle)
+        handle.data, handle.dtype, handle.attr = data, dtype, {}
+        made = object.__new__(self.tensor)
+        made.__dict__.update(fields, handle=handle)
+        return made
+
+    def plain(self, value: Any) -> Any:
+        return value.value if value.__class__ is self.constexpr else value
+
+    def binary(self, function: Function, long_way: Any, types: frozenset[str], *, compares: bool) -> Method:
+        """Of operands of one type, of integers of two widths, or of a tensor and a number."""
+        tensor, int1, int64 = self.tensor, self.tl.int1, self.tl.int64
+
+        def method(left: Any, right: Any, **named: Any) -> Any:
+            if left.__class__ is not tensor or left.dtype.name not in types:
+                return long_way(left, right, **named)
+            dtype, is_block = left.dtype, left.shape
+            if right.__class__ is tensor:
+                if right.dtype is not dtype:
+                    if dtype.name not in _INTEGERS or right.dtype.name not in _INTEGERS:
+                        return long_way(left, right, **named)
+                    dtype = int64
+                data = function(left.handle.data, right.handle.data)
+                is_block = is_block or right.shape
+            else:
+                number, values = self.plain(right), left.handle.data
+                kind = number.__class__
+                fits = kind is int and number in _SHORT and dtype is not int1
+                if not fits and not (kind is float and dtype.name == "fp32"):
+                    return long_way(left, right, **named)
+                data = function(values, values.dtype.type(number))
+            return self.made(data, int1 if compares else dtype, data.shape if is_block else ())
+
+        return method
+
+    def to_pointers(self, add: Method) -> Method:
+        """Pointers and distances in elements."""
+        tensor = self.tensor
+
+        def method(left: Any, right: Any, **named: Any) -> Any:
+            if not left.dtype.is_ptr() or right.__class__ is not tensor or right.dtype.name not in _INTEGERS:
+                return add(left, right, **named)
+            dtype = left.dtype
+            size = max(1, dtype.element_ty.primitive_bitwidth // 8)
+            data = left.handle.data + size * right.handle.data.astype(np.uint64)
+            return self.made(data, dtype, data.shape if left.shape or right.shape else ())
+
+        return method
+
+    def widened(self, long_way: Any) -> Method:
+        """Integers to 64 bits."""
+        int32, int64 = self.tl.int32, self.tl.int64
+
+        def method(left: Any, dtype: Any, *more: Any, **named: Any) -> Any:
+            if more or dtype is not int64 or left.dtype is not int32:
+                return long_way(left, dtype, *more, **named)
+            data = left.handle.data.astype(np.int64)
+            return self.made(data, int64, data.shape if left.shape else ())
+
+        return method
+
+    def expanded(self, long_way: Any) -> Method:
+        """x[:, None] and x[None, :]."""
+
+        def method(left: Any, places: Any, **named: Any) -> Any:
+            if not left.shape or places.__class__ is not tuple:
+                return long_way(left, places, **named)
+            places = tuple(map(self.plain, places))
+            if any(place is not None and place != slice(None) for place in places):
+                return long_way(left, places, **named)
+            data = left.handle.data[places]
+            return self.made(data, left.dtype, data.shape)
+
+        return method
+
+    def lanes(self, pointer: Any, mask: Any, named: Mapping[str, Any]) -> tuple[Any, Any] | None:
+        """Addresses and mask of an access to memory, of one shape; None where there is more to it."""
+        is_plain = pointer.__class__ is self.tensor and pointer.dtype.is_ptr()
+        if not is_plain or pointer.dtype.element_ty.name not in _STORED or not named.keys() <= _HINTS:
+            return None
+        addresses, mask = pointer.handle.data, self.plain(mask)
+        if mask is None:
+            return addresses, np.ones(addresses.shape, np.bool_)
+        if mask.__class__ is not self.tensor or mask.dtype is not self.tl.int1:
+            return None
+        if mask.shape and not pointer.shape:
+            return None
+        values = mask.handle.data
+        if values.shape != addresses.shape:
+            addresses, values = np.broadcast_arrays(addresses, values)
+        return addresses, values
+
+    def load(self, long_way: Any) -> Method:
+        def function(pointer: Any, mask: Any = None, other: Any = None, **named: Any) -> Any:
+            hints = {name: value for name, value in named.items() if name != "_semantic"}
+            found, filler = self.lanes(pointer, mask, hints), self.plain(other)
+            alone = filler is not None and self.plain(mask) is None
+            if found is None or alone or (filler is not None and filler.__class__ not in (int, float)):
+                return long_way(pointer, mask, other, **named)
+            element = pointer.dtype.element_ty
+            if filler and element.name == "bf16":
+                return long_way(pointer, mask, other, **named)
+            addresses, active = found
+            WATCH.load(addresses, active, filler is not None)
+            dtype = self.interpreter._get_np_dtype(element)
+            rest = np.full(addresses.shape, filler or 0, dtype)
+            data = self.interpreter._interpreter.load(addresses, active, rest, dtype)
+            return self.made(data, element, data.shape if pointer.shape else ())
+
+        return function
+
+    def store(self, long_way: Any) -> Method:
+        def function(pointer: Any, value: Any, mask: Any = None, **named: Any) -> Any:
+            hints = {name: value for name, value in named.items() if name != "_semantic"}
+            found = self.lanes(pointer, mask, hints)
+            if found is None or value.__class__ is not self.tensor or value.dtype.is_ptr():
+                return long_way(pointer, value, mask, **named)
+            if value.dtype.name != pointer.dtype.element_ty.name or (value.shape and not pointer.shape):
+                return long_way(pointer, value, mask, **named)
+            addresses, active = found
+            if addresses.shape != pointer.handle.data.shape:
+                return long_way(pointer, value, mask, **named)
+            values = np.broadcast_to(value.handle.data, addresses.shape)
+            WATCH.store(addresses, active)
+            return self.interpreter._interpreter.store(addresses, values, active)
+
+        return function
+
+    def where(self, long_way: Any) -> Method:
+        def function(condition: Any, x: Any, y: Any, **named: Any) -> Any:
+            if condition.__class__ is not self.tensor or condition.dtype is not self.tl.int1:
+                return long_way(condition, x, y, **named)
+            tensors = [side for side in (x, y) if side.__class__ is self.tensor]
+            if not tensors or any(side.dtype is not tensors[0].dtype for side in tensors):
+                return long_way(condition, x, y, **named)
+            dtype = tensors[0].dtype
+            sides = [self.operand(side, dtype) for side in (x, y)]
+            if dtype.name not in _NUMBERS or any(side is None for side in sides):
+                return long_way(condition, x, y, **named)
+            data = np.where(condition.handle.data, sides[0], sides[1])
+            is_block = condition.shape or any(side.shape for side in tensors)
+            return self.made(data, dtype, data.shape if is_block else ())
+
+        return function
+
+    def operand(self, value: Any, dtype: Any) -> Any:
+        """The values of a tensor, or a number as one of this type; None where that is not what it becomes."""
+        if value.__class__ is self.tensor:
+            return value.handle.data
+        number = self.plain(value)
+        kind = number.__class__
+        if (kind is float and dtype.name == "fp32") or (kind is int and number in _SHORT):
+            return self.interpreter._get_np_dtype(dtype).type(number)
+        return None
+
+    def arange(self, long_way: Any) -> Method:
+        def function(start: Any, end: Any, **named: Any) -> Any:
+            first, last = self.plain(start), self.plain(end)
+            length = last - first
+            if length < 1 or length & (length - 1):
+                return long_way(start, end, **named)
+            return self.made(_counted(first, last), self.tl.int32, (length,))
+
+        return function
+
+    def full(self, long_way: Any) -> Method:
+        def function(shape: Any, value: Any, dtype: Any, **named: Any) -> Any:
+            sizes, kind = tuple(map(self.plain, shape)), self.plain(dtype)
+            number = self.operand(value, kind) if getattr(kind, "name", "") in _NUMBERS else None
+            if number is None or value.__class__ is self.tensor or any(n & (n - 1) or n < 1 for n in sizes):
+                return long_way(shape, value, dtype, **named)
+            return self.made(np.full(sizes, number), kind, sizes)
+
+        return function
+
+    def zeros(self, long_way: Any) -> Method:
+        full = self.full(lambda shape, value, dtype, **named: long_way(shape, dtype, **named))
+        return lambda shape, dtype, **named: full(shape, 0, dtype, **named)
+
+
+@cache
+def _counted(first: int, last: int) -> Any:
+    values = np.arange(first, last, dtype=np.int32)
+    values.flags.writeable = False
+    return values

@@ -1,0 +1,136 @@
+# Copied by `attnc compile`, from attnc/support. Do not edit.
+"""Machine code of CUDA kernels: compiled by NVRTC for the GPU at hand, and kept."""
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .configs import KernelConfig
+
+
+class Compiled(NamedTuple):
+    """A kernel of a module: its name, the file that it is in, and what it is compiled with."""
+
+    name: str
+    file: str
+    configs: tuple[KernelConfig, ...]
+
+
+class Program:
+    """The kernels of a module and their sources: files beside the module, or texts by name."""
+
+    def __init__(self, module: str, kernels: tuple[Compiled, ...], sources: Mapping[str, str] | None) -> None:
+        self.module = Path(module)
+        self.kernels = {kernel.name: kernel for kernel in kernels}
+        self.sources = sources
+        self._texts: dict[str, str] = {}
+        self._functions: dict[object, Any] = {}
+
+    def source(self, name: str) -> str:
+        """The text of a kernel, with that of the header that it includes."""
+        file = self.kernels[name].file
+        if file not in self._texts:
+            self._texts[file] = included(self._read(file), self._read)
+        return self._texts[file]
+
+    def forget(self) -> None:
+        """Drops the texts that have been read, and functions."""
+        self._texts.clear()
+        self._functions.clear()
+
+    def options(self, config: KernelConfig, aligned: bool, arch: str) -> tuple[str, ...]:
+        """What NVRTC is told. aligned: rows start at multiples of 16 bytes; arch: such as "sm_90"."""
+        defines = (f"-D{name}={value}" for name, value in defined(config, aligned).items())
+        return (f"-arch={arch}", "-std=c++17", *defines)
+
+    def cubin_name(self, name: str, config: KernelConfig, aligned: bool, arch: str) -> str:
+        """A hash of all that the machine code is made from."""
+        text = "\0".join((*self.options(config, aligned, arch), self.source(name)))
+        return hashlib.sha256(text.encode()).hexdigest() + ".cubin"
+
+    def cubin(self, name: str, config: KernelConfig, aligned: bool, arch: str) -> Path:
+        """The machine code: from beside the module, from the user's cache, or compiled now."""
+        file_name = self.cubin_name(name, config, aligned, arch)
+        shipped = self.module.with_name("cubin") / file_name
+        if shipped.is_file():
+            return shipped
+        cached = cache_folder() / file_name
+        if not cached.is_file():
+            image = self.compile(name, self.options(config, aligned, arch))
+            handle, temporary = tempfile.mkstemp(dir=cached.parent, suffix=".tmp")
+            with os.fdopen(handle, "wb") as file:
+                file.write(image)
+            Path(temporary).replace(cached)  # in one step: nobody reads half a file
+        return cached
+
+    def compile(self, name: str, options: tuple[str, ...]) -> bytes:
+        """The machine code of a kernel. RuntimeError with the log of what NVRTC refuses."""
+        from cupy.cuda import nvrtc
+
+        file = self.kernels[name].file
+        program = nvrtc.createProgram(self.source(name), file, (), ())
+        try:
+            nvrtc.compileProgram(program, options)
+            image: bytes = nvrtc.getCUBIN(program)
+        except nvrtc.NVRTCError as error:
+            raise RuntimeError(f"{file} {options}: {nvrtc.getProgramLog(program)}") from error
+        finally:
+            nvrtc.destroyProgram(program)
+        return image
+
+    def function(self, name: str, config: KernelConfig, aligned: bool, device: int, arch: str) -> Any:
+        """The compiled kernel on the current device, which has this number."""
+        key = (name, config, aligned, device)
+        if key not in self._functions:
+            import cupy
+
+            kernel = cupy.RawModule(path=str(self.cubin(name, config, aligned, arch))).get_function(name)
+            kernel.max_dynamic_shared_size_bytes = config.shared
+            self._functions[key] = kernel.kernel  # of this device
+        return self._functions[key]
+
+    def _read(self, file: str) -> str:
+        if self.sources is not None:
+            return self.sources[file]
+        beside = self.module.with_name(file)
+        return (beside if beside.is_file() else Path(__file__).with_name(file)).read_text(encoding="utf-8")
+
+
+def included(source: str, read: Callable[[str], str]) -> str:
+    """A source with the headers in the place of the lines that include them, so that it is compiled alone.
+
+    read: the text of a header by its name; it may include others.
+    """
+    lines = []
+    for line in source.splitlines(keepends=True):
+        if line.startswith('#include "') and (name := line.split('"')[1]).endswith(".cuh"):
+            lines.append(included(read(name), read))
+        else:
+            lines.append(line)
+    return "".join(lines)
+
+
+def defined(config: KernelConfig, aligned: bool) -> dict[str, int]:
+    """What a kernel is compiled with, by name."""
+    names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")
+    sizes = {name: int(getattr(config, name)) for name in names}
+    if limit := getattr(config, "maxnreg", 0):
+        sizes["MAXNREG"] = int(limit)
+    return {**sizes, "ALIGNED": int(aligned)}
+
+
+def cache_folder() -> Path:
+    """The user's own: code is run from there, so a folder that others can write to is refused."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("ATTNC_CACHE_DIR") or Path(base) / "attnc")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(
+            f"{folder} is a link, or others can write to it; remove it or set ATTNC_CACHE_DIR"
+        )
+    return folder

@@ -1,0 +1,551 @@
+# Copied by `attnc compile`, from attnc/support. Do not edit.
+"""A call of an attention, whatever its target: checked and decided once for all calls alike, then launched.
+
+The quick path says of every tensor shape, strides, type and device, looks up what was prepared for such
+tensors, allocates the results and launches. Nothing in it loops over declarations.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from .arguments import (
+    Sizes,
+    Tensor,
+    check_outputs,
+    check_probability,
+    check_tensor,
+    refuse_gradients,
+    reject_overlapping_output,
+    require_contiguous_rows,
+    scalar_tensor,
+    wants_gradient,
+)
+from .configs import (
+    KernelConfig,
+    Measured,
+    check_backward_configs,
+    check_config,
+    choose_config,
+    decode_configs,
+    encode_configs,
+)
+from .devices import Gpu, gpu_of
+from .gradients import Backward, Differentiable
+from .memory import (
+    Key,
+    Layout,
+    Memory,
+    allocate,
+    contiguous,
+    layout,
+    layouts_of,
+    layouts_of_3,
+    memory_of,
+    picked,
+)
+from .operators import Operators
+from .sizes import evaluate
+from .splits import Split
+
+is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+#: Prepared calls that are kept.
+_MOST_CALLS = 1024
+
+
+class Launch(Protocol):
+    """Kernels with all that they take, but for addresses."""
+
+    def run(self, tensors: Sequence[Any], /) -> None:
+        """Launches with what they take of all tensors of a call: inputs, results, optional arguments and
+        scratch memory, in this order, and None for what is not there.
+        """
+
+
+#: What all calls have in common whose tensors have the same shapes, strides, types and devices: layouts of
+#: the results and of scratch memory, and launches, of which there are none where there is nothing to
+#: compute. A plain tuple is taken apart in no time.
+Prepared: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[Launch, ...]]
+
+
+class PreparedGradients(NamedTuple):
+    """What the gradients of all such tensors have in common.
+
+    made: layouts of what is allocated; zeroed: the positions of what starts from 0; finish: the gradients,
+    from what is made once the kernels are done.
+    """
+
+    made: tuple[Layout, ...]
+    zeroed: tuple[int, ...]
+    launches: tuple[Launch, ...]
+    finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+
+
+class Place(NamedTuple):
+    """What launches are prepared for: sizes, strides and configs by name, layouts by tensor, the order of
+    the tensors that launches are given, and the device. results: the tensors that they write.
+    """
+
+    names: Mapping[str, Any]
+    memories: Mapping[str, Memory]
+    declared: Mapping[str, Tensor]
+    order: Sequence[str]
+    results: Sequence[str]
+    gpu: Gpu
+    device: torch.device
+
+    def positions(self, tensors: Iterable[str]) -> list[int]:
+        """Where these are among what launches are given; -1, that of None, for what is not there."""
+        at = {name: i for i, name in enumerate(self.order)}
+        return [at[name] if name in self.memories else -1 for name in tensors]
+
+    def with_memories(self, memories: Mapping[str, Memory]) -> "Place":
+        """The same with these layouts, and their strides by name: 0 of tensors that are not given."""
+        names = dict(self.names)
+        for name, tensor in self.declared.items():
+            strides = memories[name].strides if name in memories else (0,) * len(tensor.stride_names)
+            names.update(zip(tensor.stride_names, strides, strict=False))
+        return self._replace(names=names, memories=memories)
+
+
+@dataclass(eq=False, kw_only=True)
+class Attention(ABC):
+    """The callable of a module, from a declaration of its tensors and kernels.
+
+    name: of the function; operator: what torch knows it by, with a digest of its kernels. kept: an lse that
+    the kernels write if a caller or the backward wants it; counters: tensors to add to, if given. sizes:
+    those that follow from others; group: query heads of a K/V head, 0 for any number. longest: keys that
+    configs are chosen by; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels.
+    clears: results of rows that no sequence has are 0. probability: a scalar that is one.
+    """
+
+    name: str
+    operator: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    configs: Sequence[KernelConfig]
+    tuned: Measured
+    launches: tuple[Any, ...]
+    kept: tuple[Tensor, ...] = ()
+    counters: tuple[Tensor, ...] = ()
+    sizes: dict[str, str] = field(default_factory=dict)
+    group: int | None = None
+    longest: str = "N"
+    work: str = "B * H * M"
+    scratch: Mapping[str, str] = field(default_factory=dict)
+    split: Split | None = None
+    clears: bool = False
+    probability: str = ""
+    backward: Backward | None = None
+    prepared: dict[Key, Prepared] = field(default_factory=dict, init=False, repr=False)
+    prepared_gradients: dict[Key, PreparedGradients] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.config_type: type = type(self.configs[0])
+        self.input_names = tuple(tensor.name for tensor in self.inputs)
+        self.output_names = tuple(tensor.name for tensor in self.outputs)
+        self.has_scalars = any(tensor.is_scalar for tensor in self.inputs)
+        self.extras = (*self.kept, *self.counters)
+        self.no_extras = (None,) * len(self.extras)
+        self.lse = self.output_names.index("lse") if "lse" in self.output_names else -1
+        self.is_single = len(self.outputs) == 1
+        self.first_shape = self.inputs[0].known_shape
+        self.layouts = layouts_of(len(self.inputs))
+        self.allocate = allocate
+        self.gpu_of: Callable[[int], Gpu] = gpu_of
+        self.first_input = 1 if self.kept else 2
+        gradients = () if self.backward is None else self.backward.gradients
+        self.wanted = tuple(self.input_names.index(gradient.name) for gradient in gradients)
+        self.unwanted = tuple(set(range(len(self.inputs))) - set(self.wanted))
+        self.decoded_configs: dict[str, tuple[KernelConfig | None, dict[str, KernelConfig]]] = {}
+        #: Of the lse that is kept, by the shape of q.
+        self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
+        self.run = self._runner()
+
+    # --- calls
+
+    def _runner(self) -> Callable[..., Any]:
+        """The call itself: a closure, whose variables are found faster than attributes."""
+        layouts, prepared = self.layouts, self.prepared
+        has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
+
+        def run(
+            inputs: tuple[Any, ...],
+            out: Any = None,
+            config: KernelConfig | None = None,
+            backward_config: Mapping[str, KernelConfig] | None = None,
+            extras: tuple[torch.Tensor | None, ...] = (),
+        ) -> Any:
+            """The results. extras: the optional tensors that are `kept` and `counters`, all of them."""
+            if is_compiling():
+                return self.traced(inputs, out, config, backward_config, extras)
+            if has_backward:
+                if is_grad_enabled():
+                    for x in inputs:
+                        if isinstance(x, torch.Tensor) and x.requires_grad:
+                            return self._differentiated(inputs, out, config, backward_config, extras)
+                if backward_config is not None:
+                    self._check_backward_configs(backward_config)
+            if has_scalars:
+                inputs = self.tensors_of(inputs)
+            if config is not None:
+                check_config(config, self.config_type)
+            try:
+                key: Key | None = (layouts(inputs), config)
+                if out is not None:
+                    key = (key, layout(out) if is_single else tuple(map(layout, out)))
+                for x in extras:
+                    if x is not None:
+                        key = (key, *map(layout, extras))
+                        break
+                call = prepared.get(key)  # type: ignore[arg-type]  # a key by now
+            except (AttributeError, TypeError):  # what is no tensor is refused by name
+                key = call = None
+            if call is None:
+                call = self._prepare(inputs, out, config, extras)
+                if key is not None:
+                    prepared[key] = call
+            memories, scratch, launches = call
+            if not has_backward and is_grad_enabled():
+                for x in inputs:
+                    if x.requires_grad:
+                        refuse_gradients(self.name, inputs)
+            if out is None:
+                results = self.allocate(memories, inputs[0])
+            else:
+                results = [out] if is_single else [*out]
+            if launches:
+                tensors = [*inputs, *results, *extras, None]
+                if scratch:
+                    tensors[-1:] = [*self.allocate(scratch, inputs[0]), None]
+                for launch in launches:
+                    launch.run(tensors)
+            elif self.clears:
+                self._clear(results, extras)
+            return results[0] if is_single else tuple(results)
+
+        return run
+
+    def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]:
+        """Gradients of the inputs that have one. given: the gradients of o and of lse (None: 0; of lse only
+        where it is a result), the inputs, o, lse, and configs by kernel or None.
+        """
+        *tensors, configs = given
+        do = tensors[0]
+        if do is None:
+            do = tensors[0] = torch.zeros_like(tensors[-2])
+        if do.stride(-1) != 1:
+            tensors[0] = do.contiguous()
+        chosen = None if configs is None else tuple(configs.items())
+        inputs = tensors[self.first_input : -2]
+        key: Key = (self.layouts(inputs), layouts_of_3((tensors[0], tensors[-2], tensors[-1])), chosen)
+        if self.first_input > 1:
+            key = (key, layout(tensors[1]))
+        call = self.prepared_gradients.get(key)
+        if call is None:
+            call = self.prepared_gradients[key] = self._prepare_gradients(tensors, configs or {})
+        made = self.allocate(call.made, inputs[0])
+        for at in call.zeroed:
+            made[at].zero_()
+        tensors += made
+        tensors.append(None)
+        for launch in call.launches:
+            launch.run(tensors)
+        return call.finish(made)
+
+    def forget(self) -> None:
+        """Drops all prepared calls."""
+        self.prepared.clear()
+        self.prepared_gradients.clear()
+        self.kept_layouts.clear()
+
+    # --- torch.compile
+
+    def traced(
+        self,
+        inputs: tuple[Any, ...],
+        out: Any,
+        config: KernelConfig | None,
+        backward_config: Mapping[str, KernelConfig] | None,
+        extras: tuple[torch.Tensor | None, ...],
+    ) -> Any:
+        """What torch.compile traces in place of the rest: one call of an operator."""
+        if self.backward is None:
+            refuse_gradients(self.name, inputs)
+        elif wants_gradient(*inputs):
+            self._check_gradients(inputs, out, extras)
+        if self.has_scalars:
+            inputs = self.tensors_of(inputs)
+        self.register_operators()
+        chosen = self.encoded(config, backward_config)
+        kept, counters = extras[: len(self.kept)], extras[len(self.kept) :]
+        if out is not None:
+            results = check_outputs(out, self.output_names)
+            getattr(torch.ops.attnc, f"{self.operator}_out")(*inputs, *counters, *results, *kept, chosen)
+            return out if self.is_single else results
+        made = getattr(torch.ops.attnc, self.operator)(*inputs, *counters, chosen)
+        if self.kept:
+            *results, lse = made
+            if kept[0] is not None:
+                kept[0].copy_(lse)
+            return results[0] if self.is_single else tuple(results)
+        return made
+
+    def register_operators(self) -> bool:
+        """Makes the operators known to torch, the first time that torch.compile meets the function."""
+        if not hasattr(torch.ops.attnc, self.operator):
+            Operators(self).register()
+        return True
+
+    def encoded(
+        self, config: KernelConfig | None, backward_config: Mapping[str, KernelConfig] | None = None
+    ) -> str:
+        """A caller's choice as an operator takes it. TypeError and ValueError for what is none."""
+        if config is not None:
+            check_config(config, self.config_type)
+        if backward_config is not None and self.backward is not None:
+            self._check_backward_configs(backward_config)
+        return encode_configs(config, backward_config)
+
+    # What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them
+    # for real.
+    register_operators._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    encoded._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+    def decoded(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]:
+        """config and backward_config again."""
+        found = self.decoded_configs.get(chosen)
+        if found is None:
+            found = self.decoded_configs[chosen] = decode_configs(chosen, self.config_type)
+        return found
+
+    # --- arguments
+
+    def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs with numbers as tensors, once q is checked, which they are made like."""
+        if not self.has_scalars:
+            return inputs
+        first = self.inputs[0]
+        check_tensor(first.name, inputs[0], first.dtype, self.first_shape, inputs[0], first.name)
+        made = []
+        for tensor, x in zip(self.inputs, inputs, strict=True):
+            if tensor.is_scalar:
+                if tensor.name == self.probability:
+                    check_probability(tensor.name, x)
+                made.append(scalar_tensor(tensor.name, x, tensor.dtype, inputs[0], self.input_names[0]))
+            else:
+                made.append(x)
+        return tuple(made)
+
+    def empty_kept(self, inputs: tuple[Any, ...]) -> torch.Tensor:
+        """Memory for the lse that is kept for gradients, whose sizes are those of q."""
+        (lse,), first = self.kept, inputs[0]
+        found = self.kept_layouts.get(getattr(first, "shape", None))
+        if found is None:
+            if len(self.kept_layouts) >= _MOST_CALLS:
+                self.kept_layouts.clear()
+            shape = self._sizes_of_first(inputs).shape_of(lse)
+            found = self.kept_layouts[first.shape] = _plain([contiguous(shape, lse.dtype)])
+        return self.allocate(found, first)[0]
+
+    def by_input(self, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        """A gradient or None for each input."""
+        by_input: list[torch.Tensor | None] = [None] * len(self.inputs)
+        for at, x in zip(self.wanted, found, strict=True):
+            by_input[at] = x
+        return tuple(by_input)
+
+    def bound(self, inputs: Sequence[torch.Tensor]) -> Sizes:
+        """The sizes of inputs that are known to fit each other."""
+        sizes = self._sizes()
+        sizes.bind(self.inputs, inputs)
+        return sizes
+
+    def _sizes(self) -> Sizes:
+        return Sizes(self.input_names[0], self.sizes, self.group)
+
+    def _sizes_of_first(self, inputs: tuple[Any, ...]) -> Sizes:
+        sizes = self._sizes()
+        sizes.check_one(self.inputs[0], inputs[0], inputs[0])
+        return sizes
+
+    def _differentiated(
+        self,
+        inputs: tuple[Any, ...],
+        out: Any,
+        config: KernelConfig | None,
+        backward_config: Mapping[str, KernelConfig] | None,
+        extras: tuple[Any, ...],
+    ) -> Any:
+        self._check_gradients(inputs, out, extras)
+        if backward_config is not None:
+            self._check_backward_configs(backward_config)
+        return Differentiable.apply(self, config, backward_config, *inputs)  # type: ignore[no-untyped-call]  # torch's
+
+    def _check_backward_configs(self, given: object) -> None:
+        assert self.backward is not None
+        check_backward_configs(given, self.backward.configs, self.config_type)
+
+    def _check_gradients(self, inputs: tuple[Any, ...], out: Any, extras: tuple[Any, ...]) -> None:
+        """Refuses what gradients cannot be wanted with."""
+        if out is not None:
+            raise ValueError("out: cannot be given where a gradient is wanted")
+        if self.kept and extras[0] is not None:
+            raise ValueError("lse: cannot be given where a gradient is wanted")
+        for at in self.unwanted:
+            if wants_gradient(inputs[at]):
+                name = self.input_names[at]
+                raise RuntimeError(
+                    f"{name} requires a gradient, which the spec does not ask for: "
+                    "detach it, or add it to 'grad'"
+                )
+
+    def _clear(self, results: Sequence[torch.Tensor], extras: tuple[torch.Tensor | None, ...]) -> None:
+        """Rows without a sequence, where there is none at all."""
+        results[0].zero_()
+        lse = extras[0] if self.kept else results[self.lse] if self.lse >= 0 else None
+        if lse is not None:
+            lse.fill_(float("-inf"))
+
+    # --- preparation
+
+    def _prepare(
+        self, inputs: tuple[Any, ...], out: Any, config: KernelConfig | None, extras: tuple[Any, ...]
+    ) -> Prepared:
+        """Checks the arguments, and decides all that does not depend on their contents."""
+        if len(self.prepared) >= _MOST_CALLS:
+            self.prepared.clear()
+        sizes, first = self._sizes(), inputs[0]
+        sizes.check(self.inputs, inputs)
+        for tensor, x in zip(self.counters, extras[len(self.kept) :], strict=True):
+            if x is not None:
+                sizes.check_one(tensor, x, first)
+        for tensor, x in zip(self.inputs, inputs, strict=True):
+            if tensor.has_rows:
+                require_contiguous_rows(tensor.name, x)
+        results = self._results(sizes, out, first)
+        for tensor, x in zip(self.kept, extras, strict=False):
+            if x is not None:
+                sizes.check_one(tensor, x, first)
+                reject_overlapping_output(tensor.name, x)
+        if evaluate(self.work, sizes) == 0:
+            return _plain(results), (), ()
+        gpu = self.gpu_of(first.get_device())
+        config = choose_config(config, gpu, evaluate(self.longest, sizes), self.configs, self.tuned)
+        names: dict[str, Any] = {**sizes, **self.functions(gpu), "config": config}
+        names |= {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
+        if self.split is not None:
+            names |= self.split.sizes(names, config, gpu)
+        scratch = {
+            name: contiguous(_shape(evaluate(text, names)), torch.float32)
+            for name, text in self.scratch.items()
+            if self.split is None or names["SPLITS"] > 1
+        }
+        optional = zip((tensor.name for tensor in self.extras), extras, strict=True)
+        memories = {
+            **dict(zip(self.input_names, map(memory_of, inputs), strict=True)),
+            **dict(zip(self.output_names, results, strict=True)),
+            **{name: memory_of(x) for name, x in optional if x is not None},
+            **scratch,
+        }
+        declared = {tensor.name: tensor for tensor in (*self.inputs, *self.outputs, *self.extras)}
+        order = (*declared, *scratch)
+        written = (*self.output_names, *(tensor.name for tensor in self.extras))
+        place = Place(names, {}, declared, order, written, gpu, first.device).with_memories(memories)
+        return _plain(results), _plain(scratch.values()), self.made_ready(self.launches, place)
+
+    def _results(self, sizes: Sizes, out: Any, like: torch.Tensor) -> tuple[Memory, ...]:
+        """Layouts of the results: the caller's, or those of new memory."""
+        if out is None:
+            return tuple(contiguous(sizes.shape_of(tensor), tensor.dtype) for tensor in self.outputs)
+        given = check_outputs(out, self.output_names)
+        for tensor, x in zip(self.outputs, given, strict=True):
+            sizes.check_one(tensor, x, like, f"out {tensor.name}")
+        for tensor, x in zip(self.outputs, given, strict=True):
+            reject_overlapping_output(f"out {tensor.name}", x)
+        for tensor, x in zip(self.outputs, given, strict=True):
+            if tensor.has_rows:
+                require_contiguous_rows(tensor.name, x)
+        return tuple(map(memory_of, given))
+
+    def _prepare_gradients(
+        self, tensors: Sequence[Any], configs: Mapping[str, KernelConfig]
+    ) -> PreparedGradients:
+        """Decides all that does not depend on the tensors' contents. tensors: those that `gradients` is
+        given.
+        """
+        if len(self.prepared_gradients) >= _MOST_CALLS:
+            self.prepared_gradients.clear()
+        backward = self.backward
+        assert backward is not None
+        inputs = tensors[self.first_input : -2]
+        sizes, first = self.bound(inputs), inputs[0]
+        wanted = [
+            (gradient, memory_of(inputs[at]))
+            for gradient, at in zip(backward.gradients, self.wanted, strict=True)
+        ]
+        if evaluate(self.work, sizes) == 0:
+            zeros = [
+                replace(gradient, zeros=True).finish({}, x, first.device, sizes) for gradient, x in wanted
+            ]
+            return PreparedGradients((), (), (), lambda made: tuple([zero(made) for zero in zeros]))
+        gpu = self.gpu_of(first.get_device())
+        longest = evaluate(self.longest, sizes)
+        names: dict[str, Any] = {**sizes, **self.functions(gpu)}
+        for kernel, known in backward.configs.items():
+            chosen = choose_config(configs.get(kernel), gpu, longest, known, backward.tuned[kernel])
+            names[f"{kernel}_config"] = chosen
+        for name, text in backward.sizes.items():
+            names[name] = evaluate(text, names)
+        lse = self.kept[0] if self.kept else self.outputs[self.lse]
+        declared = backward.declared(self.inputs, self.outputs[0], lse)
+        given = ("do", *(() if self.kept else ("dlse",)), *self.input_names, "o", "lse")
+        memories = {name: memory_of(x) for name, x in zip(given, tensors, strict=True) if x is not None}
+        for made in backward.made:
+            if made.like:
+                shape = memories[made.like].shape
+            else:
+                shape = tuple(evaluate(text, names) for text in declared[made.name].shape)
+            memories[made.name] = contiguous(shape, declared[made.name].dtype)
+        written = tuple(made.name for made in backward.made)
+        place = Place(names, {}, declared, (*given, *written), written, gpu, first.device)
+        place = place.with_memories(memories)
+        made_now = _plain(memories[made.name] for made in backward.made)
+        launches = self.made_ready(backward.launches, place)
+        zeroed = tuple(i for i, made in enumerate(backward.made) if made.zero)
+        at = {made.name: i for i, made in enumerate(backward.made)}
+        if all(gradient.is_plain for gradient in backward.gradients):
+            finish = picked([at[f"d{gradient.name}"] for gradient in backward.gradients])
+            return PreparedGradients(made_now, zeroed, launches, finish)
+        last = [gradient.finish(at, x, first.device, names) for gradient, x in wanted]
+        return PreparedGradients(
+            made_now, zeroed, launches, lambda made: tuple([done(made) for done in last])
+        )
+
+    # --- targets
+
+    @abstractmethod
+    def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
+        """Launches that take nothing but the tensors of a call."""
+
+    @abstractmethod
+    def section(self, gpu: Gpu, heads: int, size: int) -> int:
+        """How many heads of so many bytes of K and V programs that run together should share."""
+
+    def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
+        """Functions that declared sizes may call on this device."""
+        return {
+            "section()": lambda heads, size: self.section(gpu, heads, size),
+            "multiprocessors()": lambda: gpu.multiprocessors,
+        }
+
+
+def _plain(memories: Iterable[Memory]) -> tuple[Layout, ...]:
+    return tuple((memory.shape, memory.strides, memory.dtype) for memory in memories)
+
+
+def _shape(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size,)

@@ -1,0 +1,132 @@
+# Copied by `attnc compile`, from attnc/support. Do not edit.
+"""Layouts of tensors: what prepared calls are found by, and what is allocated at every call."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+try:
+    # What Inductor's code calls: half the time of torch.empty.
+    from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-defined]  # in C
+except ImportError:
+    _empty_strided_cuda = None
+
+Key: TypeAlias = tuple[object, ...]
+
+
+class Memory(NamedTuple):
+    """A tensor without its address."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+#: A layout as `allocate` takes it: a plain tuple, which is taken apart faster than a named one.
+Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def memory_of(x: torch.Tensor) -> Memory:
+    """The layout of a tensor."""
+    return Memory(tuple(x.shape), x.stride(), x.dtype)
+
+
+def contiguous(shape: Sequence[int], dtype: torch.dtype) -> Memory:
+    """What torch.empty makes of a shape."""
+    strides = tuple(prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
+    return Memory(tuple(shape), strides, dtype)
+
+
+def allocate(layouts: Sequence[Layout], like: torch.Tensor) -> list[torch.Tensor]:
+    """A tensor of each layout, on the device of another tensor."""
+    if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
+        return [_empty_strided_cuda(shape, strides, dtype) for shape, strides, dtype in layouts]
+    device = like.device
+    return [
+        torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in layouts
+    ]
+
+
+def layout(x: torch.Tensor | None) -> Key | None:
+    """What preparing a call depends on of a tensor, besides the alignment of its address."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
+# The layouts of so many tensors that are given, one after the other. Written out: a loop takes a quarter
+# longer, and this is a fifth of what a call costs on the host.
+
+# fmt: off
+
+
+def _layouts_of_2(tensors: Sequence[Any]) -> Key:
+    q, k = tensors
+    return (
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+    )
+
+
+def layouts_of_3(tensors: Sequence[Any]) -> Key:
+    """The layouts of three tensors."""
+    q, k, v = tensors
+    return (
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+    )
+
+
+def _layouts_of_4(tensors: Sequence[Any]) -> Key:
+    q, k, v, a = tensors
+    return (
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        a.shape, a.stride(), a.dtype, a.device,
+    )
+
+
+def _layouts_of_5(tensors: Sequence[Any]) -> Key:
+    q, k, v, a, b = tensors
+    return (
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        a.shape, a.stride(), a.dtype, a.device,
+        b.shape, b.stride(), b.dtype, b.device,
+    )
+
+
+def _layouts_of_6(tensors: Sequence[Any]) -> Key:
+    q, k, v, a, b, c = tensors
+    return (
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        a.shape, a.stride(), a.dtype, a.device,
+        b.shape, b.stride(), b.dtype, b.device,
+        c.shape, c.stride(), c.dtype, c.device,
+    )
+
+
+# fmt: on
+
+
+def _layouts(tensors: Sequence[Any]) -> Key:
+    return tuple(part for x in tensors for part in (x.shape, x.stride(), x.dtype, x.device))
+
+
+def layouts_of(count: int) -> Callable[[Sequence[Any]], Key]:
+    """A function from so many tensors to their layouts. AttributeError or TypeError for what is no tensor."""
+    written_out = {2: _layouts_of_2, 3: layouts_of_3, 4: _layouts_of_4, 5: _layouts_of_5, 6: _layouts_of_6}
+    return written_out.get(count, _layouts)
+
+
+def picked(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes what is at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda given: tuple([given[at] for at in positions])

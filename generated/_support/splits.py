@@ -1,0 +1,100 @@
+# Copied by `attnc compile`, from attnc/support. Do not edit.
+"""How many programs share the keys of a sequence in decoding."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from .devices import Gpu
+from .sizes import Names, evaluate
+
+#: Bytes that a multiprocessor reads while a wave of programs starts and ends, and while the kernel that joins
+#: the splits is launched; measured on an H200.
+_WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the keys of a sequence are split. tiles, key_tiles: of a call, and of a sequence; key_bytes: of a
+    key and its value; width: numbers that the result of a split row has; keys: of the longest sequence.
+
+    idle_gain: how much faster a multiprocessor reads while others idle; staging: major capabilities on
+    which a block takes `config.staged` bytes of shared memory; most: splits that a grid has room for;
+    counted: that are considered.
+    """
+
+    tiles: str
+    key_tiles: str
+    key_bytes: int
+    width: int
+    keys: str = "N"
+    idle_gain: float = 1.3
+    staging: tuple[int, ...] = ()
+    most: int | None = None
+    counted: int = 128
+
+    def sizes(self, names: Names, config: Any, gpu: Gpu) -> dict[str, int]:
+        """tiles, rows, SPLITS and PARTS (partial rows) of a call. ValueError for too many splits."""
+        tiles, rows = evaluate(self.tiles, names), evaluate("B * H * M", names)
+        share = getattr(config, "share", 0)
+        keys = evaluate(self.keys, names)
+        fixed = -(-keys // share) if share else 0
+        splits = (
+            fixed
+            or config.splits
+            or count_splits(
+                tiles,
+                evaluate(self.key_tiles, names),
+                config.BLOCK_N * self.key_bytes,
+                rows * 4 * self.width,
+                self.room(config, gpu),
+                gpu,
+                self.idle_gain,
+                self.counted,
+            )
+        )
+        if self.most is not None and splits > self.most:
+            least = -(-keys // self.most)
+            raise ValueError(
+                f"config: expected at most {self.most} shares, of {least} keys at least, got {splits}"
+            )
+        return {"tiles": tiles, "rows": rows, "SPLITS": splits, "PARTS": rows * splits}
+
+    def room(self, config: Any, gpu: Gpu) -> int:
+        """Bytes of shared memory that a block takes; 0: a caller's config does not say."""
+        staged = getattr(config, "staged", 0) if gpu.capability[0] in self.staging else 0
+        return int(staged or config.shared)
+
+
+@functools.lru_cache(maxsize=1024)
+def count_splits(
+    tiles: int,
+    key_tiles: int,
+    tile_bytes: int,
+    part_bytes: int,
+    shared: int,
+    gpu: Gpu,
+    idle_gain: float,
+    most: int,
+) -> int:
+    """The number of splits with the shortest time, by a model of a kernel bound by memory.
+
+    A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as
+    a hundred kB more to start and to end; where it leaves multiprocessors idle, the others run at most
+    `idle_gain` times faster. Joining the splits costs a launch and a second trip to memory. Follows from
+    shapes and the device alone, so that a captured CUDA graph serves sequences of any length.
+    """
+    processors, resident = gpu.multiprocessors, 2
+    if gpu.shared_in_all and shared > 0:
+        resident = max(1, min(gpu.shared_in_all // shared, 4))
+
+    def cost(n: int) -> float:
+        share = -(-key_tiles // n) * tile_bytes
+        waves, rest = divmod(tiles * n, processors * resident)
+        time: float = waves * (resident * share + _WAVE_BYTES)
+        if rest:
+            deepest = -(-rest // processors)
+            time += max(rest / processors, deepest / idle_gain) * share + _WAVE_BYTES
+        return time if n == 1 else time + _COMBINE_BYTES + 2 * n * part_bytes / processors
+
+    return min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)

@@ -1,0 +1,289 @@
+# Copied by `attnc compile`, from attnc/support. Do not edit.
+"""Triton kernels made ready: from the second time on a launch takes less time than one through Triton."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .arguments import Tensor
+from .call import Attention, Launch, Place
+from .devices import Gpu
+from .memory import Memory, picked
+from .sizes import evaluate, next_power_of_2
+
+#: Shape, strides and tile of a tensor that the copy engine moves.
+Box = tuple[list[int], list[int], list[int]]
+#: What starts a kernel: on a stream, with arguments.
+FastStart = Callable[[int, Sequence[Any]], None]
+#: Tensor maps that a launch keeps of each tensor.
+_MOST_MAPS = 64
+#: Constants of kernels by their parameters' names, from the sizes and the config of a launch.
+_CONSTANTS: dict[str, Callable[[Mapping[str, Any], Gpu], object]] = {
+    "BLOCK_M": lambda names, gpu: names["config"].BLOCK_M,
+    "BLOCK_N": lambda names, gpu: names["config"].BLOCK_N,
+    "BLOCK_S": lambda names, gpu: next_power_of_2(names["SPLITS"]),
+    "EARLY_DP": lambda names, gpu: names["config"].early_dp,
+    "SHARE": lambda names, gpu: names["config"].share,
+    "SPLIT": lambda names, gpu: names["SPLITS"] > 1,
+    "PDL": lambda names, gpu: gpu.capability >= (9, 0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A launch of a Triton kernel, whose parameters are the tensors, strides and sizes by name, and
+    constants.
+
+    grid: programs along up to three axes. tiles: tensors whose tiles it loads or stores, by descriptors
+    where the kernel can take them (TMA); pointers: the others. config: the kernel of a backward that it is
+    configured as. sizes: by name those that it takes besides; warps: where no config says. joins: launched
+    where the keys of sequences are split.
+    """
+
+    function: Any
+    grid: str
+    tiles: str = ""
+    pointers: str = ""
+    config: str = ""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    warps: int = 0
+    joins: bool = False
+
+
+class TritonLaunch:
+    """kernel[grid](*tensors, *numbers, **constants), from the second time on without Triton's search for
+    the binary.
+
+    Triton compiles for the numbers and for the alignment of the tensors, and looks both up at every launch,
+    which takes longer than the launch itself. Here the numbers never change, and the binary is kept for
+    aligned tensors. The first tensors are passed as descriptors of their boxes, where there are any and all
+    are aligned; one made for an address serves again, since nothing else in it could change.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        positions: Sequence[int],
+        numbers: Sequence[int],
+        constants: Mapping[str, object],
+        device: torch.device,
+        boxes: tuple[Box, ...] | None,
+        options: Mapping[str, object],
+    ) -> None:
+        self.kernel, self.grid, self.numbers = kernel, grid, numbers
+        self.pick = picked(positions)
+        self.device, self.index, self.options = device, device.index, options
+        self.has_boxes = boxes is not None  # whether the kernel can take descriptors, if not of these tensors
+        self.boxes: tuple[Box, ...] = boxes or ()
+        self.constants = constants
+        self.binary: Any = None
+        #: What starts the kernel on aligned tensors, once it is compiled.
+        self.starts: list[FastStart] = []
+        self.run = self._runner()
+
+    def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
+        """The launch itself: a closure, whose variables are found faster than attributes."""
+        pick, index, starts, count = self.pick, self.index, self.starts, len(self.boxes)
+        maps: list[dict[int, list[Any]]] = [{} for _ in self.boxes]
+        trailing = (
+            *self.numbers,
+            *self.constants.values(),
+            *([bool(self.boxes)] if self.has_boxes else []),
+        )
+
+        def run(given: Sequence[torch.Tensor | None]) -> None:
+            """Launches with what the kernel takes of these tensors."""
+            tensors = pick(given)
+            addresses = [0 if x is None else x.data_ptr() for x in tensors]
+            bits = 0
+            for address in addresses:
+                bits |= address
+            if bits % 16 or not starts or torch._C._cuda_getDevice() != index:
+                self.launch(tensors, addresses, bits % 16 == 0)
+                return
+            if not count:
+                starts[0](torch._C._cuda_getCurrentRawStream(index), (*addresses, *trailing))
+                return
+            arguments: list[Any] = []
+            for i, made in enumerate(maps):
+                arguments += made.get(addresses[i]) or self.map(made, i, addresses[i], tensors[i])
+            arguments += addresses[count:]
+            arguments += trailing
+            starts[0](torch._C._cuda_getCurrentRawStream(index), arguments)
+
+        return run
+
+    def launch(self, tensors: Sequence[torch.Tensor | None], addresses: Sequence[int], aligned: bool) -> None:
+        """Launches through Triton, on the device of the tensors."""
+        with self.on_device():
+            tma = bool(self.boxes) and all(address % 16 == 0 for address in addresses[: len(self.boxes)])
+            if tma:
+                described = map(TensorDescriptor, tensors, *zip(*self.boxes, strict=True))
+                tensors = (*described, *tensors[len(self.boxes) :])
+            constants = {**self.constants, "TMA": tma} if self.has_boxes else self.constants
+            binary = in_context(self.kernel[self.grid], *tensors, *self.numbers, **constants, **self.options)
+        if aligned and binary is not None:
+            self.binary, start = binary, self.made_fast(binary)
+            self.starts[:] = [] if start is None else [start]
+
+    def map(self, made: dict[int, list[Any]], i: int, address: int, x: torch.Tensor | None) -> list[Any]:
+        """What Triton makes of tensor i's descriptor: the copy engine's map, sizes and strides. The last
+        are kept in `made`.
+        """
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        described = TensorDescriptor(x, *self.boxes[i])
+        new: list[Any] = in_context(make_tensordesc_arg, described, self.binary.metadata.tensordesc_meta[i])
+        if len(made) >= _MOST_MAPS:
+            made.pop(list(made)[0], None)  # noqa: RUF015  # other threads add to them
+        made[address] = new
+        return new
+
+    def on_device(self) -> Any:
+        """The device of the tensors, to launch on."""
+        return on_device(self.device)
+
+    def made_fast(self, binary: Any) -> FastStart | None:
+        """`fast_launcher` of the kernel's binary."""
+        return fast_launcher(binary, len(self.boxes), *self.grid)
+
+
+@dataclass(eq=False, kw_only=True)
+class TritonAttention(Attention):
+    """The callable of a module of Triton kernels."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.launch_type = TritonLaunch
+
+    def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
+        splits = place.names.get("SPLITS", 1)
+        return tuple(self._launch(kernel, place) for kernel in launches if splits > 1 or not kernel.joins)
+
+    def section(self, gpu: Gpu, heads: int, size: int) -> int:
+        """Heads whose K and V fill a quarter of the L2 cache."""
+        return min(heads, max(4, min(gpu.l2 // 4 // max(1, size), 16)))
+
+    def _launch(self, kernel: Kernel, place: Place) -> TritonLaunch:
+        names = dict(place.names)
+        config = names["config"] = names[f"{kernel.config}_config" if kernel.config else "config"]
+        names |= {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
+        names |= {name: evaluate(text, names) for name, text in kernel.sizes.items()}
+        tiles = kernel.tiles.split()
+        tensors = [*tiles, *kernel.pointers.split()]
+        parameters: list[str] = kernel.function.arg_names[len(tensors) :]
+        boxes = None
+        if "TMA" in parameters:
+            boxes = _boxes(
+                [(place.declared[name], place.memories[name]) for name in tiles], config, place.gpu
+            )
+        constants = {name: _CONSTANTS[name](names, place.gpu) for name in parameters if name in _CONSTANTS}
+        options: dict[str, object] = {"num_warps": kernel.warps}
+        if not kernel.warps:
+            options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+            if getattr(config, "maxnreg", None) and kernel.config:
+                options["maxnreg"] = config.maxnreg
+        if constants.get("PDL"):
+            options["launch_pdl"] = True
+        return self.launch_type(
+            kernel.function,
+            _axes(evaluate(kernel.grid, names)),
+            place.positions(tensors),
+            [names[name] for name in parameters if name not in _CONSTANTS and name != "TMA"],
+            constants,
+            place.device,
+            boxes,
+            options,
+        )
+
+
+def _axes(grid: int | tuple[int, ...]) -> tuple[int, ...]:
+    return grid if isinstance(grid, tuple) else (grid,)
+
+
+def _boxes(tensors: Sequence[tuple[Tensor, Memory]], config: Any, gpu: Gpu) -> tuple[Box, ...]:
+    """Shape, strides and tile of every tensor, if the copy engine can move such tiles of all of them.
+
+    That takes capability 9, rows at multiples of 16 bytes, and nothing empty or broadcast. Matrices are
+    moved as [B, H, rows, D], rows of numbers as [B * H, rows].
+    """
+    if gpu.index >= 0 and gpu.capability[0] < 9:
+        return ()
+    boxes = []
+    for tensor, memory in tensors:
+        if 0 in memory.shape or any(
+            step <= 0 or step * memory.dtype.itemsize % 16 for step in memory.strides[:-1]
+        ):
+            return ()
+        if not tensor.has_rows:
+            *leading, rows = memory.shape
+            heads = 1
+            for size in leading:
+                heads *= size
+            boxes.append(([heads, rows], [memory.strides[-2], 1], [1, config.BLOCK_M]))
+            continue
+        letter = "m" if "m" in tensor.axes else "n"
+        axes = [*(tensor.axes.index(axis) for axis in ("b", "h", letter)), len(tensor.axes)]
+        tile = [
+            *(1, 1, config.BLOCK_M if letter == "m" else config.BLOCK_N),
+            max(16, next_power_of_2(memory.shape[-1])),
+        ]
+        boxes.append(([memory.shape[a] for a in axes], [memory.strides[a] for a in axes], tile))
+    return tuple(boxes)
+
+
+def on_device(device: torch.device) -> Any:
+    """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes
+    nothing.
+    """
+    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
+        how = "on a CPU, call attnc.verify.interpreter.ensure_interpreter() first, in a new process"
+        raise ValueError(f"expected tensors on a CUDA device, got {device}: {how}")
+    return torch.cuda.device(device if device.type == "cuda" else -1)
+
+
+def in_context(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """make(...), also on a thread that has no CUDA context yet, without which no descriptor is made."""
+    try:
+        return make(*arguments, **options)
+    except RuntimeError as error:
+        if "device context" not in str(error):
+            raise
+        torch.zeros((), device="cuda")  # a launch of torch's brings one
+        return make(*arguments, **options)
+
+
+def fast_launcher(binary: Any, maps: int, x: int, y: int = 1, z: int = 1) -> FastStart | None:
+    """What starts a binary that takes so many maps, on a stream with arguments: Triton's C function,
+    without its checks.
+
+    None where this Triton's is not known to take them so, or where the kernel wants memory that Triton
+    allocates. Hooks of Triton's launches are not called.
+    """
+    run, packed = binary.run, binary.packed_metadata
+    if binary.metadata.target.backend != "cuda" or run.global_scratch_size or run.profile_scratch_size:
+        return None
+    if maps != len(getattr(binary.metadata, "tensordesc_meta", None) or ()):
+        return None
+    first, launch = (binary.function, run.launch_cooperative_grid, run.launch_pdl), run.launch
+    match triton.__version__.split(".")[:2]:
+        case ["3", "6"]:
+            # Around the C function of a kernel with descriptors is one that makes them.
+            if maps and inspect.isfunction(launch):
+                launch = inspect.getclosurevars(launch).nonlocals["launcher"]
+            return lambda stream, arguments: launch(
+                x, y, z, stream, *first, None, None, packed, None, None, None, *arguments
+            )
+        case ["3", "7"]:
+            if maps:
+                launch = triton.runtime.driver.active.utils.launch  # not the one that makes descriptors
+            rest = (packed, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
+            return lambda stream, arguments: launch(x, y, z, stream, *first, *rest, arguments)
+        case _:
+            return None

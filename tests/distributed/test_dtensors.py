@@ -1,0 +1,70 @@
+"""DTensors as shards: what they lie like is checked, results lie as q does, and gradients flow through them.
+
+On a mesh of one rank, which needs no other process; where rows lie on several is tested of slices.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from attnc.distributed import ContextParallel
+from attnc.distributed.group import Alone
+from attnc.verify.interpreter import ensure_interpreter
+from tests.distributed.specs import SPECS
+
+ensure_interpreter()
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
+    folder = tmp_path_factory.mktemp("meeting")
+    dist.init_process_group("gloo", init_method=(folder / "place").as_uri(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "cp"))
+    dist.destroy_process_group()
+
+
+def whole() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 32, heads, 16, generator=generator) for heads in (2, 1, 1)]
+
+
+def test_results_lie_as_q_does(mesh: DeviceMesh) -> None:
+    one = ContextParallel(SPECS["causal"], Alone())
+    leaves = [x.requires_grad_() for x in one.shard(*whole())]
+    expected, expected_lse = one(*leaves)
+    wanted = torch.autograd.grad(expected.sum(), leaves)
+
+    cp = ContextParallel(SPECS["causal"], mesh["cp"])
+    q, k, v = (distribute_tensor(x, mesh, [Shard(0), Shard(1)]).requires_grad_() for x in whole())
+    assert cp.shard(q, k, v) == (q, k, v)
+    o, lse = cp(q, k, v)
+    assert isinstance(o, DTensor)
+    assert o.placements == (Shard(0), Shard(1))
+    assert lse.placements == (Shard(0), Shard(2))
+    assert (o.shape, lse.shape) == (expected.shape, expected_lse.shape)
+    found: Any = torch.autograd.grad(o.sum(), [q, k, v])
+    for x, y in ((o, expected), (lse, expected_lse), *zip(found, wanted, strict=True)):
+        assert torch.equal(x.full_tensor(), y)
+    assert torch.equal(cp.unshard(o), expected)
+
+
+def test_what_lies_otherwise_is_named(mesh: DeviceMesh) -> None:
+    cp = ContextParallel(SPECS["documents"], mesh["cp"])
+    q, k, v = (distribute_tensor(x, mesh, [Replicate(), Shard(1)]) for x in whole())
+    doc = torch.zeros(1, 32, dtype=torch.int32)
+    cp.plan(q, k, doc=distribute_tensor(doc, mesh, [Replicate(), Replicate()]))
+    with pytest.raises(ValueError, match=r"^k: expected Shard\(1\), by rows, over the ranks that share them"):
+        cp(q, distribute_tensor(whole()[1], mesh, [Replicate(), Replicate()]), v, doc)
+    with pytest.raises(ValueError, match=r"^v: expected Replicate\(\), or a shard of sequences or heads"):
+        cp(q, k, distribute_tensor(whole()[1], mesh, [Shard(1), Shard(1)]), doc)
+    with pytest.raises(ValueError, match=r"^doc: expected Replicate\(\) over the ranks that share rows"):
+        cp(q, k, v, doc=distribute_tensor(doc, mesh, [Replicate(), Shard(1)]))
+    planned = ContextParallel(SPECS["causal"], mesh["cp"])
+    planned.plan(*whole()[:2])
+    with pytest.raises(ValueError, match="DTensors lie in slices, and the plan does not"):
+        planned(q, k, v)

@@ -1,0 +1,167 @@
+"""The explanation: its sections, its figures, and that JSON says the same."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from attnc.build import front, plan_program
+from attnc.explain.backward import backward_dict, backward_text, explain_backward
+from attnc.explain.figures import Explanation, as_dict, explain
+from attnc.explain.text import as_text
+from attnc.plan.device import DEVICES
+from attnc.plan.ir import kernels_of
+from tests.plans import plans_of
+from tests.targets import TARGETS
+
+SPECS = Path(__file__).parent.parent.parent / "specs"
+GENERATED = SPECS.parent / "generated"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    registers: int = 168
+    stack: int = 0
+    shared: int = 131072
+
+
+def explained(name: str = "causal_gqa", arch: str = "sm_90") -> Explanation:
+    program = front(SPECS / f"{name}.attn")
+    module = plan_program(program).modules[0]
+    schedule = next(s for s in program.schedules if s.target == module.target)
+    return explain(module, schedule, DEVICES[arch], usage=Compiled())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(SPECS.glob("*.attn")) if "\nattention " in path.read_text()],
+    ids=lambda path: path.stem,
+)
+def test_every_spec_can_be_explained(path: Path) -> None:
+    text = as_text(explained(path.stem))
+    for section in (
+        "grid and loops",
+        "mask:",
+        "shared memory:",
+        "registers:",
+        "roofline",
+        "error bound",
+        "because",
+    ):
+        assert f"\n{section}" in text
+    assert all(len(line) <= 400 for line in text.splitlines())
+
+
+def test_buffers_stand_in_columns() -> None:
+    text = as_text(explained())
+    after = text.partition("shared memory:")[2].splitlines()[1:]
+    buffers = after[: next(i for i, line in enumerate(after) if line.startswith("registers:"))]
+    assert len(buffers) >= 3
+    assert len({line.index(" B  ") for line in buffers}) == 1
+
+
+def test_decisions_point_at_spec_lines() -> None:
+    e = explained()
+    lines = (SPECS / "causal_gqa.attn").read_text().splitlines()
+    for decision in as_dict(e)["because"]:
+        path, _, line = decision["spec"].rpartition(":")
+        assert path.endswith("causal_gqa.attn")
+        assert lines[int(line) - 1].strip()
+    masks = [d for d in as_dict(e)["because"] if "with mask code" in d["decision"]]
+    assert lines[int(masks[0]["spec"].rpartition(":")[2]) - 1].strip().startswith("mask = causal")
+
+
+def test_figures_of_a_causal_kernel() -> None:
+    data = json.loads(json.dumps(as_dict(explained())))
+    assert data["pictures"][0]["M"] == 512
+    buffers = data["shared_memory"]["buffers"]
+    assert sum(buffers.values()) == data["shared_memory"]["total"] <= data["shared_memory"]["limit"]
+    assert data["compiled"] == {"registers": 168, "stack": 0, "shared": 131072}
+    roofline = data["roofline"]
+    # 16k tokens, hidden size 2048, causal: half of 4 B H N^2 D, and the diagonal's tiles
+    assert roofline["flops"] == pytest.approx(0.5 * 4 * 16384 * 4096 * 2048, rel=0.05)
+    assert roofline["bound"] == "tensor cores"
+    assert data["error_bound"]["p_roundoff"] == 2.0**-8
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
+def test_every_backward_can_be_explained(path: Path) -> None:
+    for module in plans_of(path).modules:
+        found = explain_backward(module, DEVICES["sm_90"], {}, length=512)
+        text = backward_text(found)
+        for name, e in zip(kernels_of(module), found, strict=True):
+            assert f"backward kernel {name}, config {e.position} of " in text
+        assert len(backward_dict(found)) == text.count("roofline at M = N = 512")
+
+
+def test_figures_of_a_backward() -> None:
+    module = plans_of(SPECS / "full.attn").modules[0]
+    found = explain_backward(module, DEVICES["sm_90"], {"dq": Compiled()})
+    dq, dkdv = json.loads(json.dumps(backward_dict(found)))
+    whole = 16384 * 4096 * 2048
+    assert dq["roofline"]["flops"] == pytest.approx(6 * whole)  # S, dP, dQ
+    assert dkdv["roofline"]["flops"] == pytest.approx(8 * whole)  # S, dP, dK, dV
+    assert (dq["compiled"], dkdv["compiled"]) == ({"registers": 168, "stack": 0, "shared": 131072}, None)
+    assert dq["grid"].endswith("ceil(M / 128) * B * H")
+    assert sum(dq["shared_memory"]["buffers"].values()) == dq["shared_memory"]["total"] == 164864
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: str) -> None:
+    modules = plans_of(SPECS / "varlen.attn").modules
+    module = next(module for module in modules if module.target == target)
+    launched = (GENERATED / "varlen" / target.replace(".", "_") / "d128.py").read_text(encoding="utf-8")
+    tile = module.kernels[0].configs[0]["tile.q"]
+    schedule = next(s for s in front(SPECS / "varlen.attn").schedules if s.target == target)
+    text = as_text(explain(module, schedule, DEVICES["sm_90"]))
+    assert f"of a sequence, and head: (T // {tile} + B + 1) * H" in text
+    assert "(T // config.BLOCK_M + B + 1) * H" in launched
+    dq, dkdv = backward_dict(explain_backward(module, DEVICES["sm_90"], {}))
+    tile_q, tile_kv = dq["config"]["tile.q"], dkdv["config"]["tile.kv"]
+    assert f"(T // {tile_q} + B + 1) * H" in dq["grid"]
+    assert f"(S // {tile_kv} + B + 1) * Hkv" in dkdv["grid"]
+    assert "(S // dkdv_config.BLOCK_N + B + 1) * Hkv" in launched
+
+
+def test_a_backward_for_a_smaller_device_takes_a_config_that_fits() -> None:
+    module = plans_of(SPECS / "causal_gqa.attn").modules[0]
+    here, there = (explain_backward(module, DEVICES[arch], {}) for arch in ("sm_90", "sm_86"))
+    assert [e.position for e in here] == [0, 0]
+    assert there[0].position == 1
+    assert all(e.needs.shared <= DEVICES["sm_86"].shared_per_block for e in there)
+
+
+def test_a_window_spares_a_decode_step_the_keys_before_it(tmp_path: Path) -> None:
+    """What no row sees is not read, and bounds no launch."""
+    spec = tmp_path / "windowed.attn"
+    spec.write_text((SPECS / "unified_decode.attn").read_text().replace(" causal", " window(128, 0)"))
+    program = front(spec)
+    module = plan_program(program).modules[0]
+    e = explain(module, program.schedules[0], DEVICES["sm_90"], usage=None)
+    tile = e.roofline.picture.tile_kv
+    read = e.roofline.picture.keys_read
+    assert 129 <= read <= 129 + 2 * tile
+    assert as_dict(e)["roofline"]["bytes"] == 32 * 2 * (2 * read * 128 + 2 * 128)
+
+
+def test_another_device_has_other_limits() -> None:
+    here, there = as_dict(explained(arch="sm_90")), as_dict(explained(arch="sm_86"))
+    assert here["shared_memory"]["limit"] == 232448
+    assert there["shared_memory"]["limit"] == 101376
+    assert here["shared_memory"]["buffers"]["k"] == 2 * there["shared_memory"]["buffers"]["k"]
+
+
+def test_a_decode_kernel_is_explained_by_a_decode_step() -> None:
+    e = explained("unified_decode")
+    data, text = as_dict(e), as_text(e)
+    assert [(p["M"], p["N"]) for p in data["pictures"]] == [(1, 512), (8, 512)]
+    assert data["roofline"]["bound"] == "memory"
+    # 32 caches of 8192 keys, both halves, and rows of q and o
+    assert data["roofline"]["bytes"] == 32 * 2 * (2 * 8192 * 128 + 2 * 128)
+    assert "roofline at M = 1, N = 8192, 32 K/V heads in all" in text
+    assert "exp2(scale * s - phi)" in text
+    assert "a share with a row outside of the bounds is computed again" in text
+    compressed = as_dict(explained("mla_decode"))["roofline"]
+    heads = 2048 // 576 * (16384 // 8192)
+    assert compressed["bytes"] == 2 * heads * (8192 * 576 + 576 + 512)  # v is part of k

@@ -1,0 +1,121 @@
+"""The plan as text: goldens of a dozen telling specs, and that nothing which a plan holds is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnc.expr.nodes import Binary, Const, Dim, Node
+from attnc.model.schedule import Config
+from attnc.plan import ir
+from attnc.plan.ir.text import module_text
+from tests.plans import plans_of
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "ir"
+#: Attention, variant and target; what it shows.
+TOLD = (
+    ("causal_gqa", "bf16_d128", "triton"),  # two loops, and both kernels of the backward
+    ("causal_gqa", "bf16_d128", "cuda.sm_80"),  # fragments and shared memory, a kernel of rows
+    ("causal_gqa", "bf16_d128", "cuda.sm_90a"),  # roles, a lazy maximum
+    ("window", "d128", "triton"),  # one loop that tests its tiles
+    ("local_sink", "w128_d64", "triton"),  # a sink and its gradient, a shared derivative
+    ("document", "d128", "cuda.sm_80"),  # searches of sorted inputs
+    ("bias", "d64", "triton"),  # loads of three kinds and their gradients
+    ("prefix_document", "d64", "triton"),  # keys that no query keeps
+    ("neighborhood", "d64", "triton"),  # a guard of tiles
+    ("dropout", "d64", "triton"),
+    ("fa1", "bf16_d64", "triton"),  # outer loop over keys
+    ("varlen", "d128", "triton"),  # packed sequences
+    ("speculative", "d128", "triton"),  # a tree of queries, against paged keys
+    ("paged_decode", "d128", "triton"),  # split keys in pages
+    ("mla_decode", "d576_dv512", "cuda.sm_80"),  # values that are columns of keys
+    ("unified_decode", "d128", "cuda.sm_80"),  # one maximum for all rows
+)
+
+
+def planned(spec: str, variant: str, target: str) -> ir.Module:
+    modules = plans_of(ROOT / "specs" / f"{spec}.attn").modules
+    return next(m for m in modules if (m.variant.name, m.target) == (variant, target))
+
+
+@pytest.mark.parametrize(("spec", "variant", "target"), TOLD, ids=lambda value: value)
+def test_plans(spec: str, variant: str, target: str, golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / f"{spec}.{target}.ir", module_text(planned(spec, variant, target)))
+
+
+#: What a text need not say, and why.
+UNSAID = {
+    "span": "lines are in comments",
+    "variant": "its name is there",
+    "intrinsics": "the same table for every kernel",
+    "tensor": "a gradient's name and type, an argument's type",
+    "load": "by its indices",
+    "row": "by its name: its indices are where it is made",
+    "score_span": "lines are in comments",
+    "keep_span": "lines are in comments",
+}
+
+
+def changes(value: Any) -> Iterator[Any]:
+    """Something else of the same kind."""
+    match value:
+        case bool():
+            yield not value
+        case int() | float():
+            yield value + 1
+        case Enum():
+            yield from (member for member in type(value) if member is not value)
+        case str():
+            yield f"{value}_changed"
+        case Node():
+            yield Binary("+", Dim("CHANGED"), Const(987654))
+        case Config():
+            yield value.changed({"changed": 1})
+        case tuple():
+            for i, item in enumerate(value):
+                yield from ((*value[:i], new, *value[i + 1 :]) for new in changes(item))
+        case dict():
+            for key, item in value.items():
+                yield from ({**value, key: new} for new in changes(item))
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            for field in fields(value):
+                if field.name not in UNSAID:
+                    told = getattr(value, field.name)
+                    yield from (replace(value, **{field.name: new}) for new in changes(told))
+
+
+def difference(one: Any, other: Any) -> str:
+    """The path of the first field that differs."""
+    for name in getattr(one, "__dataclass_fields__", {}).keys() - UNSAID.keys():
+        if type(one) is type(other) and getattr(one, name) != getattr(other, name):
+            return f".{name}{difference(getattr(one, name), getattr(other, name))}"
+    if isinstance(one, tuple):
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            if a != b:
+                return f"[{i}]{difference(a, b)}"
+    return f": {one} -> {other}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "variant", "target"),
+    [TOLD[2], TOLD[4], TOLD[9], TOLD[11], TOLD[15]],
+    ids=lambda value: value,
+)
+def test_whatever_changes_in_a_plan_changes_its_text(spec: str, variant: str, target: str) -> None:
+    module = planned(spec, variant, target)
+    text, count, unseen = module_text(module), 0, []
+    for changed in changes(module):
+        count += 1
+        try:
+            if module_text(changed) == text:
+                unseen.append(difference(module, changed))
+        except KeyError:  # a word that no plan has
+            continue
+    assert count > 50
+    assert unseen == []

@@ -1,0 +1,106 @@
+"""Sizes as text, and the arguments that bind them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.support.arguments import Sizes, Tensor
+from attnc.support.sizes import cdiv, evaluate, mentioned, next_power_of_2, whole_tiles
+
+
+def test_a_size_is_evaluated() -> None:
+    names = {"M": 70, "B": 2, "config": Tensor("x", "f32[]"), "twice()": lambda x: 2 * x}
+    assert evaluate("cdiv(M, 32) * B - 1", names) == 5
+    assert evaluate("(-M // 32, M % 32)", names) == (-3, 6)
+    assert evaluate("max(whole_tiles(M, 16, 64), twice(B))", names) == 128
+    assert evaluate("config.name", names) == "x"
+    assert mentioned("cdiv(M, config.BLOCK_M) + 3") >= {"M", "config"}
+
+
+@pytest.mark.parametrize("text", ["M if B else 1", "[M]", "M ** 2", "M.x.y", "'M'()"])
+def test_other_python_is_no_size(text: str) -> None:
+    with pytest.raises((ValueError, KeyError, AttributeError)):
+        evaluate(text, {"M": 1, "B": 1})
+
+
+def test_functions_of_sizes() -> None:
+    assert [cdiv(x, 4) for x in (0, 1, 4, 5)] == [0, 1, 1, 2]
+    assert [next_power_of_2(x) for x in (0, 1, 2, 3, 64, 65)] == [1, 1, 2, 4, 64, 128]
+    assert whole_tiles(65, 64, 32) == 128
+
+
+def test_a_tensor_knows_its_axes() -> None:
+    q = Tensor("q", "bf16[B, M, H=8, 128]", "bmh")
+    assert q.dtype is torch.bfloat16
+    assert q.shape == ("B", "M", "H=8", "128")
+    assert q.known_shape == (None, None, 8, 128)
+    assert q.has_rows
+    assert q.stride_names == ("stride_qb", "stride_qm", "stride_qh")
+    assert q.renamed("dq", "f32[B, M, H, 128]").stride_names[0] == "stride_dqb"
+    bias = Tensor("bias", "f32[H, cdiv(M, 4)]")
+    assert bias.shape == ("H", "cdiv(M, 4)")
+    assert not bias.has_rows
+    assert bias.stride_names == ("stride_bias_0", "stride_bias_1")
+    assert Tensor("p", "f32").is_scalar
+
+
+INPUTS = (
+    Tensor("q", "f32[T, H, 8]", "mh"),
+    Tensor("k", "f32[pages, 4, Hkv, 8]", "pnh"),
+    Tensor("v", "f32[pages, 4, Hkv, 8]", "pnh"),
+    Tensor("bias", "f32[H, N]"),
+    Tensor("table", "i32[B, P]"),
+    Tensor("ends", "i32[B + 1]"),
+)
+
+
+def given(**changed: torch.Tensor) -> list[torch.Tensor]:
+    tensors = {
+        "q": torch.zeros(5, 6, 8),
+        "k": torch.zeros(7, 4, 3, 8),
+        "v": torch.zeros(7, 4, 3, 8),
+        "bias": torch.zeros(6, 8),
+        "table": torch.zeros(2, 2, dtype=torch.int32),
+        "ends": torch.zeros(3, dtype=torch.int32),
+    }
+    return list((tensors | changed).values())
+
+
+def checked(**changed: torch.Tensor) -> Sizes:
+    sizes = Sizes("q", {"N": "P * 4"}, 0)
+    sizes.check(INPUTS, given(**changed))
+    return sizes
+
+
+def test_sizes_are_bound_and_computed() -> None:
+    expected = {"T": 5, "H": 6, "pages": 7, "Hkv": 3, "G": 2, "B": 2, "P": 2, "N": 8}
+    assert checked() == expected
+    again = Sizes("q", {"N": "P * 4"}, 0)
+    again.bind(INPUTS, given())
+    assert again == expected
+
+
+WRONG = [
+    ({"v": torch.zeros(6, 4, 3, 8)}, r"v: expected shape \[7, 4, 3, 8\], got \[6, 4, 3, 8\]"),
+    ({"q": torch.zeros(5, 7, 8)}, "q has 7 heads: expected a multiple of the 3 heads of k"),
+    ({"bias": torch.zeros(6, 9)}, r"bias: expected shape \[6, 8\], got \[6, 9\]"),
+    ({"ends": torch.zeros(4, dtype=torch.int32)}, r"ends: expected shape \[3\], got \[4\]"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_does_not_fit_is_refused(changed: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked(**changed)
+
+
+def test_a_size_that_is_fixed_and_one_more_than_a_size() -> None:
+    sizes = Sizes("q", {}, None)
+    x = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match=r"q: expected shape \[any, 4\], got \[3, 2\]"):
+        sizes.check((Tensor("q", "f32[B, H=4]"),), [x])
+    with pytest.raises(ValueError, match=r"ends: expected shape \[B \+ 1\], got \[0\]"):
+        Sizes("q", {}, None).check((Tensor("ends", "f32[B + 1]"),), [torch.zeros(0)])
+    with pytest.raises(ValueError, match=r"x: expected shape \[n, n\], got \[3, 2\]"):
+        Sizes("x", {}, None).check((Tensor("x", "f32[n, n]"),), [x])

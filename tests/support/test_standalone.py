@@ -1,0 +1,94 @@
+"""Copies of the support package: beside modules, and in the text of one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.build import front, plan_program
+from attnc.cli import main
+from attnc.runtime.loader import load_files
+from attnc.target.files import render_files
+from attnc.target.support import FOLDER, imports_support, standalone, support_files
+from attnc.verify.interpreter import ensure_interpreter
+from attnc.verify.simt import attach, available
+
+ROOT = Path(__file__).parents[2]
+
+
+def rendered(name: str, target: str) -> dict[str, str]:
+    modules = plan_program(front(ROOT / "specs" / f"{name}.attn")).modules
+    module = next(made for made in modules if made.target == target)
+    return render_files(module, path=f"{name}.attn", sha256="0")
+
+
+def alone(files: dict[str, str]) -> str:
+    return standalone(next(iter(files.values())), {k: v for k, v in files.items() if k.endswith(".cu")})
+
+
+def imported(text: str, path: Path) -> ModuleType:
+    """A file, imported with nothing but itself."""
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+def test_a_standalone_module_computes_the_same_with_nothing_beside_it(target: str, tmp_path: Path) -> None:
+    if target != "triton" and not available():
+        pytest.skip("g++ compiles the kernels for the CPU")
+    ensure_interpreter()
+    files = rendered("alibi", target)
+    text = alone(files)
+    assert imports_support(files[next(iter(files))])
+    assert not imports_support(text)
+    modules: list[Any] = [imported(text, tmp_path / f"alone_{target[:4]}.py"), load_files(files)]
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 9, 2, 64, dtype=torch.bfloat16) for _ in range(3)] + [torch.rand(2)]
+    found = []
+    for module in modules:
+        if target != "triton":
+            attach(module)
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        o = module.alibi(*leaves)
+        o.float().square().sum().backward()
+        found.append([o, *(x.grad for x in leaves)])
+    for left, right in zip(*found, strict=True):
+        assert torch.equal(left, right)
+
+
+def test_a_name_that_would_mean_two_things_is_refused() -> None:
+    text = next(iter(rendered("alibi", "triton").values()))
+    with pytest.raises(ValueError, match="cdiv is also the name of a part of the support package"):
+        standalone(text + "\n\ndef cdiv():\n    pass\n")
+
+
+def test_the_copy_is_the_package_itself() -> None:
+    files = support_files()
+    for path in sorted((ROOT / "attnc" / "support").glob("*.[pc]*")):
+        if path.suffix in (".py", ".cuh"):
+            assert files[f"{FOLDER}/{path.name}"].endswith(path.read_text(encoding="utf-8"))
+    assert {f"{FOLDER}/{name}.cuh" for name in ("device", "sm80", "sm90")} <= files.keys()
+    assert all("attnc compile" in text for name, text in files.items() if name.endswith(".py"))
+
+
+def test_compile_writes_files_that_stand_alone(tmp_path: Path) -> None:
+    spec, out = str(ROOT / "specs" / "alibi.attn"), tmp_path / "out"
+    assert main(["compile", spec, "--out", str(out), "--standalone"]) == 0
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} == {"triton", "cuda_sm_80", "cuda_sm_90a"}
+    assert {path.name for path in files} == {"__init__.py", "d64.py"}
+    assert "SOURCES = {" in (out / "alibi" / "cuda_sm_80" / "d64.py").read_text(encoding="utf-8")
+    assert main(["compile", spec, "--out", str(out)]) == 0
+    assert (out / FOLDER / "call.py").is_file()

@@ -1,0 +1,174 @@
+"""Tables of dispatch: the file, and what of it a projection's module embeds."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnc.build import compile_program, front
+from attnc.diagnostics import DiagnosticError
+from attnc.plan import ir
+from attnc.plan.ir_projection import ProjectionModule
+from attnc.source import Source
+from attnc.tuned.tables import (
+    ATTENTION_SIZES,
+    PROJECTION_SIZES,
+    LabelRows,
+    Row,
+    Table,
+    admits,
+    dump_tables,
+    guess_rows,
+    joined,
+    load_tables,
+    projection_rows,
+    schedule_rows,
+)
+from tests.plans import plans_of
+
+EXTEND = Path(__file__).parents[2] / "specs" / "extend.attn"
+SPEC = Path(__file__).parents[2] / "specs" / "llama_7b.attn"
+
+
+@pytest.fixture(scope="module")
+def module() -> ProjectionModule:
+    return plans_of(SPEC).projections[0]
+
+
+def table(module: ProjectionModule, *rows: tuple[int | None, int], toolchain: str = "triton 3.6.0") -> Table:
+    return Table(
+        name=module.name,
+        target=module.target,
+        variant=module.variant.name,
+        device="NVIDIA H200",
+        toolchain=toolchain,
+        sizes=PROJECTION_SIZES,
+        rows=tuple(
+            Row(limits=(limit,), choice=module.configs[at].texts(), microseconds=12.346) for limit, at in rows
+        ),
+        notes=("gemv up to M = 1",),
+    )
+
+
+def test_tables_survive_the_file(module: ProjectionModule) -> None:
+    tables = (table(module, (2, 0), (None, 3)),)
+    assert load_tables(Source("t.json", dump_tables(tables))) == (
+        replace(tables[0], rows=tuple(replace(row, microseconds=12.35) for row in tables[0].rows)),
+    )
+
+
+def test_a_newer_measurement_replaces_the_older(module: ProjectionModule) -> None:
+    text = dump_tables([table(module, (None, 1)), table(module, (None, 2))])
+    (kept,) = load_tables(Source("t.json", text))
+    assert kept.rows[0].choice == module.configs[2].texts()
+
+
+def test_the_newest_toolchain_speaks_and_the_last_row_is_open(module: ProjectionModule) -> None:
+    tables = [
+        table(module, (4, 5), (None, 1), toolchain="triton 3.10.0"),
+        table(module, (None, 2), toolchain="triton 3.9.1"),
+    ]
+    assert projection_rows(module, tables) == {"NVIDIA H200": ((4, 5), (None, 1))}
+
+
+def test_configs_that_are_gone_are_dropped(module: ProjectionModule) -> None:
+    gone = Row(limits=(8,), choice={"impl": "flat", "tile.n": "7"}, microseconds=1.0)
+    known = table(module, (4, 5), (None, 1))
+    tables = [replace(known, rows=(known.rows[0], gone, known.rows[1]))]
+    assert projection_rows(module, tables) == {"NVIDIA H200": ((4, 5), (None, 1))}
+
+
+def test_rows_are_embedded(module: ProjectionModule) -> None:
+    last = len(module.configs) - 1
+    text = Source("t.json", dump_tables([table(module, (2, 0), (None, last))]))
+    compiled = compile_program(front(SPEC), "llama_7b.attn", None, text)
+    page = next(o.text for o in compiled.outputs if o.path == "qkv_proj/triton/default.py")
+    assert (
+        f'    # gemv up to M = 2, then conventional\n    "NVIDIA H200": ((2, 0), (None, {last})),\n' in page
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.update(format=2),
+        lambda data: data["tables"][0]["rows"][0].update(limits=[4]),
+        lambda data: data["tables"][0]["rows"][0].update(limits=["x"]),
+        lambda data: data["tables"][0].update(rows=[]),
+        lambda data: data["tables"][0].pop("device"),
+    ],
+)
+def test_other_files_are_refused(module: ProjectionModule, change: object) -> None:
+    data = json.loads(dump_tables([table(module, (None, 1))]))
+    assert callable(change)
+    change(data)
+    with pytest.raises(DiagnosticError) as failure:
+        load_tables(Source("t.json", json.dumps(data)))
+    assert [diagnostic.code for diagnostic in failure.value.diagnostics] == ["E0603"]
+
+
+def test_rows_admit_what_is_within_every_limit() -> None:
+    assert admits((16, None, 64), (16, 1 << 20, 1))
+    assert not admits((16, None, 64), (17, 1, 1))
+
+
+# --- several schedules of one attention ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def family() -> tuple[ir.Module, ...]:
+    return plans_of(EXTEND).modules
+
+
+def grid(*rows: tuple[tuple[int | None, ...], str]) -> list[Row]:
+    return [Row(limits=limits, choice={"schedule": label}, microseconds=1.0) for limits, label in rows]
+
+
+def picked(rows: Sequence[Row], sizes: tuple[int, ...]) -> str:
+    return next(row.choice["schedule"] for row in rows if admits(row.limits, sizes))
+
+
+def test_modules_are_named_after_their_schedules(family: tuple[ir.Module, ...]) -> None:
+    assert [module.variant.name for module in family] == ["d128_split", "d128_drafts", "d128_rows"]
+    assert [module.label for module in family] == ["split", "drafts", "rows"]
+
+
+def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir.Module, ...]) -> None:
+    assert guess_rows(family) == (((16, None, None), "split"), ((None, None, None), "rows"))
+    assert guess_rows(family[2:]) == (((None, None, None), "rows"),)
+
+
+def test_measured_schedules_are_embedded(family: tuple[ir.Module, ...]) -> None:
+    known = Table(
+        name="extend",
+        target="triton",
+        variant="d128",
+        device="NVIDIA H200",
+        toolchain="triton 3.6.0",
+        sizes=ATTENTION_SIZES,
+        rows=tuple(grid(((4, None, None), "split"), ((9, None, None), "gone"), ((None,) * 3, "rows"))),
+    )
+    rows: LabelRows = (((4, None, None), "split"), ((None, None, None), "rows"))
+    assert schedule_rows(family, [known]) == {("NVIDIA H200", "d128"): rows}
+    text = Source("t.json", dump_tables([known]))
+    page = next(
+        output.text
+        for output in compile_program(front(EXTEND), "extend.attn", None, text).outputs
+        if output.path == "extend/triton/__init__.py"
+    )
+    assert '    ("NVIDIA H200", (128,)): (\n        ((4, None, None), "split"),\n' in page
+
+
+def test_joining_rows_changes_no_choice() -> None:
+    rows = grid(
+        ((1, 1024, 32), "a"), ((4, 1024, 32), "a"), ((None, 1024, 32), "b"),
+        ((1, None, 32), "a"), ((4, None, 32), "a"), ((None, None, 32), "b"),
+        ((1, 1024, None), "a"), ((4, 1024, None), "b"), ((None, 1024, None), "b"),
+        ((1, None, None), "c"), ((4, None, None), "c"), ((None, None, None), "c"),
+    )  # fmt: skip
+    few = joined(rows)
+    assert len(few) == 5
+    for sizes in ((M, N, BH) for M in (1, 3, 4, 5, 99) for N in (1, 1024, 4096) for BH in (1, 32, 33)):
+        assert picked(few, sizes) == picked(rows, sizes)
