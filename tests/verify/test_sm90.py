@@ -22,6 +22,7 @@ LAZY = "softmax = online(maximum = lazy(20)), consumers = 2, tile.kv = 32"
 INPUTS: Mapping[str, tuple[str, ...]] = {
     "bias": ("input bias: f32[B, N]",),
     "doc": ("input doc: i32[B, N] is sorted",),
+    "table": ("input at: i64[N]", "input table: f32[N, N]"),
     "sink": ("input sink: f32[H]",),
     "slope": ("input slope: f32[H]",),
     "lens": ("input lens: i32[B]", "length N = lens[b]"),
@@ -79,6 +80,7 @@ KINDS = {
     "documents": text_of("causal and doc[b, q_pos] == doc[b, kv_idx]", more="doc"),
     "key_bias": text_of("causal", score=f"{SCORE} + bias[b, kv_idx]", more="bias"),
     "key_bias_and_mask": text_of("bias[b, kv_idx] < 1", score=f"{SCORE} + 2 * bias[b, kv_idx]", more="bias"),
+    "key_table": text_of("causal", score=f"{SCORE} + 2 * table[at[kv_idx], kv_idx]", more="table"),
     "alibi": text_of("causal", score=f"{SCORE} - slope[h] * (q_pos - kv_idx)", more="slope"),
     "alibi_both": text_of(score=f"{SCORE} - slope[h] * abs(q_idx - 2 * kv_idx + 3)", more="slope"),
     "alibi_window": text_of("window(40, 3)", score=f"slope[h] * kv_idx + {SCORE}", more="slope"),

@@ -10,7 +10,7 @@ from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
-from attnc.plan.steps import pointer_names
+from attnc.plan.steps import fetches_for, pointer_names
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
 from attnc.target.sm90.mask import Ends, row_ends
@@ -326,20 +326,23 @@ class Sm90Text(CudaText):
 
     @property
     def vector_values(self) -> Iterator[str]:
-        """Declarations of what is loaded of one key, and computed of it."""
-        yield from (super(Sm90Text, self).statement(fetch) for fetch in self._loaded)
-        yield from (super(Sm90Text, self).statement(let) for let in self.vectors if isinstance(let, Let))
+        """Declarations of what is loaded of one key, and computed of it; other loads may say where."""
+        loads = [x for x in dict.fromkeys((*super().score_fetches, *self.mask_fetches)) if x.axes == ("kv",)]
+        lets = [x for x in self.vectors if isinstance(x, Let)]
+        loaded = [Ref(x.name, "float", ("kv",)) for x in self.vectors if isinstance(x, Fetch)]
+        fetches = fetches_for(loads, *loaded, *(let.value for let in lets))
+        yield from map(super().statement, (*fetches, *lets))
 
     def as_word(self, vector: Fetch | Let) -> str:
         """A value of one key as 4 bytes."""
         return f"(int){vector.name}" if self._vector_type(vector) == "bool" else vector.name
 
-    @property
-    def vector_places(self) -> Iterator[str]:
-        """Where a thread finds those of its first two keys."""
+    def vector_places(self, *, of_score: bool) -> Iterator[str]:
+        """Where a thread finds those of its first two keys; of_score: without what the mask alone asks."""
         for i, vector in enumerate(self.vectors):
-            place = f"X_AT + (x.at * VECTORS + {i}) * BLOCK_N * 4"
-            yield f"const u32 {vector.name}_at = base + {place} + 8 * t;"
+            if not of_score or isinstance(vector, Let) or vector in self.score_fetches:
+                place = f"X_AT + (x.at * VECTORS + {i}) * BLOCK_N * 4"
+                yield f"const u32 {vector.name}_at = base + {place} + 8 * t;"
 
     def vector_statement(self, vector: Fetch | Let) -> str:
         """In a step, what was loaded of a key is there already: two neighbours at once."""

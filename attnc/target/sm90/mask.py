@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from attnc.expr.affine import affine
 from attnc.expr.arithmetic import add, maximum, minimum
 from attnc.expr.logic import MIRRORED
-from attnc.expr.nodes import And, Compare, Const, Expr, Index, Or
+from attnc.expr.nodes import And, Compare, CompareOp, Const, Expr, Index, Or
 from attnc.plan.loads import axes_of
 from attnc.plan.width import is_wide
 
@@ -61,7 +61,7 @@ def _joined(
     return Ends(first, end)
 
 
-def _compared(op: str, left: Expr, right: Expr) -> Ends | None:
+def _compared(op: CompareOp, left: Expr, right: Expr) -> Ends | None:
     """kv_idx, or a sum with it, beside a value of the row."""
     if left == _KEY:
         value = right
