@@ -330,8 +330,8 @@ class Sm90Text(CudaText):
         loads = [x for x in dict.fromkeys((*super().score_fetches, *self.mask_fetches)) if x.axes == ("kv",)]
         lets = [x for x in self.vectors if isinstance(x, Let)]
         loaded = [Ref(x.name, "float", ("kv",)) for x in self.vectors if isinstance(x, Fetch)]
-        fetches = fetches_for(loads, *loaded, *(let.value for let in lets))
-        yield from map(super().statement, (*fetches, *lets))
+        items: list[Statement] = [*fetches_for(loads, *loaded, *(let.value for let in lets)), *lets]
+        yield from map(super().statement, items)
 
     def as_word(self, vector: Fetch | Let) -> str:
         """A value of one key as 4 bytes."""
