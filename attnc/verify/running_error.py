@@ -132,12 +132,14 @@ class RunningError:
                 return Approx(value, np.zeros(value.shape))
 
     def _float(self, expr: Expr) -> Approx:
-        """An operand as float32: integers are exact up to 2^24."""
+        """An operand as float32: integers are exact up to 2^24. Beyond, and for a tile before that, one that
+        grows with the key may be what it is at another key of the tile, and the difference: rounded twice.
+        """
         inner = self._analyse(expr)
         if expr.type != "int":
             return inner
         value = inner.value.astype(np.float64)
-        return Approx(value, np.where(np.abs(value) > 2**24, U * np.abs(value), 0.0))
+        return Approx(value, np.where(np.abs(value) > 2**24 - 512, 2 * U * (np.abs(value) + 512), 0.0))
 
     def _call(self, function: str, args: list[Approx], value: Array) -> Approx:
         x, size = args[0], np.abs(value)

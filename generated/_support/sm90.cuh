@@ -194,6 +194,14 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, 
 
 __device__ __forceinline__ u32 from_lane(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 
+// Four of the 8 bytes of y and x, by hexadecimal digits of `selector` from the lowest; + 8: what fills a byte with that one's sign.
+__device__ __forceinline__ u32 permute_bytes(u32 x, u32 y, u32 selector)
+{
+    u32 z;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(y), "r"(selector));
+    return z;
+}
+
 // How many lanes say so.
 __device__ __forceinline__ int count_lanes(bool x) { return __popc(__ballot_sync(0xffffffffu, x)); }
 
@@ -201,6 +209,17 @@ __device__ __forceinline__ int count_lanes(bool x) { return __popc(__ballot_sync
 
 struct Yes { static constexpr bool value = true; };
 struct No { static constexpr bool value = false; };
+
+// One of two neighbours of 4 bytes.
+template <class Value>
+__device__ __forceinline__ Value of_pair(u64 pair, int c) { return __builtin_bit_cast(Value, (u32)(pair >> 32 * c)); }
+
+// Which of a thread's keys lie before `end`, of those 8 j and 8 j + 1 behind `first`: 2 bits for each j.
+__device__ __forceinline__ u32 columns_before(int end, int first)
+{
+    const int columns = max(end, first) - first, count = columns / 8 * 2 + min(columns % 8, 2);
+    return count < 32 ? (1u << count) - 1 : ~0u;
+}
 
 // A buffer of a ring of COUNT, and the parity of the phase that is waited for next at its barriers.
 template <int COUNT>
@@ -276,22 +295,34 @@ __device__ int upper_bound_real(const Value* row, long long stride, int length, 
 // Computed by now: the compiler would rather do so where it is read.
 __device__ __forceinline__ void settle(u32& x) { asm volatile("" : "+r"(x)); }
 
-// What a word of random bits must reach, without its last 8, so that its element is kept.
-__device__ __forceinline__ u32 least_kept(float p) { return p == p ? (u32)ceilf(p * 16777216.0f) : 1u << 24; }
+// The least random word that keeps its element: 24 bits decide. Where p = 1 keeps nothing, o is multiplied by 0 besides.
+__device__ __forceinline__ u32 least_kept(float p)
+{
+    const u32 least = p == p ? (u32)ceilf(p * 16777216.0f) : 1u << 24;
+    return least < 1u << 24 ? least << 8 : ~0u;
+}
 
-// Which of four neighbouring elements are kept, by bits: the words of Philox-4x32-10 (Salmon et al., SC 2011) at
-// (kv_idx / 4, q_idx, h, b). A pure function of the seed and the element, whatever the tiling.
+// Counters become words: Philox-4x32-10 (Salmon et al., SC 2011). A pure function of the key and the counter; COUNT of them hide each
+// other's latency, and share the keys of rounds.
+template <int COUNT>
+__device__ __forceinline__ void philox(u32 (&x)[COUNT][4], u32 key0, u32 key1)
+{
+#pragma unroll
+    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u)
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const u64 product0 = 0xD2511F53ull * x[i][0], product1 = 0xCD9E8D57ull * x[i][2];
+            x[i][0] = (u32)(product1 >> 32) ^ x[i][1] ^ key0;
+            x[i][1] = (u32)product1;
+            x[i][2] = (u32)(product0 >> 32) ^ x[i][3] ^ key1;
+            x[i][3] = (u32)product0;
+        }
+}
+
+// Which of four neighbouring elements are kept, by bits: the words at (kv_idx / 4, q_idx, h, b), whatever the tiling.
 __device__ __forceinline__ u32 keep_four(u32 least, long long key, int b, int h, int q_idx, int kv_idx)
 {
-    u32 key0 = (u32)key, key1 = (u32)(key >> 32);
-    u32 c0 = kv_idx / 4, c1 = q_idx, c2 = h, c3 = b;
-#pragma unroll
-    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
-        const u64 product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;
-        c0 = (u32)(product1 >> 32) ^ c1 ^ key0;
-        c1 = (u32)product1;
-        c2 = (u32)(product0 >> 32) ^ c3 ^ key1;
-        c3 = (u32)product0;
-    }
-    return (c0 >> 8 >= least) | (c1 >> 8 >= least) << 1 | (c2 >> 8 >= least) << 2 | (c3 >> 8 >= least) << 3;
+    u32 x[1][4] = {{(u32)(kv_idx / 4), (u32)q_idx, (u32)h, (u32)b}};
+    philox(x, (u32)key, (u32)(key >> 32));
+    return (x[0][0] >= least) | (x[0][1] >= least) << 1 | (x[0][2] >= least) << 2 | (x[0][3] >= least) << 3;
 }

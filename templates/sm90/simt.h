@@ -96,6 +96,17 @@ static inline void store_chunk(void* to, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LI
     memcpy(to, x, 16);
 }
 
+static inline u32 permute_bytes(u32 x, u32 y, u32 selector)
+{
+    const u64 bytes = u64(y) << 32 | x;
+    u32 z = 0;
+    for (int i = 0; i < 4; ++i) {
+        const u32 digit = selector >> 4 * i & 15, byte = bytes >> 8 * (digit & 7) & 0xff;
+        z |= (digit & 8 ? (byte & 0x80 ? 0xffu : 0) : byte) << 8 * i;
+    }
+    return z;
+}
+
 static inline float log2_(float x) { return log2f(x); }
 template <class T> static void pin(T&) {}
 

@@ -22,7 +22,9 @@ LAZY = "softmax = online(maximum = lazy(20)), consumers = 2, tile.kv = 32"
 INPUTS: Mapping[str, tuple[str, ...]] = {
     "bias": ("input bias: f32[B, N]",),
     "doc": ("input doc: i32[B, N] is sorted",),
+    "table": ("input at: i64[N]", "input table: f32[N, N]"),
     "sink": ("input sink: f32[H]",),
+    "slope": ("input slope: f32[H]",),
     "lens": ("input lens: i32[B]", "length N = lens[b]"),
     "dropout": ("input p: f32[]", "input seed: i64[]"),
 }
@@ -73,8 +75,19 @@ KINDS = {
     "eager": text_of("causal", schedule="softmax = online(rescale = lazy(8)), consumers = 2, tile.kv = 32"),
     "not_overlapped": text_of("causal", schedule=f"{LAZY}, overlap = false"),
     "window": text_of("window(40, 3)"),
+    "wide_tiles": text_of("window(150, 3)", schedule=LAZY.replace("32", "160")),
+    "prefix": text_of("causal or kv_idx < 70"),
     "documents": text_of("causal and doc[b, q_pos] == doc[b, kv_idx]", more="doc"),
     "key_bias": text_of("causal", score=f"{SCORE} + bias[b, kv_idx]", more="bias"),
+    "key_bias_and_mask": text_of("bias[b, kv_idx] < 1", score=f"{SCORE} + 2 * bias[b, kv_idx]", more="bias"),
+    "key_table": text_of("causal", score=f"{SCORE} + 2 * table[at[kv_idx], kv_idx]", more="table"),
+    "alibi": text_of("causal", score=f"{SCORE} - slope[h] * (q_pos - kv_idx)", more="slope"),
+    "alibi_both": text_of(score=f"{SCORE} - slope[h] * abs(q_idx - 2 * kv_idx + 3)", more="slope"),
+    "alibi_window": text_of("window(40, 3)", score=f"slope[h] * kv_idx + {SCORE}", more="slope"),
+    "softcap": text_of("causal", score=f"softcap({SCORE}, 2)"),
+    "softcap_window": text_of(
+        "window(80, 3)", score=f"softcap({SCORE}, -20) + slope[h] * kv_idx", more="slope"
+    ),
     "sink": text_of("causal", normalize="softmax(sink = sink[h])", more="sink"),
     "lengths": text_of("causal", more="lens"),
     "dropout": text_of("causal", normalize="softmax(dropout = p, seed = seed)", more="dropout"),
@@ -96,6 +109,14 @@ def test_a_length_is_that_of_its_own_tile() -> None:
     case = Case(dims={"B": 131, "H": 1, "M": 1, "N": 3}, lengths="drawn")
     found = check(subject(KINDS["lengths"]), case, fills=("nan",))
     assert found.ok, found.message
+
+
+@pytest.mark.slow
+def test_a_polynomial_beyond_its_range_shows() -> None:
+    text = text_of(score=f"softcap({SCORE}, 4)")
+    assert verdict(subject(text), "huge").ok
+    made = subject(text, "if (any_lane(fmaxf(fmaxf(", "if (false && any_lane(fmaxf(fmaxf(")
+    assert not verdict(made, "huge").ok
 
 
 @pytest.mark.slow

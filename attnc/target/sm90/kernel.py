@@ -8,10 +8,13 @@ from functools import cached_property
 from attnc.expr.nodes import Binary, Compare, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
+from attnc.plan.loads import axes_of
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
-from attnc.plan.steps import pointer_names
-from attnc.target.sm80.printer import at_row, load, scalar, statement, value_type
+from attnc.plan.steps import fetches_for, pointer_names
+from attnc.target.sm80.printer import at_row, scalar, statement, value_type
 from attnc.target.sm90.boxes import BoxText
+from attnc.target.sm90.mask import Ends, row_ends
+from attnc.target.sm90.score import Near, Score, exponent, near, shared_score
 
 #: What is copied by TMA.
 _COPIED = ("q", "k", "v")
@@ -40,6 +43,7 @@ class Sm90Text(BoxText):
         self.sequences_are_packed = kernel.grid.sequences is not None
         self.sum_columns = [layout.dv]  # of what is summed in registers
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
+        self.draws = kernel.softmax.dropout is not None
 
     # -- tiles ---------------------------------------------------------------------------------------------
 
@@ -67,6 +71,11 @@ class Sm90Text(BoxText):
         """Whether the partial tiles are the last ones, and no others are."""
         loops = self.kernel.regions.loops
         return len(loops) == 2 and loops[0].masked is False
+
+    @property
+    def settled_may_be_partial(self) -> bool:
+        """Whether tiles for which no maximum is looked for may be partial."""
+        return self.has_headroom and self.partial != "true" and not self.partial_tiles_end_the_range
 
     @cached_property
     def _met(self) -> tuple[str, Expr] | None:
@@ -246,36 +255,105 @@ class Sm90Text(BoxText):
     # -- what is loaded of each key --------------------------------------------------------------------------
 
     @cached_property
-    def vectors(self) -> list[Fetch]:
-        """Loads with one value for each key of the tile, which come through shared memory."""
+    def _loaded(self) -> tuple[Fetch, ...]:
+        """Loads with one value for each key of the tile."""
         if not self.layout.vectors:
-            return []
-        found = (*self.score_fetches, *self.mask_fetches)
-        return list(dict.fromkeys(fetch for fetch in found if self._is_vector(fetch)))
+            return ()
+        found = (*super().score_fetches, *self.mask_fetches)
+        return tuple(dict.fromkeys(fetch for fetch in found if self._is_vector(fetch)))
 
     def _is_vector(self, fetch: Fetch) -> bool:
         return fetch.axes == ("kv",) and self._vector_type(fetch) in ("float", "int", "bool")
 
-    def _vector_type(self, fetch: Fetch) -> str:
-        return value_type(fetch, self.dtypes[fetch.load.tensor])
+    def _vector_type(self, item: Fetch | Let) -> str:
+        return value_type(item, self.dtypes[item.load.tensor]) if isinstance(item, Fetch) else "float"
 
-    def vector_value(self, fetch: Fetch) -> str:
-        """Of one key, as 4 bytes."""
-        value = load(fetch, self.dtypes[fetch.load.tensor])
-        return f"(int)({value})" if self._vector_type(fetch) == "bool" else value
+    @cached_property
+    def score(self) -> Score | None:
+        """The score, without what is computed once for a key or a row."""
+        step = self.kernel.step
+        if step.score is None:
+            return None
+        return shared_score(step.score, self._loaded, () if step.keep is None else (step.keep,))
+
+    def row_of_score(self, let: Let) -> str:
+        """What the score reads of each row, or of all rows, at a thread's first key."""
+        value = f"(float)({at_row(let.value)})"
+        if not axes_of(let.value):
+            return f"const float {let.name} = {value};"
+        values = ", ".join(value.replace("[r]", f"[{r}]") for r in range(2))
+        return f"const float {let.name}[ROWS] = {{{values}}};"
+
+    @cached_property
+    def ends(self) -> Ends | None:
+        """Where the keys of a row begin and end, if the mask of a partial tile says nothing else."""
+        keep = self.kernel.step.keep
+        return None if keep is None else row_ends(keep)
 
     @property
-    def vector_pointers(self) -> Iterator[str]:
-        for i, fetch in enumerate(self.vectors):
-            kind = self._vector_type(fetch).replace("bool", "int")
-            place = f"X_AT + (x.at * VECTORS + {i}) * BLOCK_N * 4"
-            yield f"const {kind}* const {fetch.name}_tile = (const {kind}*)(first_byte + {place});"
+    def seen(self) -> str:
+        """What a row keeps, by bits, of columns from 128 * w on."""
+        assert self.ends is not None
+        first, end = (
+            None if end is None else f"columns_before({at_row(end)}, first_key + 128 * w)"
+            for end in (self.ends.first, self.ends.end)
+        )
+        return f"{end} & ~{first}" if first and end else end or f"~{first}"
+
+    @cached_property
+    def exponent_of_score(self) -> Expr | None:
+        """What p is 2 to the power of, from a product, where that is more than a multiplication."""
+        return None if self.score is None else exponent(self.score.value, self.kernel.softmax.scale)
+
+    @cached_property
+    def near(self) -> Near | None:
+        """The same where products are small, if it is less then."""
+        return None if self.score is None else near(self.score.value, self.kernel.softmax.scale)
+
+    @cached_property
+    def vectors(self) -> tuple[Fetch | Let, ...]:
+        """What comes through shared memory, 4 bytes a key: values of the score, and what is loaded for those
+        who multiply.
+        """
+        of_keys = () if self.score is None else self.score.keys
+        return (
+            *of_keys,
+            *(fetch for fetch in self._loaded if fetch in (*self.score_fetches, *self.mask_fetches)),
+        )
+
+    @property
+    def score_fetches(self) -> tuple[Fetch, ...]:
+        return () if self.score is None else self._in_step(self.kernel.step.fetches, self.score.value)
+
+    @property
+    def vector_values(self) -> Iterator[str]:
+        """Declarations of what is loaded of one key, and computed of it; other loads may say where."""
+        loads = [x for x in dict.fromkeys((*super().score_fetches, *self.mask_fetches)) if x.axes == ("kv",)]
+        lets = [x for x in self.vectors if isinstance(x, Let)]
+        loaded = [Ref(x.name, "float", ("kv",)) for x in self.vectors if isinstance(x, Fetch)]
+        items: list[Statement] = [*fetches_for(loads, *loaded, *(let.value for let in lets)), *lets]
+        yield from map(super().statement, items)
+
+    def as_word(self, vector: Fetch | Let) -> str:
+        """A value of one key as 4 bytes."""
+        return f"(int){vector.name}" if self._vector_type(vector) == "bool" else vector.name
+
+    def vector_places(self, *, of_score: bool) -> Iterator[str]:
+        """Where a thread finds those of its first two keys; of_score: without what the mask alone asks."""
+        for i, vector in enumerate(self.vectors):
+            if not of_score or isinstance(vector, Let) or vector in self.score_fetches:
+                place = f"X_AT + (x.at * VECTORS + {i}) * BLOCK_N * 4"
+                yield f"const u32 {vector.name}_at = base + {place} + 8 * t;"
+
+    def vector_statement(self, vector: Fetch | Let) -> str:
+        """In a step, what was loaded of a key is there already: two neighbours at once."""
+        kind, differs = self._vector_type(vector), " != 0" if self._vector_type(vector) == "bool" else ""
+        value = f"of_pair<{kind.replace('bool', 'int')}>(load_shared<u64>({vector.name}_at + 32 * j), c)"
+        return f"const {kind} {vector.name} = {value}{differs};"
 
     def statement(self, item: Statement) -> str:
-        """In a step, what is loaded of a key is there already."""
-        if isinstance(item, Fetch) and self.layout.vectors and self._is_vector(item):
-            kind, differs = self._vector_type(item), " != 0" if self._vector_type(item) == "bool" else ""
-            return f"const {kind} {item.name} = {item.name}_tile[8 * j + 2 * t + c]{differs};"
+        if isinstance(item, Fetch) and item in self._loaded:
+            return self.vector_statement(item)
         return super().statement(item)
 
     @property
@@ -298,6 +376,12 @@ class Sm90Text(BoxText):
         return self._sizes(self._made)
 
     # -- rows ----------------------------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> str:
+        """The key of dropout's random words."""
+        assert self.kernel.softmax.dropout is not None
+        return scalar(self.kernel.softmax.dropout.seed)
 
     @property
     def first_m(self) -> str:

@@ -332,7 +332,8 @@ __device__ __forceinline__ void load_vectors(const Args& args, u32 base, const R
             for (int key = lane; key < BLOCK_N; key += 32) {
                 const int kv_idx = kv_lo + key;
                 const u32 place = base + X_AT + (x.at * VECTORS * BLOCK_N + key) * 4;
-                store_shared(place + 0 * BLOCK_N * 4, kv_idx < N ? key_bias_row[kv_idx * args.stride_key_bias_1] : 0.0f);
+                const float key_bias_kv = kv_idx < N ? key_bias_row[kv_idx * args.stride_key_bias_1] : 0.0f;
+                store_shared(place + 0 * BLOCK_N * 4, key_bias_kv);
             }
             __syncwarp();
             mbarrier_arrive_if(barrier_of(base, X_FULL, x.at), lane == 0);
@@ -401,7 +402,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             pin(p);
             release_v();
         };
-        const unsigned char* const first_byte = (const unsigned char*)records - RECORDS_AT;  // of the tiles
         // What was loaded of keys has been read: by all lanes, which have met since.
         auto release_x = [&] {
             mbarrier_arrive_if(barrier_of(base, X_EMPTY, x.at), lane == 0);
@@ -409,36 +409,37 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         };
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
-            const float* const key_bias_kv_tile = (const float*)(first_byte + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4);
+            const u32 key_bias_kv_at = base + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4 + 8 * t;
             // bias.attn:9  score = dot(q, k) / sqrt(D) + pair[h, q_idx, kv_idx] + key_bias[b, kv_idx]
+        #pragma unroll
+        for (int j = 0; j < WARP_N / 8; ++j)
             #pragma unroll
-            for (int j = 0; j < WARP_N / 8; ++j)
+            for (int c = 0; c < 2; ++c) {
+                const int kv_idx = kv_lo + 8 * j + 2 * t + c;
+                const float key_bias_kv = of_pair<float>(load_shared<u64>(key_bias_kv_at + 32 * j), c);
                 #pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                    const float key_bias_kv = key_bias_kv_tile[8 * j + 2 * t + c];
-                    #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
-                        const float pair_tile = q_idx[r] < M && kv_idx < N ? to_float(pair_row[q_idx[r] * args.stride_pair_1 + kv_idx * args.stride_pair_2]) : 0.0f;
-                        s = s * 0.125f + pair_tile + key_bias_kv;
-                    }
+                for (int r = 0; r < ROWS; ++r) {
+                    float& s = scores[0][j][2 * r + c];
+                    const float pair_tile = q_idx[r] < M && kv_idx < N ? to_float(pair_row[q_idx[r] * args.stride_pair_1 + kv_idx * args.stride_pair_2]) : 0.0f;
+                    s = s * 0.125f + pair_tile + key_bias_kv;
                 }
+            }
             if constexpr (may_be_partial.value)
                 if (is_partial(kv_lo)) {
                     branch();  // not selects in every tile
                     // keys past the end
+                    const int first_key = kv_lo + 2 * t;
+                    u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        #pragma unroll
+                        for (int w = 0; w < (BLOCK_N + 127) / 128; ++w)
+                            seen[r][w] = columns_before(N, first_key + 128 * w);
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                            #pragma unroll
-                            for (int r = 0; r < ROWS; ++r) {
-                                float& s = scores[r / 2][j][r % 2 * 2 + c];
-                                s = kv_idx < N ? s : -INF;
-                            }
-                        }
+                        for (int i = 0; i < 4; ++i)
+                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
                 }
         };
         // p of the first tile.
@@ -453,20 +454,36 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
-
             round_p(p, scores[0]);
         };
         // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
-            score(kind, kv_lo);
             float sum[ROWS];
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
-                exponentials(scores[0], m, sum);
+                // bias.attn:9  score = dot(q, k) / sqrt(D) + pair[h, q_idx, kv_idx] + key_bias[b, kv_idx]
+                const u32 key_bias_kv_at = base + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4 + 8 * t;
+                float even[ROWS] = {}, odd[ROWS] = {};
+                #pragma unroll
+                for (int j = 0; j < WARP_N / 8; ++j)
+                    #pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        const int kv_idx = kv_lo + 8 * j + 2 * t + c;
+                        const float key_bias_kv = of_pair<float>(load_shared<u64>(key_bias_kv_at + 32 * j), c);
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r) {
+                            float& s = scores[0][j][2 * r + c];
+                            const float pair_tile = q_idx[r] < M && kv_idx < N ? to_float(pair_row[q_idx[r] * args.stride_pair_1 + kv_idx * args.stride_pair_2]) : 0.0f;
+                            s = exp2_((s * 0.125f + pair_tile + key_bias_kv) * 1.4426950408889634f - m[r]);
+                            (c == 0 ? even : odd)[r] += s;
+                        }
+                    }
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    sum[r] = even[r] + odd[r];
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
                 release_x();
-
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -490,6 +507,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 round_p(p, scores[0]);
                 return;
             }
+            score(kind, kv_lo);
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             release_x();
@@ -510,7 +528,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
-
             finish();
                 scale_rows(acc, factor);
             round_p(p, scores[0]);
@@ -573,11 +590,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 step(No{}, kv_lo);
             wgmma_fence();
             start_pv(accumulate);
-            wgmma_wait<0>();
-            pin(acc);
-            pin(p);
-            release_v();
-            q.step();
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
@@ -605,6 +617,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 if (writes && args.lse_ptr != nullptr && t == 0 && row < M)
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
+            }
+            wgmma_wait<0>();  // the last p v has run meanwhile
+            pin(acc);
+            pin(p);
+            if (uniform(record.kv_lo) >= 0) {
+                release_v();
+                q.step();
             }
             u32 rounded[DV / 8][ROWS];
             #pragma unroll

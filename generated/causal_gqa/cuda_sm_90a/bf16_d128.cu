@@ -379,17 +379,18 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 if (is_partial(kv_lo)) {
                     branch();  // not selects in every tile
                     // causal_gqa.attn:8  mask = causal
+                    const int first_key = kv_lo + 2 * t;
+                    u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        #pragma unroll
+                        for (int w = 0; w < (BLOCK_N + 127) / 128; ++w)
+                            seen[r][w] = columns_before(q_pos[r] + 1, first_key + 128 * w);
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                            #pragma unroll
-                            for (int r = 0; r < ROWS; ++r) {
-                                float& s = scores[r / 2][j][r % 2 * 2 + c];
-                                s = kv_idx <= q_pos[r] ? s : -INF;
-                            }
-                        }
+                        for (int i = 0; i < 4; ++i)
+                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
                 }
         };
         // p of the first tile.
@@ -403,19 +404,16 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
-
             round_p(p, scores[0]);
         };
         // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
-            score(kind, kv_lo);
             float sum[ROWS];
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
                 exponentials(scores[0], m, sum);
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
-
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -439,6 +437,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 round_p(p, scores[0]);
                 return;
             }
+            score(kind, kv_lo);
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             #pragma unroll
@@ -458,7 +457,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
-
             finish();
                 scale_rows(acc, factor);
             round_p(p, scores[0]);
@@ -519,11 +517,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 step(No{}, kv_lo);
             wgmma_fence();
             start_pv(accumulate);
-            wgmma_wait<0>();
-            pin(acc);
-            pin(p);
-            release_v();
-            q.step();
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
@@ -551,6 +544,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 if (writes && t == 0 && row < M)
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
+            }
+            wgmma_wait<0>();  // the last p v has run meanwhile
+            pin(acc);
+            pin(p);
+            if (uniform(record.kv_lo) >= 0) {
+                release_v();
+                q.step();
             }
             u32 rounded[DV / 8][ROWS];
             #pragma unroll

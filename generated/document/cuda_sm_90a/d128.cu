@@ -349,7 +349,8 @@ __device__ __forceinline__ void load_vectors(const Args& args, u32 base, const R
             for (int key = lane; key < BLOCK_N; key += 32) {
                 const int kv_idx = kv_lo + key;
                 const u32 place = base + X_AT + (x.at * VECTORS * BLOCK_N + key) * 4;
-                store_shared(place + 0 * BLOCK_N * 4, kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0);
+                const int doc_kv = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
+                store_shared(place + 0 * BLOCK_N * 4, doc_kv);
             }
             __syncwarp();
             mbarrier_arrive_if(barrier_of(base, X_FULL, x.at), lane == 0);
@@ -422,7 +423,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             pin(p);
             release_v();
         };
-        const unsigned char* const first_byte = (const unsigned char*)records - RECORDS_AT;  // of the tiles
         // What was loaded of keys has been read: by all lanes, which have met since.
         auto release_x = [&] {
             mbarrier_arrive_if(barrier_of(base, X_EMPTY, x.at), lane == 0);
@@ -430,7 +430,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         };
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
-            const int* const doc_kv_tile = (const int*)(first_byte + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4);
+            const u32 doc_kv_at = base + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4 + 8 * t;
             if constexpr (may_be_partial.value)
                 if (is_partial(kv_lo)) {
                     branch();  // not selects in every tile
@@ -440,7 +440,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                         #pragma unroll
                         for (int c = 0; c < 2; ++c) {
                             const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                            const int doc_kv = doc_kv_tile[8 * j + 2 * t + c];
+                            const int doc_kv = of_pair<int>(load_shared<u64>(doc_kv_at + 32 * j), c);
                             #pragma unroll
                             for (int r = 0; r < ROWS; ++r) {
                                 float& s = scores[r / 2][j][r % 2 * 2 + c];
@@ -461,20 +461,18 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
-
             round_p(p, scores[0]);
         };
         // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
-            score(kind, kv_lo);
             float sum[ROWS];
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
+                score(Yes{}, kv_lo);
                 exponentials(scores[0], m, sum);
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
                 release_x();
-
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -498,6 +496,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 round_p(p, scores[0]);
                 return;
             }
+            score(kind, kv_lo);
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             release_x();
@@ -518,7 +517,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
-
             finish();
                 scale_rows(acc, factor);
             round_p(p, scores[0]);
@@ -573,7 +571,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             kv_lo = previous(kv_lo);
             #pragma unroll 1
             for (; kv_lo >= lo; kv_lo = previous(kv_lo)) {
-                if (!settled || is_partial(kv_lo))
+                if (!settled)
                     step(Yes{}, kv_lo);
                 else
                     step(No{}, kv_lo);
@@ -581,17 +579,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             }
             wgmma_fence();
             start_pv(accumulate);
-            wgmma_wait<0>();
-            pin(acc);
-            pin(p);
-            release_v();
-            q.step();
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
             const int q_lo = uniform(record.q_lo);
             const int h = uniform(record.h);
             const int b = uniform(record.b);
+            const int lo = uniform(record.lo);
             float scale[ROWS];
             bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
             #pragma unroll
@@ -613,6 +607,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 if (writes && t == 0 && row < M)
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
+            }
+            wgmma_wait<0>();  // the last p v has run meanwhile
+            pin(acc);
+            pin(p);
+            if (uniform(record.kv_lo) >= lo) {
+                release_v();
+                q.step();
             }
             u32 rounded[DV / 8][ROWS];
             #pragma unroll

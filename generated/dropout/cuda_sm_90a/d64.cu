@@ -374,18 +374,44 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             pin(p);
             release_v();
         };
-        // Two lanes share four neighbouring elements of two rows: each draws for one row, and shows the other.
+        // What dropout keeps of a tile: bit 7 - j % 8 of byte i of kept[j / 8] is that of element i of piece j. It asks for no score, so that
+        // it is drawn while the products run. Two lanes share four neighbouring elements of two rows: each draws for one row, and shows the other.
         const u32 least = least_kept(p_value);
-        auto drop = [&](int kv_lo) {
+        const u32 key0 = uniform((int)seed), key1 = uniform((int)(seed >> 32));
+        u32 kept[(BLOCK_N + 63) / 64];
+        auto draw = [&](int kv_lo) {
+            constexpr int AT_ONCE = BLOCK_N % 32 == 0 ? 4 : 2;
             #pragma unroll
-            for (int j = 0; j < BLOCK_N / 8; ++j) {
-                const u32 mine = keep_four(least, seed, b, h, q_idx[0] + 8 * (t & 1), kv_lo + 8 * j + 4 * (t / 2));
-                const u32 other = from_lane(mine, 1), first = t & 1 ? 2 : 0;
-                const u32 keep[ROWS] = {(t & 1 ? other : mine) >> first, (t & 1 ? mine : other) >> first};
-                #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    scores[0][j][i] = keep[i / 2] >> i % 2 & 1 ? scores[0][j][i] : 0.0f;
+            for (int word = 0; word < (BLOCK_N + 63) / 64; ++word) {
+                u32 mine = 0;
+        #pragma unroll 1  // or all calls would go on at once, for which there are no registers
+                for (int j = 0; j < min(8, BLOCK_N / 8 - 8 * word); j += AT_ONCE) {
+                    u32 x[AT_ONCE][4], drawn = 0;
+                    #pragma unroll
+                    for (int i = 0; i < AT_ONCE; ++i) {
+                        x[i][0] = (kv_lo + 64 * word) / 4 + 2 * (j + i) + t / 2;
+                        x[i][1] = q_idx[0] + 8 * (t & 1);
+                        x[i][2] = h;
+                        x[i][3] = b;
+                    }
+                    philox(x, key0, key1);
+                    #pragma unroll
+                    for (int i = 0; i < 4 * AT_ONCE; ++i)
+                        drawn |= x[i / 4][i % 4] >= least ? 0x80u << 8 * (i % 4) >> i / 4 : 0;
+                    mine |= drawn >> j;
+                }
+                const u32 other = from_lane(mine, 1);
+                kept[word] = t & 1 ? permute_bytes(other, mine, 0x7632) : permute_bytes(mine, other, 0x5410);
             }
+        };
+        auto drop = [&] {
+            #pragma unroll
+            for (int n = 0; n < BLOCK_N / 16; ++n)
+                #pragma unroll
+                for (int x = 0; x < 4; ++x) {  // signs of two bytes become masks of two elements
+                    const int j = 2 * n + x / 2;
+                    p[n][x] &= permute_bytes(kept[j / 8] << j % 8, 0, x % 2 == 0 ? 0x9988 : 0xBBAA);
+                }
         };
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
@@ -393,17 +419,18 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 if (is_partial(kv_lo)) {
                     branch();  // not selects in every tile
                     // dropout.attn:10  mask = causal
+                    const int first_key = kv_lo + 2 * t;
+                    u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        #pragma unroll
+                        for (int w = 0; w < (BLOCK_N + 127) / 128; ++w)
+                            seen[r][w] = columns_before(q_pos[r] + 1, first_key + 128 * w);
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                            #pragma unroll
-                            for (int r = 0; r < ROWS; ++r) {
-                                float& s = scores[r / 2][j][r % 2 * 2 + c];
-                                s = kv_idx <= q_pos[r] ? s : -INF;
-                            }
-                        }
+                        for (int i = 0; i < 4; ++i)
+                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
                 }
         };
         // p of the first tile.
@@ -417,19 +444,17 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
-            drop(kv_lo);
             round_p(p, scores[0]);
+            drop();
         };
         // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
-            score(kind, kv_lo);
             float sum[ROWS];
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
                 exponentials(scores[0], m, sum);
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
-                drop(kv_lo);
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -451,8 +476,10 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 for (int r = 0; r < ROWS; ++r)
                     l[r] += sum[r];
                 round_p(p, scores[0]);
+                drop();
                 return;
             }
+            score(kind, kv_lo);
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             #pragma unroll
@@ -472,10 +499,10 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
-            drop(kv_lo);
             finish();
                 scale_rows(acc, factor);
             round_p(p, scores[0]);
+            drop();
         };
 
         // One tile of keys: p is of the tile before, and becomes that of this one.
@@ -487,6 +514,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_fence();
                 start_qk();
                 start_pv(accumulate);
+                draw(kv_lo);
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
@@ -500,6 +528,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 release_v();
                 wgmma_fence();
                 start_qk();
+                draw(kv_lo);
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
@@ -514,6 +543,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();
             start_qk();
+            draw(kv_lo);
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
@@ -533,11 +563,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 step(No{}, kv_lo);
             wgmma_fence();
             start_pv(accumulate);
-            wgmma_wait<0>();
-            pin(acc);
-            pin(p);
-            release_v();
-            q.step();
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
@@ -565,6 +590,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 if (writes && t == 0 && row < M)
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
+            }
+            wgmma_wait<0>();  // the last p v has run meanwhile
+            pin(acc);
+            pin(p);
+            if (uniform(record.kv_lo) >= 0) {
+                release_v();
+                q.step();
             }
             u32 rounded[DV / 8][ROWS];
             #pragma unroll

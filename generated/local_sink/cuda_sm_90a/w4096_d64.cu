@@ -380,32 +380,32 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
             // local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
+        #pragma unroll
+        for (int j = 0; j < WARP_N / 8; ++j)
             #pragma unroll
-            for (int j = 0; j < WARP_N / 8; ++j)
+            for (int c = 0; c < 2; ++c) {
                 #pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
-                        s = tanh_(s * 0.0025f);
-                    }
+                for (int r = 0; r < ROWS; ++r) {
+                    float& s = scores[0][j][2 * r + c];
+                    s = tanh_(s * 0.0025f);
                 }
+            }
             if constexpr (may_be_partial.value)
                 if (is_partial(kv_lo)) {
                     branch();  // not selects in every tile
                     // local_sink.attn:9  mask = window(W, 0)
+                    const int first_key = kv_lo + 2 * t;
+                    u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        #pragma unroll
+                        for (int w = 0; w < (BLOCK_N + 127) / 128; ++w)
+                            seen[r][w] = columns_before(q_pos[r] + 1, first_key + 128 * w) & ~columns_before(q_pos[r] - 4096, first_key + 128 * w);
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                            #pragma unroll
-                            for (int r = 0; r < ROWS; ++r) {
-                                float& s = scores[r / 2][j][r % 2 * 2 + c];
-                                const bool keep = q_pos[r] - 4096 <= kv_idx && kv_idx <= q_pos[r];
-                                s = keep ? s : -INF;
-                            }
-                        }
+                        for (int i = 0; i < 4; ++i)
+                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
                 }
         };
         // p of the first tile.
@@ -419,19 +419,60 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
-
             round_p(p, scores[0]);
         };
         // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
-            score(kind, kv_lo);
             float sum[ROWS];
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
-                exponentials(scores[0], m, sum);
+                if (is_partial(kv_lo)) {
+                    score(Yes{}, kv_lo);
+                    exponentials(scores[0], m, sum);
+                } else {
+                    // local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
+                    float largest[4] = {};  // four shorter chains
+                    #pragma unroll
+                    for (int j = 0; j < BLOCK_N / 8; ++j)
+                        #pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            largest[i] = fmaxf(largest[i], fabsf(scores[0][j][i]));
+                    if (any_lane(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])) >= 200.0f)) {
+                        float even[ROWS] = {}, odd[ROWS] = {};
+                        #pragma unroll
+                        for (int j = 0; j < WARP_N / 8; ++j)
+                            #pragma unroll
+                            for (int c = 0; c < 2; ++c) {
+                                #pragma unroll
+                                for (int r = 0; r < ROWS; ++r) {
+                                    float& s = scores[0][j][2 * r + c];
+                                    s = exp2_(tanh_(s * 0.0025f) * 72.13475204444816f - m[r]);
+                                    (c == 0 ? even : odd)[r] += s;
+                                }
+                            }
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r)
+                            sum[r] = even[r] + odd[r];
+                    } else {  // |tanh's argument| < 0.5: a polynomial
+                        float even[ROWS] = {}, odd[ROWS] = {};
+                        #pragma unroll
+                        for (int j = 0; j < WARP_N / 8; ++j)
+                            #pragma unroll
+                            for (int c = 0; c < 2; ++c) {
+                                #pragma unroll
+                                for (int r = 0; r < ROWS; ++r) {
+                                    float& s = scores[0][j][2 * r + c];
+                                    s = exp2_(s * (0.18033646104280282f + s * s * (-3.7555893781388994e-07f + s * s * (9.259978725371607e-13f + s * s * -1.909584550397676e-18f))) - m[r]);
+                                    (c == 0 ? even : odd)[r] += s;
+                                }
+                            }
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r)
+                            sum[r] = even[r] + odd[r];
+                    }
+                }
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
-
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -455,6 +496,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 round_p(p, scores[0]);
                 return;
             }
+            score(kind, kv_lo);
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             #pragma unroll
@@ -474,7 +516,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
-
             finish();
                 scale_rows(acc, factor);
             round_p(p, scores[0]);
@@ -527,7 +568,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             kv_lo = previous(kv_lo);
             #pragma unroll 1
             for (; kv_lo >= lo; kv_lo = previous(kv_lo)) {
-                if (!settled || is_partial(kv_lo))
+                if (!settled)
                     step(Yes{}, kv_lo);
                 else
                     step(No{}, kv_lo);
@@ -535,17 +576,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             }
             wgmma_fence();
             start_pv(accumulate);
-            wgmma_wait<0>();
-            pin(acc);
-            pin(p);
-            release_v();
-            q.step();
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
             const int q_lo = uniform(record.q_lo);
             const int h = uniform(record.h);
             const int b = uniform(record.b);
+            const int lo = uniform(record.lo);
             float scale[ROWS];
             bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
             #pragma unroll
@@ -571,6 +608,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 if (writes && t == 0 && row < M)
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
+            }
+            wgmma_wait<0>();  // the last p v has run meanwhile
+            pin(acc);
+            pin(p);
+            if (uniform(record.kv_lo) >= lo) {
+                release_v();
+                q.step();
             }
             u32 rounded[DV / 8][ROWS];
             #pragma unroll

@@ -377,31 +377,32 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
             // softcap.attn:7  score = softcap(dot(q, k) / sqrt(D), 50)
+        #pragma unroll
+        for (int j = 0; j < WARP_N / 8; ++j)
             #pragma unroll
-            for (int j = 0; j < WARP_N / 8; ++j)
+            for (int c = 0; c < 2; ++c) {
                 #pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
-                        s = tanh_(s * 0.00125f);
-                    }
+                for (int r = 0; r < ROWS; ++r) {
+                    float& s = scores[0][j][2 * r + c];
+                    s = tanh_(s * 0.00125f);
                 }
+            }
             if constexpr (may_be_partial.value)
                 if (is_partial(kv_lo)) {
                     branch();  // not selects in every tile
                     // softcap.attn:8  mask = causal
+                    const int first_key = kv_lo + 2 * t;
+                    u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        #pragma unroll
+                        for (int w = 0; w < (BLOCK_N + 127) / 128; ++w)
+                            seen[r][w] = columns_before(q_pos[r] + 1, first_key + 128 * w);
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                            #pragma unroll
-                            for (int r = 0; r < ROWS; ++r) {
-                                float& s = scores[r / 2][j][r % 2 * 2 + c];
-                                s = kv_idx <= q_pos[r] ? s : -INF;
-                            }
-                        }
+                        for (int i = 0; i < 4; ++i)
+                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
                 }
         };
         // p of the first tile.
@@ -415,19 +416,55 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
-
             round_p(p, scores[0]);
         };
         // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
-            score(kind, kv_lo);
             float sum[ROWS];
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
-                exponentials(scores[0], m, sum);
+                // softcap.attn:7  score = softcap(dot(q, k) / sqrt(D), 50)
+                float largest[4] = {};  // four shorter chains
+                #pragma unroll
+                for (int j = 0; j < BLOCK_N / 8; ++j)
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        largest[i] = fmaxf(largest[i], fabsf(scores[0][j][i]));
+                if (any_lane(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])) >= 400.0f)) {
+                    float even[ROWS] = {}, odd[ROWS] = {};
+                    #pragma unroll
+                    for (int j = 0; j < WARP_N / 8; ++j)
+                        #pragma unroll
+                        for (int c = 0; c < 2; ++c) {
+                            #pragma unroll
+                            for (int r = 0; r < ROWS; ++r) {
+                                float& s = scores[0][j][2 * r + c];
+                                s = exp2_(tanh_(s * 0.00125f) * 72.13475204444816f - m[r]);
+                                (c == 0 ? even : odd)[r] += s;
+                            }
+                        }
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        sum[r] = even[r] + odd[r];
+                } else {  // |tanh's argument| < 0.5: a polynomial
+                    float even[ROWS] = {}, odd[ROWS] = {};
+                    #pragma unroll
+                    for (int j = 0; j < WARP_N / 8; ++j)
+                        #pragma unroll
+                        for (int c = 0; c < 2; ++c) {
+                            #pragma unroll
+                            for (int r = 0; r < ROWS; ++r) {
+                                float& s = scores[0][j][2 * r + c];
+                                s = exp2_(s * (0.09016823052140141f + s * s * (-4.694486722673624e-08f + s * s * (2.893743351678627e-14f + s * s * -1.4918629299981843e-20f))) - m[r]);
+                                (c == 0 ? even : odd)[r] += s;
+                            }
+                        }
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        sum[r] = even[r] + odd[r];
+                }
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
-
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -451,6 +488,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 round_p(p, scores[0]);
                 return;
             }
+            score(kind, kv_lo);
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             #pragma unroll
@@ -470,7 +508,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
-
             finish();
                 scale_rows(acc, factor);
             round_p(p, scores[0]);
@@ -531,11 +568,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 step(No{}, kv_lo);
             wgmma_fence();
             start_pv(accumulate);
-            wgmma_wait<0>();
-            pin(acc);
-            pin(p);
-            release_v();
-            q.step();
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
@@ -556,6 +588,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             if (failed && lane == 0)
                 atomicAdd(&record.failed, 1 << (4 * consumer + warp));
             const bool writes = !failed && (!again || again >> (4 * consumer + warp) & 1);
+            wgmma_wait<0>();  // the last p v has run meanwhile
+            pin(acc);
+            pin(p);
+            if (uniform(record.kv_lo) >= 0) {
+                release_v();
+                q.step();
+            }
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)

@@ -1,0 +1,182 @@
+"""What of a score is not computed element by element: once for a key, by the warp that loads what is asked of
+keys, or once for a row and tile.
+
+An element pays for each of its instructions as often as the mask keeps elements, and at D = 128 five of them
+take as long as its products. So an expression of the key alone (`bias[b, kv_idx] * log2(e)`) comes through
+shared memory as one number; and of an integer that grows with the key (`q_pos - kv_idx`) a thread converts
+its value at the thread's first key, from which those of its other keys differ by constants. Up to 2^24 that
+is exact in float32, and beyond it is rounded twice (`verify.running_error`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from attnc.expr.affine import affine
+from attnc.expr.arithmetic import add, mul, sub
+from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg, Ref, children, walk
+from attnc.expr.scale import scale_by
+from attnc.expr.simplify import make, substitute
+from attnc.plan.ir import Fetch, Let
+from attnc.plan.loads import axes_of
+from attnc.plan.steps import fetches_for
+from attnc.plan.width import is_wide
+
+#: Columns between a thread's first key and the one at hand, a constant; that first key.
+COLUMN = Ref("column", "float", ("kv",))
+FIRST_KEY = Ref("first_key", "int", natural=True, within=(0, 2**30))
+_KEY = Index("kv_idx")
+#: Names of what is computed once; what finds none left stays where it is.
+_AT_FIRST = ("at_first", "at_first_2", "at_first_3", "at_first_4")
+_OF_KEY = ("of_key", "of_key_2", "of_key_3", "of_key_4")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score without its common parts. value: of an element; keys: values of each key; rows: floats of a
+    row at a thread's first key, or of all rows.
+    """
+
+    value: Expr
+    keys: tuple[Let, ...] = ()
+    rows: tuple[Let, ...] = ()
+
+
+def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr]) -> Score:
+    """The score with those parts named. vectors: loads with a value for each key that come through shared
+    memory; elsewhere: what reads loads besides.
+    """
+    loaded = tuple(vectors)
+    taken = {fetch.name for fetch in fetches_for(loaded, *elsewhere)}
+    parts = _Parts(frozenset(fetch.name for fetch in loaded), taken)
+    value = parts.of_keys(score)
+    if taken & {name for let in parts.keys for name in _names(let.value)} or _share(parts.keys):
+        parts, value = _Parts(frozenset(), set()), score  # they would take more room than the loads
+    value = parts.of_rows(value)
+    return Score(value, tuple(parts.keys), tuple(parts.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """An exponent for products of less than `limit`."""
+
+    exponent: Expr
+    limit: float
+    comment: str
+
+
+def exponent(value: Expr, scale: float | None) -> Expr:
+    """scale * value - m, the subtraction where it meets the product: `(s * c - m) + bias` is one fused
+    multiply-add less than `(s * c + bias) - m`. What it is rounded by is no more: |s c - m| <= |s c| + |m|.
+    """
+    return _minus(value if scale is None else scale_by(value, scale))
+
+
+def _minus(expr: Expr) -> Expr:
+    match expr:
+        case Binary(op="+", left=left, right=right) if _has_product(right) and not _has_product(left):
+            return Binary("+", left, _minus(right))
+        case Binary(op="+" | "-" as op, left=left, right=right) if _has_product(left):
+            return Binary(op, _minus(left), right)
+        case _:
+            return Binary("-", expr, Ref("m", "float", ("q",)))
+
+
+def _has_product(expr: Expr) -> bool:
+    return any(isinstance(node, Dot) for node in walk(expr))
+
+
+#: tanh(x) = x P(x^2) for |x| <= 1/2, within 2^-22.9: the best uniform polynomial of degree 7 (Remez).
+_TANH_LIMIT = 0.5
+_TANH = (0.9999976761918177, -0.3332065521661256, 0.1314514564205856, -0.04337248328577777)
+#: Arguments c s whose polynomial in s has ordinary float32 numbers for coefficients and powers.
+_FACTORS = (2.0**-12, 2.0**12)
+
+
+def near(value: Expr, scale: float | None) -> Near | None:
+    """A score's one tanh as a polynomial, where its argument is small, which takes multiply-adds for two
+    special functions. None if there is no tanh, or another argument than c s.
+    """
+    calls = {node for node in walk(value) if isinstance(node, Call) and node.function == "tanh"}
+    match tuple(calls):
+        case (Call(args=(Binary(op="*", left=Dot() as dot, right=Const(value=factor)),)) as call,) if (
+            _FACTORS[0] <= abs(factor) <= _FACTORS[1]
+        ):
+            c = float(factor)
+        case _:
+            return None
+    square = mul(dot, dot)
+    polynomial: Expr = Const(_TANH[-1] * c ** (2 * len(_TANH) - 1))
+    for i in reversed(range(len(_TANH) - 1)):
+        polynomial = add(Const(_TANH[i] * c ** (2 * i + 1)), mul(square, polynomial))
+    replaced = _replace(value, call, mul(dot, polynomial))
+    limit = _TANH_LIMIT / abs(c)
+    return Near(exponent(replaced, scale), limit, f"|tanh's argument| < {_TANH_LIMIT}: a polynomial")
+
+
+def _replace(expr: Expr, old: Expr, new: Expr) -> Expr:
+    return new if expr == old else make(expr, tuple(_replace(child, old, new) for child in children(expr)))
+
+
+@dataclass(slots=True)
+class _Parts:
+    vectors: frozenset[str]
+    taken: set[str]
+    keys: list[Let] = field(default_factory=list)
+    rows: list[Let] = field(default_factory=list)
+
+    def of_keys(self, expr: Expr) -> Expr:
+        """With expressions of the key alone by name; loads that remain are taken."""
+        if isinstance(expr, Ref):
+            self.taken |= {expr.name} & self.vectors
+            return expr
+        alone = axes_of(expr) == ("kv",) and not _has_product(expr) and _KEY not in walk(expr)
+        if expr.type == "float" and alone and _names(expr) & self.vectors:
+            name = _named(self.keys, expr, _OF_KEY)
+            if name is not None:
+                return Ref(name, "float", ("kv",))
+        return make(expr, tuple(map(self.of_keys, children(expr))))
+
+    def of_rows(self, expr: Expr) -> Expr:
+        """With integers that become floats, and grow with the key, by what they are at the first key."""
+        if expr.type != "float":
+            return expr
+        return make(expr, tuple(self._as_float(child) for child in children(expr)))
+
+    def _as_float(self, expr: Expr) -> Expr:
+        match expr:
+            case _ if expr.type != "int":
+                return self.of_rows(expr)
+            case Neg(operand=operand) | Call(function="abs", args=(operand,)):
+                found = self._as_float(operand)
+                return expr if found == operand else make(expr, (found,))
+        terms = dict(affine(expr).terms)
+        step = terms.pop(_KEY, 0)
+        if not step or is_wide(expr) or any("kv" in axes_of(atom) for atom in terms):
+            return expr
+        start = substitute(expr, {_KEY: FIRST_KEY})
+        name = _named(self.rows, start, _AT_FIRST)
+        if name is None:
+            return expr
+        first = Ref(name, "float", axes_of(start))
+        return add(first, mul(COLUMN, Const(step))) if step > 0 else sub(first, mul(COLUMN, Const(-step)))
+
+
+def _named(lets: list[Let], value: Expr, names: tuple[str, ...]) -> str | None:
+    """The name of a value that is computed once; None if all names are taken."""
+    known = next((let.name for let in lets if let.value == value), None)
+    if known is None and len(lets) < len(names):
+        known = names[len(lets)]
+        lets.append(Let(name=known, value=value))
+    return known
+
+
+def _names(expr: Expr) -> set[str]:
+    return {node.name for node in walk(expr) if isinstance(node, Ref)}
+
+
+def _share(lets: Iterable[Let]) -> bool:
+    """Whether two values read the same load."""
+    names = [name for let in lets for name in _names(let.value)]
+    return len(names) != len(set(names))
