@@ -1,6 +1,6 @@
 """Programs in processes of their own, without seconds of imports for each.
 
-One process of the test run forks them, which has imported PyTorch and what else takes long, and
+They are forked from one process, which has imported PyTorch and what else takes long, and
 neither Triton, which an environment variable decides about as it is imported, nor attnc.
 """
 
