@@ -9,6 +9,7 @@ from attnc.expr.nodes import Index, walk
 from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import fetches_for, of_a_head
+from attnc.target.numbers import score_numbers
 from attnc.target.sm80.adjoints import CudaSums
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_tiles import CudaTileText
@@ -23,6 +24,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         super().__init__(module, arguments, planned)
         self.planned, self.chain, self.makes = planned, planned.chain, planned.makes
         self.as_elements = arguments.as_elements
+        self.numbers = tuple(score_numbers(self.kernel))
         self.exchange = self.plan.exchange and not self.over_q
         self.by_row = "[r]" if self.over_q else ""
         self.first_query = "first_query" if self.exchange else "0"

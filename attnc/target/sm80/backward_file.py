@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
+from attnc.target.numbers import Number
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_places import BackwardPlaces
 from attnc.target.sm80.elements import ElementText
@@ -40,6 +41,7 @@ class CudaFileText(ElementText):
     page = 0
     bounds = "__launch_bounds__(THREADS)"
     makes_tiles = False
+    numbers: tuple[Number, ...] = ()
 
     def __init__(self, module: Module, arguments: Arguments, name: str, default: Launch) -> None:
         assert module.backward is not None
@@ -51,7 +53,6 @@ class CudaFileText(ElementText):
         self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
         self.dtypes = arguments.dtypes
         self.places = BackwardPlaces(arguments)
-        self.numbers: list[tuple[str, str, str]] = []
         self.code = ""
 
     @property

@@ -16,7 +16,7 @@ from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment
 from attnc.target.header import GLOSSARY, header
 from attnc.target.layout import tidy
-from attnc.target.numbers import numbers_in
+from attnc.target.numbers import module_numbers
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
 from attnc.target.triton.backward import BackwardText
@@ -72,7 +72,7 @@ def render_triton(
         declaration=declaration,
         imports=imports(declaration, "triton"),
         header=_header(module, path, sha256),
-        numbers=numbers_in(code, kernel, tanh="_tanh" in code),
+        numbers=tuple(module_numbers(module)),
         tuning={
             **tuning(module, tuned),
             "splits": kernel.split is not None,
