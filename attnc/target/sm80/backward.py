@@ -43,6 +43,21 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         self.needs_kv_idx = has_adjoints or drops or planned.uses("kv_idx")
 
     @property
+    def turns_columns(self) -> bool:
+        """dq += ds k: ds lies in shared memory, keys as rows."""
+        return self.chain.adds_dq is not None and not self.over_q
+
+    @property
+    def stores_sums(self) -> bool:
+        """Whether dk or dv leaves as the sum in f32 that it is."""
+        return not self.over_q and not {"dk", "dv"} <= set(self.as_elements)
+
+    @property
+    def shows_left(self) -> bool:
+        """Whether warps leave left operands in shared memory, for each other or for dq."""
+        return self.exchange or self.turns_columns
+
+    @property
     def constants(self) -> Iterator[str]:
         if self.over_q:
             yield "constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys"

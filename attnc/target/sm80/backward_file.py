@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,7 +52,6 @@ class CudaFileText(ElementText):
         self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
         self.dtypes = arguments.dtypes
         self.places = BackwardPlaces(arguments)
-        self.code = ""
 
     @property
     def loaded_types(self) -> frozenset[str]:
@@ -88,10 +86,6 @@ class CudaFileText(ElementText):
         return super().products.replace("/_products", "/_backward_products")
 
     @property
-    def turns_columns(self) -> bool:
-        return self.uses("multiply_transposed")
-
-    @property
     def period(self) -> str:
         """Chunks that the rows of a tile of WIDTH elements permute."""
         return (
@@ -108,10 +102,3 @@ class CudaFileText(ElementText):
 
     def as_float(self, element: str) -> str:
         return element if self.layout.is_f32 else f"to_float({element})"
-
-    def uses(self, name: str) -> bool:
-        """Whether the kernel, or a device function that it calls, mentions the name."""
-        called = {"row_sum": "row_sum(", "branch": "branch()"}.get(name, name)
-        if name in ("min_(", "max_(", "where<"):
-            return bool(re.search(rf"\b{re.escape(name)}", self.code))
-        return called in self.code

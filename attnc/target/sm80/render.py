@@ -139,7 +139,6 @@ def backward_source(
     chain = text.chain if isinstance(text, CudaBackwardText) else None
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
     body = environment.get_template(f"{template}.cu.jinja").render(common)
-    text.code = without_comments(body, "//")
     title = str(page["title"]).split(": forward,")[0]
     header = {**page, "title": f"{title}: backward, {_TASKS[template.split('/')[1]]}."}
     module = environment.get_template(f"{frame}.cu.jinja")
