@@ -86,6 +86,14 @@ INDEPENDENT = {
 # Families of targets, and those whose kernels each builds on.
 FAMILIES: dict[str, tuple[str, ...]] = {"triton": (), "sm80": (), "sm90": ("sm80",)}
 
+# Where parts of a target are listed, or what is for one target is made.
+KNOWS_FAMILIES = {
+    "attnc.plan.targets",
+    "attnc.target.files",
+    "attnc.target.projection",
+    "attnc.runtime.cubin",
+}
+
 # Where a target is still asked for by name, and why; all else asks `plan.targets` and the lists by family.
 NAMES_TARGETS = {
     "attnc.model.schedules": "projections are made for one target",
@@ -224,11 +232,11 @@ def family_of(module: str) -> str:
 
 
 def test_passes_of_a_target_are_for_it_alone() -> None:
-    """The rest of a plan finds them through `plan.targets`."""
+    """All else finds them through lists: `plan.targets`, and by family those of other layers."""
     wrong = [
         f"{where(MODULES[module], line)}: {target}"
         for module, target, line in attnc_imports()
-        if is_in(target, "attnc.plan") and module != "attnc.plan.targets" and (family := family_of(target))
+        if module not in KNOWS_FAMILIES and (family := family_of(target))
         if family not in (family_of(module), *FAMILIES.get(family_of(module), ()))
     ]
     assert not wrong, "\n".join(wrong)

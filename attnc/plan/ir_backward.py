@@ -157,6 +157,24 @@ class BackwardKernel:
         return self.kernel.grid.over == "q"
 
     @property
+    def config(self) -> str:
+        """What declarations and parameters call the kernel's config."""
+        return f"{self.name}_config"
+
+    @property
+    def dp_order(self) -> Literal["early", "late", "both"]:
+        """When a step over a q tile computes dP; "both": as the config says."""
+        if self.over_q or self.name == "dv":
+            return "early"
+        orders = {config.dp for config in self.kernel.configs}
+        return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
+
+    @property
+    def limits_registers(self) -> bool:
+        """Whether a config limits the registers of a thread."""
+        return any(config.maxnreg is not None for config in self.kernel.configs)
+
+    @property
     def sums_heads(self) -> bool:
         """Whether a program walks over all query heads that share its keys."""
         return "G" in self.kernel.dims and not self.over_q

@@ -11,13 +11,12 @@ from attnc.expr.nodes import Const, Load
 from attnc.expr.show import show
 from attnc.model.products import group_size, is_static
 from attnc.model.tensors import DType, Role
+from attnc.plan.columns import feature
 from attnc.plan.decode import IDLE_GAIN, MOST_SPLITS, has_fixed_splits
 from attnc.plan.ir import Arg, Bind, Kernel, Module
 from attnc.plan.ir_backward import Adjoint, Gradient, Part
 from attnc.plan.storage import is_plain, longest
 from attnc.target.declared import Items, Record, Table, Value, quoted
-from attnc.target.triton.decode import DecodeText
-from attnc.target.triton.parameters import config_name
 
 
 def operator_name(module: Module, code: str) -> str:
@@ -93,19 +92,20 @@ def _group(module: Module) -> int | None:
             return 0
 
 
-def split(kernel: Kernel, text: DecodeText, most: int | None) -> Record:
+def split(module: Module, most: int | None) -> Record:
     """How the keys of a sequence are split. most: splits that a grid has room for, None: any number."""
+    (kernel,), attention = module.kernels, module.variant.attention
     assert kernel.split is not None
-    attention = text.module.variant.attention
     keys = show(longest(attention, Role.KEY))
     most_visible = kernel.split.max_visible_keys
     visited = keys if most_visible is None else f"min({keys}, {most_visible} + BLOCK_M)"
-    columns = text.d + (0 if text.rows("v").tensor == "k" else text.dv)
+    d, dv = feature(attention.q), feature(attention.v)
+    columns = d + (0 if kernel.rows["v"].tensor == "k" else dv)
     fields: dict[str, Value] = {
-        "tiles": quoted(tiles(text)),
+        "tiles": quoted(tiles(module)),
         "key_tiles": quoted(f"cdiv({visited}, BLOCK_N)"),
         "key_bytes": str(columns * DType(attention.q.dtype).bytes),
-        "width": str(text.dv + 1),
+        "width": str(dv + 1),
     }
     if keys != "N":
         fields["keys"] = quoted(keys)
@@ -120,10 +120,13 @@ def split(kernel: Kernel, text: DecodeText, most: int | None) -> Record:
     return Record("Split", fields=fields)
 
 
-def tiles(text: DecodeText) -> str:
-    """Tiles of the rows of all K/V heads."""
-    heads = text.kv_heads if text.group is not None else "H"
-    each = f"cdiv({text.all_rows}, BLOCK_M)"
+def tiles(module: Module) -> str:
+    """Tiles of the rows of all K/V heads, before a length shortens them."""
+    (kernel,), keys = module.kernels, module.variant.attention.k
+    rows, heads = "M", "H"
+    if kernel.pack is not None:
+        rows, heads = f"M * {show(kernel.pack.group)}", show(keys.size(Role.HEAD))
+    each = f"cdiv({rows}, BLOCK_M)"
     return f"{each} * B" + ("" if heads == "1" else f" * {heads}")
 
 
@@ -135,7 +138,7 @@ class BackwardDeclaration:
         self.module, self._backward, self._makes = module, module.backward, makes
         attention = module.variant.attention
         self._shortened = bool(attention.lengths)
-        self.configs = [config_name(planned) for planned in self._backward.kernels]
+        self.configs = [planned.config for planned in self._backward.kernels]
         self.packs_queries = attention.q.storage.is_packed
         self.queries = show(longest(attention, Role.QUERY))
         self._adds_dq = any(planned.chain.adds_dq is not None for planned in self._backward.kernels)
@@ -197,7 +200,7 @@ class BackwardDeclaration:
             for adjoint in self._backward.preprocess.prologue.adjoints:
                 yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"
         for planned in self._backward.kernels:
-            config = config_name(planned)
+            config = planned.config
             over_q = planned.kernel.grid.over == "q"
             count = f"M_padded // {config}.BLOCK_M" if over_q else f"cdiv(N, {config}.BLOCK_N)"
             prologue = planned.prologue.adjoints if planned.prologue else ()

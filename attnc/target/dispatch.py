@@ -20,7 +20,7 @@ from attnc.target.environment import template_environment
 from attnc.target.family_signature import FamilySignature, ProjectionSignature
 from attnc.target.layout import tidy
 from attnc.target.quote import command, comment, literal
-from attnc.target.triton.printer import TORCH_DTYPES
+from attnc.target.torch_types import TORCH_DTYPES
 from attnc.tuned.tables import LabelRows, guess_rows, plain_name
 
 

@@ -13,7 +13,8 @@ from attnc.target.environment import template_environment
 from attnc.target.header import origin, title_of
 from attnc.target.layout import tidy
 from attnc.target.quote import comment, literal
-from attnc.target.triton.printer import TL_DTYPES, TORCH_DTYPES
+from attnc.target.torch_types import TORCH_DTYPES
+from attnc.target.triton.printer import TL_DTYPES
 
 #: device -> (largest M, position), and what to say about it.
 Tuned = Mapping[str, tuple[tuple[int | None, int], ...]]

@@ -8,7 +8,6 @@ from attnc.plan.decode import has_fixed_splits, keys_of_split
 from attnc.plan.ir import Kernel, Module, kernels_of
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.target.quote import literal
-from attnc.target.triton.parameters import dp_order
 from attnc.tuned.choices import Buckets, Tuned
 
 
@@ -47,7 +46,7 @@ def backward_config_text(planned: BackwardKernel, position: int) -> str:
     config, text = planned.kernel.configs[position], config_text(planned.kernel, position)
     if config.maxnreg is not None:
         text += f", maxnreg={config['maxnreg']}"
-    return f"{text}, early_dp=False" if dp_order(planned) == "both" and config.dp == "late" else text
+    return f"{text}, early_dp=False" if planned.dp_order == "both" and config.dp == "late" else text
 
 
 def tuned_table(tuned: Mapping[str, Buckets]) -> str:

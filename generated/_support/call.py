@@ -106,7 +106,8 @@ class Place(NamedTuple):
         """The same with these layouts, and their strides by name: 0 of tensors that are not given."""
         names = dict(self.names)
         for name, tensor in self.declared.items():
-            strides = memories[name].strides if name in memories else (0,) * len(tensor.stride_names)
+            memory = memories.get(name)
+            strides = (0,) * len(tensor.stride_names) if memory is None else memory.strides
             names.update(zip(tensor.stride_names, strides, strict=False))
         return self._replace(names=names, memories=memories)
 

@@ -36,8 +36,8 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="do has the shape of o, and where a loss is summed it has its strides too",
-        anchor="memory = place.memories.get(name)",
-        patch='memory = place.memories.get("o" if name == "do" else name)',
+        anchor="memory = memories.get(name)",
+        patch='memory = memories.get("o" if name == "do" else name)',
     ),
     CudaBug(
         name="do of packed rows addressed with the strides of o",
@@ -51,8 +51,8 @@ BUGS: tuple[Bug, ...] = (
         name="dlse addressed with the strides of lse",
         attention="cross",
         story="lse is made by the forward, dlse by whoever uses it",
-        anchor="memory = place.memories.get(name)",
-        patch='memory = place.memories.get("lse" if name == "dlse" else name)',
+        anchor="memory = memories.get(name)",
+        patch='memory = memories.get("lse" if name == "dlse" else name)',
         phase="backward",
     ),
     CudaBug(
@@ -61,8 +61,8 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="lse is made by the forward, dlse by whoever uses it",
-        anchor="memory = place.memories.get(name)",
-        patch='memory = place.memories.get("lse" if name == "dlse" else name)',
+        anchor="memory = memories.get(name)",
+        patch='memory = memories.get("lse" if name == "dlse" else name)',
     ),
     CudaBug(
         name="dlse of packed rows taken for contiguous",
@@ -202,8 +202,9 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="autograd makes tensors of its own, which were thought to be aligned",
-        anchor="for name in tensors], matrices,",
-        patch=('for name in tensors],\n            [i for i in matrices if tensors[i] != "do"],'),
+        anchor="return Arguments(place.positions(tensors), matrices,",
+        patch='matrices = [i for i in matrices if tensors[i] != "do"]\n'
+        "        return Arguments(place.positions(tensors), matrices,",
     ),
     CudaBug(
         name="rows of do not looked at",

@@ -195,16 +195,16 @@ BUGS: tuple[TritonBug, ...] = (
         name="K addressed with V's strides",
         attention="causal_gqa",
         story="they were equal in every test",
-        anchor="memory = place.memories.get(name)",
-        patch='memory = place.memories.get("v" if name == "k" else name)',
+        anchor="memory = memories.get(name)",
+        patch='memory = memories.get("v" if name == "k" else name)',
     ),
     TritonBug(
         name="strides made up from the shape",
         attention="causal_gqa",
         story="the kernel took for granted that q is contiguous",
-        anchor="memory = place.memories.get(name)",
+        anchor="memory = memories.get(name)",
         patch=(
-            "memory = place.memories.get(name)\n"
+            "memory = memories.get(name)\n"
             '        if name == "q":\n'
             "            memory = contiguous(memory.shape, memory.dtype)"
         ),

@@ -26,7 +26,15 @@ from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
-RESULT = "    return dq, dk, dv\n"
+#: Behind a module: gradients made from its own.
+BROKEN = """
+
+def _broken(*given, right=CALL.gradients):
+    dq, dk, dv = right(*given)
+    q, k, v = given[CALL.first_input :][:3]
+    return dq, dk, dv
+CALL.gradients = _broken
+"""
 NOISE = "dq, dk + torch.rand(()).to(k.dtype) * 1e-4, dv"
 BEHIND = "q.as_strided((1,), (1,), q.storage_offset() + q.numel())"
 
@@ -45,8 +53,8 @@ def text(name: str) -> str:
 
 def broken(name: str, returned: str) -> Subject:
     """The subject with other gradients than those that it computes."""
-    assert text(name).count(RESULT) == 1
-    patched = text(name).replace(RESULT, RESULT.replace("dq, dk, dv", returned))
+    patched = f"{text(name)}{BROKEN}".replace("dq, dk, dv\nCALL", f"{returned}\nCALL")
+    assert returned in patched
     return replace(subject_of(module(name)), module=load_text(patched))
 
 

@@ -10,7 +10,7 @@ from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import Adjoint
 from attnc.target.sm80.printer import STORED
-from attnc.target.triton.tensors import Tensors
+from attnc.target.tensors import Tensors
 
 
 class Arguments:

@@ -9,6 +9,7 @@ from attnc.expr.nodes import Index, walk
 from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import fetches_for, of_a_head
+from attnc.target.numbers import score_numbers
 from attnc.target.sm80.adjoints import CudaSums
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_tiles import CudaTileText
@@ -23,6 +24,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         super().__init__(module, arguments, planned)
         self.planned, self.chain, self.makes = planned, planned.chain, planned.makes
         self.as_elements = arguments.as_elements
+        self.numbers = tuple(score_numbers(self.kernel))
         self.exchange = self.plan.exchange and not self.over_q
         self.by_row = "[r]" if self.over_q else ""
         self.first_query = "first_query" if self.exchange else "0"
@@ -39,6 +41,21 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         has_adjoints, drops = bool(self.chain.adjoints), self.kernel.softmax.dropout is not None
         self.needs_q_idx = has_adjoints or self.uses_q_pos or planned.uses("q_idx")
         self.needs_kv_idx = has_adjoints or drops or planned.uses("kv_idx")
+
+    @property
+    def turns_columns(self) -> bool:
+        """dq += ds k: ds lies in shared memory, keys as rows."""
+        return self.chain.adds_dq is not None and not self.over_q
+
+    @property
+    def stores_sums(self) -> bool:
+        """Whether dk or dv leaves as the sum in f32 that it is."""
+        return not self.over_q and not {"dk", "dv"} <= set(self.as_elements)
+
+    @property
+    def shows_left(self) -> bool:
+        """Whether warps leave left operands in shared memory, for each other or for dq."""
+        return self.exchange or self.turns_columns
 
     @property
     def constants(self) -> Iterator[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
+from attnc.target.numbers import Number
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_places import BackwardPlaces
 from attnc.target.sm80.elements import ElementText
@@ -40,6 +40,7 @@ class CudaFileText(ElementText):
     page = 0
     bounds = "__launch_bounds__(THREADS)"
     makes_tiles = False
+    numbers: tuple[Number, ...] = ()
 
     def __init__(self, module: Module, arguments: Arguments, name: str, default: Launch) -> None:
         assert module.backward is not None
@@ -51,8 +52,6 @@ class CudaFileText(ElementText):
         self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
         self.dtypes = arguments.dtypes
         self.places = BackwardPlaces(arguments)
-        self.numbers: list[tuple[str, str, str]] = []
-        self.code = ""
 
     @property
     def loaded_types(self) -> frozenset[str]:
@@ -87,10 +86,6 @@ class CudaFileText(ElementText):
         return super().products.replace("/_products", "/_backward_products")
 
     @property
-    def turns_columns(self) -> bool:
-        return self.uses("multiply_transposed")
-
-    @property
     def period(self) -> str:
         """Chunks that the rows of a tile of WIDTH elements permute."""
         return (
@@ -107,10 +102,3 @@ class CudaFileText(ElementText):
 
     def as_float(self, element: str) -> str:
         return element if self.layout.is_f32 else f"to_float({element})"
-
-    def uses(self, name: str) -> bool:
-        """Whether the kernel, or a device function that it calls, mentions the name."""
-        called = {"row_sum": "row_sum(", "branch": "branch()"}.get(name, name)
-        if name in ("min_(", "max_(", "where<"):
-            return bool(re.search(rf"\b{re.escape(name)}", self.code))
-        return called in self.code

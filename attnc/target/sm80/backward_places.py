@@ -15,7 +15,7 @@ from attnc.plan.access import Sequences
 from attnc.plan.signature import stride_name
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.printer import scalar
-from attnc.target.triton.tensors import BY_QUERY
+from attnc.target.tensors import BY_QUERY
 
 
 class BackwardPlaces:

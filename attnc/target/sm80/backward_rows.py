@@ -10,6 +10,7 @@ from dataclasses import replace
 from attnc.expr.nodes import TRUE, Const
 from attnc.plan.ir import Module, Statement
 from attnc.plan.ir_backward import Preprocess
+from attnc.target.numbers import ROW_NUMBERS
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_file import CudaFileText, default_of
 from attnc.target.sm80.backward_places import q_tile_of
@@ -26,6 +27,8 @@ def finish_name(module: Module) -> str:
 
 class RowsText(CudaFileText):
     """Text of the kernel that makes delta and the base-2 lse: what `backward_preprocess.cu.jinja` prints."""
+
+    numbers = ROW_NUMBERS
 
     def __init__(self, module: Module, arguments: Arguments, planned: Preprocess) -> None:
         assert module.backward is not None

@@ -11,8 +11,7 @@ from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_file import CudaFileText, default_of
 from attnc.target.sm80.backward_places import kv_tile_of, q_tile_of
 from attnc.target.sm80.printer import at_key, at_row, scalar, statement
-from attnc.target.triton.parameters import limits_registers
-from attnc.target.triton.tensors import BY_QUERY
+from attnc.target.tensors import BY_QUERY
 
 
 class CudaTileText(CudaFileText):
@@ -23,7 +22,7 @@ class CudaTileText(CudaFileText):
     def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned.kernel.name, default_of(planned))
         self.kernel = planned.kernel
-        self.bounds = "BOUNDS" if limits_registers(self.kernel) else self.bounds
+        self.bounds = "BOUNDS" if planned.limits_registers else self.bounds
         self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.show = at_row if self.over_q else at_key
         self.kv_heads = "Hkv" if self.groups else "H"

@@ -16,8 +16,6 @@ from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
 from attnc.target.sm80.decode import CudaDecodeText
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.triton.decode import DecodeText
-from attnc.target.triton.parameters import config_name, limits_registers
 
 #: What blocks take tiles from; the support package adds its address to the others.
 COUNTER = "counter"
@@ -40,11 +38,10 @@ def cuda_declaration(
     dv = text.layout.dv
     kernels = []
     if isinstance(text, CudaDecodeText):
-        rows = DecodeText(module, kernel)
-        blocks = "tiles * SPLITS" if text.is_split else tiles(rows)
+        blocks = "tiles * SPLITS" if text.is_split else tiles(module)
         kernels.append(cuda_kernel(kernel.name, file, blocks))
         if text.is_split:
-            fields |= parts_fields(kernel, text, rows)
+            fields |= parts_fields(module, text)
             names += parts_addresses(text)
             kernels.append(join_kernel(text, file, 4 * (dv + 1)))
         if kernel.unified is not None and kernel.unified.fallback:
@@ -63,10 +60,10 @@ def cuda_declaration(
     return printed(Record("CudaAttention", fields=fields), "CALL = ")
 
 
-def parts_fields(kernel: Kernel, text: CudaDecodeText, rows: DecodeText) -> dict[str, Value]:
+def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
     """How the keys of a sequence are split, and the memory for what comes of its parts."""
     size = quoted(f"PARTS * {text.layout.dv + 1}")
-    return {"split": split(kernel, rows, None), "scratch": Table({"parts": size})}
+    return {"split": split(module, None), "scratch": Table({"parts": size})}
 
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
@@ -154,7 +151,7 @@ class CudaBackward(BackwardDeclaration):
         self._arguments, self.files = arguments, files
         plan = backward_layout_of(module.backward)
         self._layout, self._sums = plan.layout, plan.sums
-        self.limits_registers = any(limits_registers(planned.kernel) for planned in self._backward.kernels)
+        self.limits_registers = any(planned.limits_registers for planned in self._backward.kernels)
         self.kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
 
     @property
@@ -230,7 +227,7 @@ class CudaBackward(BackwardDeclaration):
         if name == finish_name(self.module):
             return cuda_kernel(name, file, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
         planned = next(planned for planned in self._backward.kernels if planned.kernel.name == name)
-        return cuda_kernel(name, file, self.blocks(planned), config=config_name(planned))
+        return cuda_kernel(name, file, self.blocks(planned), config=planned.config)
 
     def blocks(self, planned: BackwardKernel) -> str:
         """How many blocks of threads a kernel has."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Const, Dim, Expr, Index, walk
+from attnc.expr.nodes import Const, Dim, Expr, Index, Search, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement, statement_expressions
 from attnc.plan.sm80.layout import CudaLayout
@@ -30,7 +30,6 @@ class CudaText(CudaLoopText, TileText):
         self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
         self.scalar, self.expression = scalar, at_row
         self.finds_top = kernel.unified is not None and kernel.unified.fallback
-        self._score_text = _Uses(self)
 
     # -- types and arguments -------------------------------------------------------------------------------
 
@@ -218,9 +217,15 @@ class CudaText(CudaLoopText, TileText):
         """Statements that cut a share from the keys."""
         return []
 
-    def uses(self, name: str) -> bool:
-        """Whether an expression of the kernel prints this function's name."""
-        return name in self._score_text.text
+    @property
+    def searches(self) -> bool:
+        """Whether a bound is searched for in a sorted row."""
+        regions, sink = self.kernel.regions, self.kernel.softmax.sink
+        items = (*regions.statements, *self._fetches())
+        exprs = [*self._expressions(), *(expr for loop in regions.loops for expr in loop.expressions)]
+        exprs += [expr for item in items for expr in statement_expressions(item)]
+        exprs += [] if sink is None else [sink]
+        return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
 
     def _fetches(self) -> Iterator[Fetch]:
         kernel = self.kernel
@@ -235,19 +240,3 @@ class CudaText(CudaLoopText, TileText):
             yield from statement_expressions(item)
         exprs = (kernel.step.score, kernel.step.keep, kernel.step.kept)
         yield from (expr for expr in exprs if expr is not None)
-
-
-class _Uses:
-    """All expressions of a kernel as one text."""
-
-    def __init__(self, text: CudaText) -> None:
-        kernel = text.kernel
-        parts = [at_row(expr) for expr in text._expressions()]
-        parts += [scalar(expr) for loop in kernel.regions.loops for expr in loop.expressions]
-        parts += [text.statement(item) for item in kernel.regions.statements]
-        parts += [load(fetch, text.dtypes[fetch.load.tensor]) for fetch in text._fetches()]
-        if kernel.softmax.rescale == "lazy":
-            parts.append("any_lane")
-        if kernel.softmax.sink is not None:
-            parts.append(scalar(kernel.softmax.sink))
-        self.text = "\n".join(parts)

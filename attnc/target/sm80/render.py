@@ -20,7 +20,7 @@ from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment, template_environment
 from attnc.target.header import GLOSSARY, header
 from attnc.target.layout import tidy
-from attnc.target.numbers import numbers_in
+from attnc.target.numbers import forward_numbers
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
@@ -53,7 +53,7 @@ def render_cuda(
     body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
     source = environment.get_template("cuda/module.cu.jinja").render(
         common,
-        numbers=numbers_in(without_comments(body, "//"), kernel),
+        numbers=tuple(forward_numbers(module)),
         body=body,
     )
     source = tidy_cuda(source)
@@ -139,8 +139,6 @@ def backward_source(
     chain = text.chain if isinstance(text, CudaBackwardText) else None
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
     body = environment.get_template(f"{template}.cu.jinja").render(common)
-    text.code = without_comments(body, "//")
-    text.numbers = numbers_in(text.code, kernel)
     title = str(page["title"]).split(": forward,")[0]
     header = {**page, "title": f"{title}: backward, {_TASKS[template.split('/')[1]]}."}
     module = environment.get_template(f"{frame}.cu.jinja")

@@ -26,7 +26,6 @@ from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
-from attnc.target.triton.decode import DecodeText
 
 #: Rows that a warp stores at once.
 _STORED_ROWS = 16
@@ -46,10 +45,9 @@ def hopper_declaration(
     names = [arg.tensor.name for arg in text.arguments]
     numbers = [*(name for arg in text.arguments for name in text.strides(arg)), *text.size_names]
     if isinstance(text, Sm90DecodeText):
-        rows = DecodeText(module, kernel)
-        kernels = [cuda_kernel(kernel.name, file, "tiles * SPLITS" if text.is_split else tiles(rows))]
+        kernels = [cuda_kernel(kernel.name, file, "tiles * SPLITS" if text.is_split else tiles(module))]
         if text.is_split:
-            fields |= parts_fields(kernel, text, rows)
+            fields |= parts_fields(module, text)
             names += parts_addresses(text)
             kernels.append(join_kernel(text, file, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)

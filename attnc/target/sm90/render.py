@@ -8,8 +8,7 @@ from attnc.plan.ir import Module
 from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.header import GLOSSARY, header
-from attnc.target.numbers import numbers_in
-from attnc.target.quote import without_comments
+from attnc.target.numbers import forward_numbers
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_file import CudaFileText
 from attnc.target.sm80.backward_rows import RowsText
@@ -47,9 +46,7 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
     environment = cuda_environment()
     body = environment.get_template(f"sm90/{kernel.structure}.cu.jinja").render(common)
-    functions = environment.get_template("sm90/_functions.cu.jinja").render(common)
-    code = without_comments(functions + body, "//")
-    source = environment.get_template(frame).render(common, numbers=numbers_in(code, kernel), body=body)
+    source = environment.get_template(frame).render(common, numbers=tuple(forward_numbers(module)), body=body)
     source = tidy_cuda(source)
     back, files = _backward(module, page)
     operator = operator_of(module, source, files)

@@ -10,13 +10,13 @@ from attnc.plan.columns import block
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.steps import kept_fetches, of_a_head
+from attnc.target.tensors import BY_QUERY
 from attnc.target.triton.adjoints import Sums
 from attnc.target.triton.backward_tiles import BackwardTileText
 from attnc.target.triton.kernel import typed, unique
 from attnc.target.triton.parameters import Parameters
 from attnc.target.triton.printer import load, scalar, score, tiled, transposed
 from attnc.target.triton.prologue import PrologueText
-from attnc.target.triton.tensors import BY_QUERY
 
 
 class BackwardText(BackwardTileText):

@@ -9,9 +9,10 @@ from attnc.model.tensors import DType
 from attnc.plan.columns import block
 from attnc.plan.ir import Module
 from attnc.plan.ir_backward import BackwardKernel
+from attnc.target.tensors import BY_QUERY
 from attnc.target.triton.printer import TL_DTYPES
 from attnc.target.triton.program import ProgramText
-from attnc.target.triton.tensors import BY_QUERY, Tensors
+from attnc.target.triton.tensors import TritonTensors
 
 
 class BackwardTileText(ProgramText):
@@ -22,7 +23,7 @@ class BackwardTileText(ProgramText):
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
         self.module, self.planned, self.kernel = module, planned, planned.kernel
         self.chain, self.makes = planned.chain, planned.makes
-        self.tensors, attention = Tensors(module), module.variant.attention
+        self.tensors, attention = TritonTensors(module), module.variant.attention
         self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.block_d, self.block_dv = block(self.tensors.d), block(self.tensors.dv)
         self.packs_queries = attention.q.storage.is_packed

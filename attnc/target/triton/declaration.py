@@ -28,7 +28,7 @@ def triton_declaration(
     fields = attention_fields(module, kernel, operator)
     dv = text.dv
     if isinstance(text, DecodeText) and kernel.split is not None:
-        fields["split"] = split(kernel, text, _MOST_PROGRAMS)
+        fields["split"] = split(module, _MOST_PROGRAMS)
         fields["scratch"] = Table({"parts": quoted(f"PARTS * {dv + 1}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
@@ -44,7 +44,7 @@ def _launches(module: Module, kernel: Kernel, text: KernelText) -> Iterator[Reco
     others = [name.removesuffix("_ptr") for name in tensors[len(text.matrices) :]]
     yield triton_kernel(
         kernel.name,
-        _grid(kernel, text),
+        _grid(module, kernel, text),
         tiles=text.matrices,
         pointers=others,
         sizes={"SECTION": _section(module, text)} if "SECTION" in text.sizes else {},
@@ -57,9 +57,9 @@ def _launches(module: Module, kernel: Kernel, text: KernelText) -> Iterator[Reco
         yield triton_kernel(combine.name, "rows", pointers=names, warps=warps, joins=True)
 
 
-def _grid(kernel: Kernel, text: KernelText) -> str:
+def _grid(module: Module, kernel: Kernel, text: KernelText) -> str:
     if isinstance(text, DecodeText):
-        return tiles(text) if kernel.split is None else "tiles, SPLITS"
+        return tiles(module) if kernel.split is None else "tiles, SPLITS"
     if kernel.grid.over == "head":
         return "B * H"
     sequences = kernel.grid.sequences

@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from attnc.expr.nodes import Load, Search, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Role
-from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
+from attnc.plan.ir import Fetch, Let, Module, Row, Statement
 from attnc.plan.ir_backward import Adjoint, BackwardKernel
 from attnc.plan.storage import longest
 from attnc.target.declared import Record, section
 from attnc.target.triton.kernel import typed
 from attnc.target.triton.launches import triton_kernel
 from attnc.target.triton.prologue import PrologueText
-from attnc.target.triton.tensors import Pair, Tensors
+from attnc.target.triton.tensors import Pair, TritonTensors
 
 #: Heads of a section where a program visits few tiles of each: more than fit the cache as a whole.
 _MANY_HEADS = 16
-
-
-def config_name(planned: BackwardKernel) -> str:
-    """What declarations call the kernel's config."""
-    return f"{planned.name}_config"
-
-
-def dp_order(planned: BackwardKernel) -> Literal["early", "late", "both"]:
-    """When a step over a q tile computes dP; "both": as the config says."""
-    if planned.kernel.grid.over == "q" or planned.name == "dv":
-        return "early"
-    orders = {config.dp for config in planned.kernel.configs}
-    return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
-
-
-def limits_registers(kernel: Kernel) -> bool:
-    """Whether a config of a backward kernel limits the registers of a thread."""
-    return any(config.maxnreg is not None for config in kernel.configs)
 
 
 class Parameters:
     """Parameters and arguments of one kernel. first: the text of its prologue, where it has one."""
 
     def __init__(
-        self, module: Module, planned: BackwardKernel, tensors: Tensors, first: PrologueText | None
+        self, module: Module, planned: BackwardKernel, tensors: TritonTensors, first: PrologueText | None
     ) -> None:
         self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
         self.makes, self.prologue = planned.makes, planned.prologue
-        self.config = config_name(planned)
-        self.dp_order = dp_order(planned)
+        self.config = planned.config
+        self.dp_order = planned.dp_order
         self.tensors, self.first = tensors, first
         self.over_q = self.kernel.grid.over == "q"
         self.needs_dp = self.makes != ("dv",)

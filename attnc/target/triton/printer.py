@@ -7,21 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.width import is_wide
 from attnc.target.printer import Printer, Syntax
-
-TORCH_DTYPES = {
-    DType.F16: "torch.float16",
-    DType.BF16: "torch.bfloat16",
-    DType.F32: "torch.float32",
-    DType.I32: "torch.int32",
-    DType.I64: "torch.int64",
-    DType.BOOL: "torch.bool",
-}
-
-FLOATS = ("torch.float16", "torch.bfloat16", "torch.float32")
 
 TL_DTYPES = {DType.F16: "tl.float16", DType.BF16: "tl.bfloat16", DType.F32: "tl.float32"}
 
@@ -60,11 +49,6 @@ SYNTAX = Syntax(
     widen="{}.to(tl.int64)",
     widen_counter="tl.cast({}, tl.int64)",
 )  # fmt: skip
-
-
-def torch_dtype(tensor: Tensor) -> str:
-    """`torch.bfloat16`, for a tensor of a variant, which has no dtype params left."""
-    return TORCH_DTYPES[DType(tensor.dtype)]
 
 
 scalar = Printer(SYNTAX)

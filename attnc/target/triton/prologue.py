@@ -16,7 +16,7 @@ from attnc.target.declared import Record
 from attnc.target.triton.kernel import typed
 from attnc.target.triton.launches import triton_kernel
 from attnc.target.triton.printer import address, scalar
-from attnc.target.triton.tensors import Pair, Tensors
+from attnc.target.triton.tensors import Pair, TritonTensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class PrologueText:
 
     module: Module
     prologue: Prologue
-    tensors: Tensors
+    tensors: TritonTensors
 
     @property
     def has_dlse(self) -> bool:
@@ -84,7 +84,7 @@ class PreprocessText:
         self.module, self.planned = module, planned
         self.config = config
         self.tma = module.kernels[0].tma  # what the module's functions take
-        self.tensors = Tensors(module)
+        self.tensors = TritonTensors(module)
         self.prologue = PrologueText(module=module, prologue=planned.prologue, tensors=self.tensors)
 
     @property

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 
+import jinja2
+
+from attnc.expr.nodes import Expr, Index
 from attnc.plan.decode import has_fixed_splits
-from attnc.plan.ir import Module, kernels_of
+from attnc.plan.ir import Kernel, Module, kernels_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment
 from attnc.target.header import GLOSSARY, header
 from attnc.target.layout import tidy
-from attnc.target.numbers import numbers_in
+from attnc.target.numbers import module_numbers
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
 from attnc.target.triton.backward import BackwardText
@@ -20,7 +24,7 @@ from attnc.target.triton.combine import CombineText
 from attnc.target.triton.declaration import TritonBackward, triton_declaration
 from attnc.target.triton.decode import DecodeText
 from attnc.target.triton.kernel import KernelText
-from attnc.target.triton.parameters import dp_order, limits_registers
+from attnc.target.triton.printer import load, scalar, score, statement, tiled
 from attnc.target.tuning import tuning
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
@@ -39,7 +43,7 @@ def render_triton(
     """The one file of a variant. Arguments as for `files.render_files`."""
     (kernel,) = module.kernels
     text = DecodeText(module, kernel) if kernel.structure == "decode" else KernelText(module, kernel)
-    environment = python_environment()
+    environment = _environment()
     common = {
         "module": module,
         "kernel": kernel,
@@ -68,12 +72,12 @@ def render_triton(
         declaration=declaration,
         imports=imports(declaration, "triton"),
         header=_header(module, path, sha256),
-        numbers=numbers_in(code, kernel, tanh="_tanh" in code),
+        numbers=tuple(module_numbers(module)),
         tuning={
             **tuning(module, tuned),
             "splits": kernel.split is not None,
-            "maxnreg": any(limits_registers(planned.kernel) for planned in kernels_of(module).values()),
-            "early_dp": any(dp_order(planned) == "both" for planned in kernels_of(module).values()),
+            "maxnreg": any(planned.limits_registers for planned in kernels_of(module).values()),
+            "early_dp": any(planned.dp_order == "both" for planned in kernels_of(module).values()),
             "shares": has_fixed_splits(kernel),
             "staged": kernel.split is not None and any(kernel.split.staged),
         },
@@ -86,7 +90,7 @@ def _backward_kernels(
     module: Module, back: TritonBackward, texts: Iterable[BackwardText], common: Mapping[str, object]
 ) -> Iterator[str]:
     if back.preprocess is not None:
-        template = python_environment().get_template(f"{module.target}/backward_preprocess.py.jinja")
+        template = _environment().get_template(f"{module.target}/backward_preprocess.py.jinja")
         rows = {
             "preprocess": back.preprocess.planned,
             "text": back.preprocess,
@@ -94,7 +98,7 @@ def _backward_kernels(
         }
         yield template.render({**common, **rows})
     for text in texts:
-        template = python_environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
+        template = _environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
         own = {"kernel": text.kernel, "chain": text.chain, "text": text, "prologue": text.first}
         yield template.render({**common, **own})
 
@@ -106,3 +110,22 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
 
 def _and_back(module: Module) -> str:
     return "" if module.backward is None else "; and its gradients"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Of templates of Triton kernels, which are Python."""
+    environment = python_environment().overlay()
+    filters = {"load": load, "scalar": scalar, "tiled": tiled, "score": score, "statement": statement}
+    own = {"times_scale": _times_scale, "counter": _counter}
+    environment.filters = {**environment.filters, **filters, **own}
+    return environment
+
+
+def _times_scale(kernel: Kernel) -> str:
+    return "" if kernel.softmax.scale is None else " * SCALE"
+
+
+def _counter(number: Expr) -> str:
+    """A word of 32 bits that random bits are drawn at."""
+    return scalar(number) if isinstance(number, Index) else f"({scalar(number)}).to(tl.int32)"

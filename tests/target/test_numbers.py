@@ -1,0 +1,39 @@
+"""The constants that a file declares are those that its kernels mention: what the plan says of them is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attnc.plan.targets import TARGETS
+from attnc.target.files import render_files
+from attnc.target.quote import without_comments
+from tests.plans import plans_of
+
+ROOT = Path(__file__).parents[2]
+SPECS = (
+    "specs/softcap",
+    "specs/unified_decode",
+    "specs/bias",
+    "specs/prefix_lm",
+    "tests/planted/specs/hopper",
+)
+NAMES = {"SCALE", "LAZY", "ABOVE", "LIMIT", "PHI", "LOW", "HIGH", "LN2", "LOG2E", "TWO_LOG2E"}
+_DECLARATION = re.compile(r"^(?:constexpr float )?(\w+)(?:: tl\.constexpr)? = .*$", re.M)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_kernels_mention_the_constants_that_are_declared(spec: str) -> None:
+    seen = set()
+    for module in plans_of(ROOT / f"{spec}.attn").modules:
+        for name, text in render_files(module, path="under_test.attn", sha256="0").items():
+            if name.endswith(".py") and TARGETS[module.target].family != "triton":
+                continue
+            code = without_comments(text, "#" if name.endswith(".py") else "//")
+            declared = NAMES & set(_DECLARATION.findall(code))
+            mentioned = NAMES & set(re.findall(r"\w+", _DECLARATION.sub("", code)))
+            assert declared == mentioned, name
+            seen |= mentioned
+    assert seen
