@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from attnc.build import compile_spec
+from attnc.build import compile_spec, support_outputs
 from attnc.output import write
 from attnc.verify.interpreter import ensure_interpreter
 
@@ -22,11 +22,12 @@ SPEC = Path(__file__).parents[2] / "specs" / "extend.attn"
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The generated package, imported as a user does."""
     ensure_interpreter()
-    folder = tmp_path_factory.mktemp("generated")
-    write(compile_spec(SPEC, folder).outputs, folder)
+    folder = tmp_path_factory.mktemp("project")
+    outputs = (*compile_spec(SPEC, folder).outputs, *support_outputs())
+    write(outputs, folder / "kernels")
     sys.path.insert(0, str(folder))
     try:
-        yield importlib.import_module("extend.triton")
+        yield importlib.import_module("kernels.extend.triton")
     finally:
         sys.path.remove(str(folder))
 

@@ -26,6 +26,7 @@ from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.target.files import render_files
+from attnc.target.support import with_headers
 from attnc.verify.subject import Subject
 from tests.plan.planning import planned
 from tests.targets import TARGETS, skip_without_compiler, small_tiles
@@ -295,7 +296,7 @@ SCALES = {
 LN2, LOG2E, TWO_LOG2E = 0.69314718055994530942, 1.4426950408889634074, 2.8853900817779268147
 #: 1 / (30 sqrt(72)), by which softcap multiplies.
 INSIDE = 0.0039283710065919306911
-_CONSTANT = re.compile(r"^(?:constexpr float )?(\w+) = (?:tl\.constexpr\()?([\d.e-]+)f?\b", re.M)
+_CONSTANT = re.compile(r"^ *(?:constexpr float )?(\w+) = (?:tl\.constexpr\()?([\d.e-]+)f?\b", re.M)
 
 
 @pytest.mark.parametrize(("score", "d"), SCALES)
@@ -303,11 +304,13 @@ def test_numbers_of_a_module(score: str, d: int) -> None:
     """Natural logarithms, powers of two and the usual scale, on both targets."""
     for target in TARGETS:
         module = planned(d=d, score=score, target=target, grads="q, k, v")
-        text = "\n".join(render_files(module, path="a.attn", sha256="0").values())
+        files = render_files(module, path="a.attn", sha256="0").values()
+        text = "\n".join(map(with_headers, files))
         expected = {"LN2": LN2, "LOG2E": LOG2E, "SCALE": SCALES[score, d]}
         if score.startswith("softcap"):
             expected["TWO_LOG2E"] = TWO_LOG2E
             assert f"{INSIDE!r}" in text
-        found = {name: float(value) for name, value in _CONSTANT.findall(text) if name in expected}
+        constants = {name.upper(): float(value) for name, value in _CONSTANT.findall(text)}
+        found = {name: value for name, value in constants.items() if name in expected}
         assert found.keys() == expected.keys()
         assert found == pytest.approx(expected, rel=2e-16), target
