@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, Ref, Search, walk
@@ -16,7 +16,7 @@ from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, scalar, value_type
 from attnc.target.sm90.wgmma import wgmma
-from attnc.target.triton.tensors import BY_QUERY
+from attnc.target.tensors import BY_QUERY
 
 
 class Sm90Arguments(Arguments):
@@ -66,9 +66,15 @@ class Sm90TileText(CudaBackwardText):
     @property
     def searches_together(self) -> bool:
         """Whether bounds are searched for by all lanes of a warp; who copies, and tests tiles, is one."""
-        in_tiles = (expr for x in self.tests for expr in statement_expressions(x))
-        alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
-        return self.uses("_bound") and not alone
+
+        def searches(exprs: Iterable[Expr]) -> bool:
+            return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
+
+        regions = self.kernel.regions
+        found = (*self.kernel.program, *regions.statements)
+        bounds = [expr for x in found for expr in statement_expressions(x)]
+        bounds += [expr for loop in regions.loops for expr in loop.expressions]
+        return searches(bounds) and not searches(e for x in self.tests for e in statement_expressions(x))
 
     def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
         return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)

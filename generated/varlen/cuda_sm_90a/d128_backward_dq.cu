@@ -32,7 +32,6 @@
 #endif
 
 #define ELEMENT bf16
-#define LANES_SEARCH
 #include "sm90.cuh"
 
 // Rows of the tile that stays, 64 for each warpgroup that multiplies, and of those that come by.
