@@ -134,3 +134,22 @@ def test_a_tile_that_is_not_computed_again_shows(wrong: str, instead: str) -> No
     """What jumps by more than 2^100 has no exponentials to move by."""
     made = subject(text_of(), wrong, instead)
     assert not all(verdict(made, logits).ok for logits in JUMPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [("N",), ("M",), ("M", "N")], ids="".join)
+def test_a_block_takes_tiles_of_sequences_of_other_lengths(lengths: tuple[str, ...]) -> None:
+    """More tiles than blocks: what a length shortened was short for the tiles behind it too."""
+    lines = [
+        "input q: bf16[B, M, H, 16]",
+        "input k, v: bf16[B, N, H, 16]",
+        "input count: i32[B]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 16]",
+        "output lse: f32[B, H, M]",
+        *(f"length {name} = count[b]" for name in lengths),
+    ]
+    (module,) = modules_of(spec(lines, "consumers = 2, tile.kv = 32", target="cuda.sm_90a"))
+    found = check(subject_of(module), Case(dims={"B": 6, "M": 20, "N": 40, "H": 3}))
+    assert found.ok, found.message
