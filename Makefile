@@ -26,7 +26,8 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 demo: $(INSTALLED)  ## compile specs/causal_gqa.attn for Triton and verify it on this machine
 	$(BIN)/attnc demo
 
-test: lint check-generated  ## everything CI checks: lint, types, generated/ up to date, tests
+test: $(INSTALLED)  ## everything CI checks: lint, types, generated/ up to date, tests
+	@$(MAKE) --no-print-directory -j $(PYTEST_WORKERS) lint check-generated
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
 
 # Folders and files that hold quick tests; collecting the others would take as long as these.

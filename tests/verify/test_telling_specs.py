@@ -1,0 +1,48 @@
+"""Specs that take branches of templates which no other spec takes are right; no branch is left untaken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnc.build import front
+from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.strategies import free_dims
+from attnc.verify.subjects import subject_of
+from tests.plans import plans_of
+from tests.targets import skip_without_compiler
+from tests.template_branches import SPECS, TELLING, described, render, watched
+
+UNTAKEN = Path(__file__).parent.parent / "golden/untaken_branches.txt"
+SUBJECTS = [
+    pytest.param(
+        path, target, id=f"{path.stem}-{target}", marks=() if target == "triton" else pytest.mark.nightly
+    )
+    for path in sorted(TELLING.glob("*.attn"))
+    for target in dict.fromkeys(schedule.target for schedule in front(path).schedules)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "target"), SUBJECTS)
+def test_it_is_right(path: Path, target: str) -> None:
+    """By day as Triton's interpreter runs it: other targets are compiled for seconds first."""
+    skip_without_compiler(target)
+    (module,) = (module for module in plans_of(path).modules if module.target == target)
+    made = subject_of(module)
+    sizes = {"M": 33, "N": 100, "G": 2}
+    case = Case(dims={name: sizes.get(name, 1) for name in free_dims(module.variant.attention)})
+    verdict = check(made, case)
+    assert verdict.ok, f"{case.to_json()}\n{verdict.message}"
+
+
+@pytest.mark.nightly
+def test_every_branch_of_a_template_is_taken() -> None:
+    """But for those known. `python -m tests.template_branches` lists them with their lines."""
+    with watched() as branches:
+        render(SPECS)
+        untaken = set(map(described, branches.unmet()))
+    known = set(UNTAKEN.read_text(encoding="utf-8").splitlines())
+    assert untaken <= known, "these branches want a spec in tests/telling_specs, or to be deleted"
