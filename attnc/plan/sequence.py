@@ -47,8 +47,7 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
             statements += [first, end, Let(name="N", value=length)]
     if "M" in attention.lengths and not attention.q.storage.is_packed:
         statements.append(Let(name=Q_ROWS.name, value=Dim("M")))
-    shortened = shortened_lengths(attention, names)
-    statements += [*names.fetches, *shortened]
+    statements += shortened_lengths(attention, names)
     if in_tile and stored(attention) == Q_ROWS:
         seen = Compare("<", Index("q_lo"), Dim("M"))
         comment = "a tile past the end of its sequence sees no key"
@@ -68,8 +67,7 @@ def key_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]
             )
             length = Binary("-", _row(end), _row(first))
             statements += [first, end, Let(name="M", value=length)]
-    shortened = shortened_lengths(attention, names)
-    statements += [*names.fetches, *shortened]
+    statements += shortened_lengths(attention, names)
     if attention.k.storage.is_packed:
         exists = Compare("<", Index("kv_lo"), Dim("N"))
         comment = "a tile past the end of its sequence is seen by no query"

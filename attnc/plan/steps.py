@@ -35,17 +35,18 @@ _ENDS = tuple(
 )
 
 
-def shortened_lengths(attention: Attention, names: LoadNames) -> tuple[Let, ...]:
-    """`length N = kv_len[b]` shortens the sequence at hand; it can never make it longer than its tensor."""
-    return tuple(
-        Let(
-            name=dim,
-            value=narrowed(minimum(names.replace(value), Dim(dim)), Dim(dim)),
-            comment=f"length {dim}",
-            span=value.span,
-        )
-        for dim, value in attention.lengths.items()
-    )
+def shortened_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]:
+    """`length N = kv_len[b]` shortens the sequence at hand; it can never make it longer than its tensor.
+
+    Each after what it loads, whose tensors end where a length before it does.
+    """
+    statements: list[Statement] = [*names.fetches]
+    for dim, value in attention.lengths.items():
+        known = len(names.fetches)
+        shortest = narrowed(minimum(names.replace(value), Dim(dim)), Dim(dim))
+        loaded = names.fetches[known:]
+        statements += [*loaded, Let(name=dim, value=shortest, comment=f"length {dim}", span=value.span)]
+    return tuple(statements)
 
 
 def named_bounds(loops: Regions, names: LoadNames) -> Regions:

@@ -159,6 +159,11 @@ MENDED = {
          "output o: f32[T, H, 16]"),
         "", {"M": 21, "N": 37},
     ),
+    "a length behind a length, which ends what it reads": (
+        (*_PLAIN, "input keys: i32[M]", SCORE, "length M = 3", "length N = keys[5] + 2", SOFTMAX,
+         "output o: f32[B, M, H, 16]"),
+        "", {"M": 21, "N": 37},
+    ),
     "sizes of packed keys in a gradient": (
         ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[S, H, 16] via ragged(k_ends)",
          "input ends, k_ends: i32[B + 1]", "input x: f32[B, N]", "score = x[b, kv_idx]", SOFTMAX,
