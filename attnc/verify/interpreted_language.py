@@ -98,9 +98,7 @@ class Language:
             ("maximum", np.fmax, np.maximum),
             ("minimum", np.fmin, np.minimum),
         ):
-            long_way = getattr(self.tl, name)
-            larger = self.binary(of_integers, long_way, _INTEGERS, compares=False)
-            yield name, self.binary(of_floats, larger, frozenset({"fp32"}), compares=False)
+            yield name, self.extreme(of_floats, of_integers, getattr(self.tl, name))
 
     def made(self, data: Any, dtype: Any, shape: Shape) -> Any:
         """A tensor of these values; shape: () for a scalar, whose values are an array of one."""
@@ -143,6 +141,16 @@ class Language:
             return self.made(data, int1 if compares else dtype, data.shape if is_block else ())
 
         return method
+
+    def extreme(self, of_floats: Function, of_integers: Function, long_way: Any) -> Method:
+        """The larger or smaller of two, which drops NaN unless it is asked to keep it."""
+        integers = self.binary(of_integers, long_way, _INTEGERS, compares=False)
+        numbers = self.binary(of_floats, integers, frozenset({"fp32"}), compares=False)
+
+        def function(x: Any, y: Any, **named: Any) -> Any:
+            return (numbers if named.keys() <= {"_semantic"} else long_way)(x, y, **named)
+
+        return function
 
     def to_pointers(self, add: Method) -> Method:
         """Pointers and distances in elements."""

@@ -25,7 +25,7 @@ from attnc.resources import resource
 from attnc.runtime.cache import cache_folder
 from attnc.verify.tensor_map import tensor_map
 
-_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+(?:, (\w+))?\)\s+(\w+)\(')
+_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\w+(?:, (\w+))?\)|BOUNDS)\s+(\w+)\(')
 _DEFINE = re.compile(r"-D(\w+)=(\d+)")
 #: Bytes for stacks and state of a launch, at most.
 _MEMORY = 1 << 30

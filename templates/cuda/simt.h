@@ -21,6 +21,7 @@
 #define __align__(n)
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 
 struct Dim { unsigned x, y, z; };
 static Dim threadIdx, blockIdx, gridDim;

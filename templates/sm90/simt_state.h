@@ -19,6 +19,7 @@
 #define __align__(n)
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __restrict__
 
 struct Dim { unsigned x, y, z; };

@@ -83,10 +83,14 @@ def test_operators(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["maximum", "minimum"])
-def test_larger_and_smaller(name: str) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"propagate_nan": tl.PropagateNan.ALL}], ids=["drops_nan", "keeps_nan"]
+)
+def test_larger_and_smaller(name: str, options: dict[str, Any]) -> None:
     short, long_way = dict(LANGUAGE.functions())[name], getattr(tl, name)
     for left, right in operands():
-        assert outcome(short, left, right) == outcome(long_way, left, right), (left.type, right)
+        want = outcome(long_way, left, right, **options)
+        assert outcome(short, left, right, **options) == want, (left.type, right)
 
 
 def test_choices() -> None:
