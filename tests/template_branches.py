@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jinja2
 from jinja2 import nodes
@@ -93,15 +94,14 @@ def watching(branches: Branches) -> type[Environment]:
 @contextmanager
 def watched() -> Iterator[Branches]:
     """Within it, templates are read anew, and say which branches they take."""
-    branches, original = Branches(), jinja2.Environment
+    branches = Branches()
     caches = (environment.python_environment, cuda.cuda_environment)
     for known in caches:
         known.cache_clear()
-    jinja2.Environment = watching(branches)  # type: ignore[misc]
     try:
-        yield branches
+        with patch.object(jinja2, "Environment", watching(branches)):
+            yield branches
     finally:
-        jinja2.Environment = original  # type: ignore[misc]
         for known in caches:
             known.cache_clear()
 

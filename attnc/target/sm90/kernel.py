@@ -289,18 +289,6 @@ class Sm90Text(BoxText):
         read.add(self.rows("k").table)
         return [self.statement(item) for item in self._late if item.name in read]
 
-    @property
-    def sizes(self) -> Iterator[str]:
-        """By who finds tiles: those of the tensors."""
-        yield from self._sizes(())
-
-    @property
-    def sizes_of_tile(self) -> Iterator[str]:
-        """What lengths shorten, for one tile alone: the next one's sequence may be a longer one."""
-        names = [name for name in self.kernel.dims if name in self._made]
-        if names:
-            yield f"int {', '.join(f'{name} = args.{name}' for name in names)};"
-
     def _sizes(self, without: Iterable[str]) -> list[str]:
         names = [name for name in self.kernel.dims if name not in without]
         return [f"const int {', '.join(f'{name} = args.{name}' for name in names)};"] if names else []
