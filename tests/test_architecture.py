@@ -8,6 +8,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -110,12 +111,17 @@ def layer_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
-def imports(path: Path, *, module_level: bool = False) -> Iterator[tuple[str, int]]:
-    """Yields (module, line) for each import; `from a import b` gives `a.b` where that is a module.
+@cache
+def imports(path: Path, *, module_level: bool = False) -> tuple[tuple[str, int], ...]:
+    """(module, line) of each import; `from a import b` gives `a.b` where that is a module.
 
     With `module_level`, only what runs when the module is imported: nothing inside a function or under
     `if TYPE_CHECKING`.
     """
+    return tuple(_imports(path, module_level=module_level))
+
+
+def _imports(path: Path, *, module_level: bool) -> Iterator[tuple[str, int]]:
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), str(path))]
     while nodes:
         node = nodes.pop()
