@@ -43,7 +43,7 @@ import json, sys
 from pathlib import Path
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 module = plan_program(front(Path(sys.argv[1]))).modules[int(sys.argv[2])]
 usages = {name: usage_of(module, 0, DEVICES["sm_90"], name) for name in kernels_of(module)}
@@ -71,7 +71,7 @@ import json, sys
 from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.plan.triton.resources import estimate
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
@@ -219,7 +219,7 @@ import sys
 from pathlib import Path
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 for path in sys.argv[1:]:
     (module,) = plan_program(front(Path(path))).modules
@@ -249,7 +249,7 @@ from pathlib import Path
 import triton
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 
 compiled, compile = [], triton.compile

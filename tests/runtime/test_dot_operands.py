@@ -41,7 +41,7 @@ import triton
 from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse

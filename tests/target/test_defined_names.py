@@ -79,7 +79,7 @@ HOPPERS = {
 PROGRAM = """
 import json, sys
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_backward import kernels_of
+from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 from tests.verify.judging import modules_of
 count = 0
