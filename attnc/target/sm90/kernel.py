@@ -220,8 +220,8 @@ class Sm90Text(BoxText):
 
     @property
     def sizes(self) -> Iterator[str]:
-        """As they are for all tiles."""
-        yield from self._sizes(())
+        """As they are for all tiles; tiles are counted by all rows."""
+        yield from self._sizes(name for name in self._made if name != "M")
 
     @property
     def found_program(self) -> Iterator[str]:
@@ -364,7 +364,8 @@ class Sm90Text(BoxText):
         return [self.statement(item) for item in self._late if item.name in read]
 
     def _sizes(self, without: Iterable[str]) -> list[str]:
-        names = [name for name in self.kernel.dims if name not in without]
+        left_out = set(without)
+        names = [name for name in self.kernel.dims if name not in left_out]
         return [f"const int {', '.join(f'{name} = args.{name}' for name in names)};"] if names else []
 
     @property

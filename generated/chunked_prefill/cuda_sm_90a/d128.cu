@@ -205,7 +205,7 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
 // A warp: which tiles this block takes, and which keys they see. All lanes compute alike, and search together.
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
-    const int B = args.B, H = args.H, N = args.N, T = args.T;
+    const int B = args.B, H = args.H, T = args.T;
     // Tiles are walked in sections of heads whose K and V share the L2 cache.
     // In a section the last rows, which see most keys, come first.
     const int q_tiles = T / BLOCK_M + B + 1, tiles = q_tiles * H;
