@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.compat.arguments import check, number, rows, window
-from attnc.compat.compiled import FUNCTIONS, prepared
 from attnc.compat.form import Layout
+from attnc.compat.prepared import FUNCTIONS, prepared
 
 Window: TypeAlias = tuple[int | None, int | None]
 

@@ -1,10 +1,10 @@
-"""The module of a form and its functions, made by the compiler when they are first asked for."""
+"""The module of a form, made by the compiler when it is first asked for."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from attnc.compat.form import Facts, Form
+from attnc.compat.form import Form
 
 
 def compiled(form: Form) -> ModuleType:
@@ -13,30 +13,3 @@ def compiled(form: Form) -> ModuleType:
 
     module: ModuleType = compile_family(form.text, target="triton", warn=False).module.default
     return module
-
-
-#: Functions of this process, by names that `prepared` gives: attributes, which torch.compile follows.
-FUNCTIONS = ModuleType("attnc.compat.functions")
-_PREPARED: dict[Facts, tuple[str, ...]] = {}
-
-
-def prepared(facts: Facts) -> tuple[str, ...]:
-    """(name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
-
-    `NAME_gradients` there is the backward of a form with gradients: (do, dlse, inputs, o, lse, configs).
-    It is compiled, kept on disk, and found again in this process.
-    """
-    found = _PREPARED.get(facts)
-    if found is None:
-        form = Form(**dict(facts))
-        name = f"form_{len(_PREPARED)}"
-        module = compiled(form)
-        setattr(FUNCTIONS, name, module.flash_attention)
-        if form.grads:
-            setattr(FUNCTIONS, f"{name}_gradients", module.CALL.gradients)
-        found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
-    return found
-
-
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
-prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes

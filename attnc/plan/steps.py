@@ -213,6 +213,30 @@ def pointer_names(fetch: Fetch) -> tuple[str, ...]:
     return (f"{tensor}_ptr" if row is None else row.name, *strides)
 
 
+def names_read(
+    exprs: Iterable[Expr], statements: Iterable[Statement], program: Sequence[Statement]
+) -> set[str]:
+    """Names that the expressions and statements read, and those that statements of the program read which
+    compute these.
+    """
+    found: set[str] = set()
+
+    def read(exprs: Iterable[Expr]) -> None:
+        for node in (node for expr in exprs for node in walk(expr)):
+            if isinstance(node, Ref):
+                found.add(node.name)
+            elif isinstance(node, Search) and node.row:
+                found.add(node.row)
+
+    read(exprs)
+    wanted = tuple(statements)
+    for item in (*wanted, *reversed(program)):
+        if item in wanted or item.name in found:
+            read(statement_expressions(item))
+            found.update(pointer_names(item) if isinstance(item, Fetch) else ())
+    return found
+
+
 def _in_step(names: LoadNames, inner: Axis) -> tuple[Fetch, ...]:
     return tuple(fetch for fetch in names.fetches if inner in fetch.axes)
 

@@ -118,7 +118,7 @@ class Operators:
         inputs = dict(zip(self.call.input_names, given[1 if self.call.kept else 2 :], strict=False))
         assert self.call.backward is not None
         pairs = [(gradient, inputs[gradient.name]) for gradient in self.call.backward.gradients]
-        return [torch.empty(x.shape, dtype=gradient.dtype(x), device=x.device) for gradient, x in pairs]
+        return [torch.empty(x.shape, dtype=gradient.dtype(x.dtype), device=x.device) for gradient, x in pairs]
 
     def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")

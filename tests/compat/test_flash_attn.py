@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.compat import compiled, flash_attn
+from attnc.compat import flash_attn, prepared
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from tests.compat.flash_grid import Case, run
 
@@ -55,7 +55,7 @@ def test_numbers_compile_nothing() -> None:
     """A form is compiled once; windows, scales, caps and lengths are read at run time."""
     q, k, v = tensors(rows=20)
     flash_attn_func(q, k, v, softmax_scale=0.2, window_size=(1, 2), softcap=3.0)
-    before = len(vars(compiled.FUNCTIONS))
+    before = len(vars(prepared.FUNCTIONS))
     for numbers in (3, 4, 7):
         flash_attn_func(
             q,
@@ -65,7 +65,7 @@ def test_numbers_compile_nothing() -> None:
             window_size=(numbers, 1),
             softcap=numbers,
         )
-    assert len(vars(compiled.FUNCTIONS)) == before
+    assert len(vars(prepared.FUNCTIONS)) == before
 
 
 def test_packed_forms_are_the_same_calls() -> None:

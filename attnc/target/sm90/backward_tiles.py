@@ -7,11 +7,11 @@ from functools import cached_property
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.model.tensors import DType, Role
-from attnc.plan.ir import Fetch, Let, Module, Row, Statement, statement_expressions
+from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
-from attnc.plan.steps import fetches_for
+from attnc.plan.steps import fetches_for, names_read
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, scalar, value_type
@@ -178,8 +178,10 @@ class Sm90TileText(CudaBackwardText):
 
     @property
     def found_program(self) -> list[Statement]:
-        """What who finds tiles computes: integers, and the pointers that they are loaded through."""
-        return [x for x in self._statements if isinstance(x, Row) or self._is_integer(x)]
+        """What who finds tiles computes: integers, and all that they are computed from."""
+        integers = [x for x in self._statements if self._is_integer(x)]
+        read = names_read((), integers, self._statements)
+        return [x for x in self._statements if x in integers or x.name in read]
 
     @property
     def read_program(self) -> list[Statement]:

@@ -10,7 +10,7 @@ from attnc.model.tensors import DType
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
-from attnc.plan.steps import fetches_for, pointer_names
+from attnc.plan.steps import fetches_for, names_read
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
@@ -202,21 +202,8 @@ class Sm90Text(BoxText):
 
     def _read_by(self, statements: Iterable[Statement]) -> set[str]:
         """Names that loops and these statements read, and what of the program these are computed from."""
-        found: set[str] = set()
-
-        def read(exprs: Iterable[Expr]) -> None:
-            for node in (node for expr in exprs for node in walk(expr)):
-                if isinstance(node, Ref):
-                    found.add(node.name)
-                elif isinstance(node, Search) and node.row:
-                    found.add(node.row)
-
-        read(expr for loop in self.kernel.regions.loops for expr in loop.expressions)
-        for item in (*statements, *reversed(self.kernel.program)):
-            if item in statements or item.name in found:
-                read(statement_expressions(item))
-                found.update(pointer_names(item) if isinstance(item, Fetch) else ())
-        return found
+        bounds = (expr for loop in self.kernel.regions.loops for expr in loop.expressions)
+        return names_read(bounds, statements, self.kernel.program)
 
     @property
     def sizes(self) -> Iterator[str]:
