@@ -29,8 +29,6 @@ ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
 #: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
 NEGLIGIBLE = 128
-#: What more is known of: Philox's rounds beside accumulators of 128 queries. Fewer queries were not timed.
-SPILLED = {("cuda_sm_90a", "dropout_backward_dkdv"): 192}
 
 
 def name_of(path: Path) -> str:
@@ -86,7 +84,7 @@ def test_the_backward_compiles_too(path: Path) -> None:
     for name in list(kernels)[1:]:
         config, cubin = next(compile_configs(path, "sm_80", name))
         assert cubin.warnings == ()
-        assert cubin.spills <= SPILLED.get((path.parts[-2], name), NEGLIGIBLE), cubin.log
+        assert cubin.spills <= NEGLIGIBLE, cubin.log
         if name in names:
             assert module.backward is not None
             kernel, layout = names[name].kernel, module.backward.layout

@@ -21,6 +21,7 @@ from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
 from attnc.verify.subjects import subject_of
 from tests.plan.test_sm90_backward import CAUSAL, planned
+from tests.target.test_defined_names import HOPPERS
 from tests.verify.judging import modules_of, spec
 
 #: Bytes of what a thread that copies keeps in local memory, with 24 registers. That none that multiplies
@@ -248,3 +249,22 @@ def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str) -> None:
     for m, n in ((130, 200), (270, 263)):
         found = check(subject_of(module), Case(dims={"B": 1, "M": m, "N": n, "H": 1}))
         assert found.ok, found.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOPPERS)
+def test_who_finds_tiles_computes_all_that_bounds_are_made_from(name: str) -> None:
+    """Nothing else, and who copies nothing of it: the compiler remarks on what is not read."""
+    lines = [
+        "input q: bf16[B, M, H, 16]",
+        "input k, v: bf16[B, N, H, 16]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 16]",
+        "grad q, k, v",
+        *HOPPERS[name],
+    ]
+    program = program_of(load_module(*modules_of(spec(lines, "tile.kv = 32", target="cuda.sm_90a"))))
+    for kernel in ("spec_backward_dq", "spec_backward_dkdv"):
+        (config, *_) = program.kernels[kernel].configs
+        assert compile_cubin(program.source(kernel), program.options(config, True, "sm_90")).warnings == ()

@@ -241,8 +241,10 @@ def test_dispatchers_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ensure_interpreter()
     from attnc.build import compile_spec
     from attnc.output import write
+    from attnc.target.support import support_files
 
-    write(compile_spec(SPECS / "decode.attn").outputs, tmp_path / "traced_package")
+    outputs = {**compile_spec(SPECS / "decode.attn").outputs, **support_files()}
+    write(outputs, tmp_path / "traced_package")
     monkeypatch.syspath_prepend(str(tmp_path))
     package: ModuleType = importlib.import_module("traced_package.decode.triton")
     tensors = Loaded("decode", "triton").tensors()

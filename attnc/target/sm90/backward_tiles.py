@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, Ref, Search, walk
@@ -11,7 +11,7 @@ from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
-from attnc.plan.steps import fetches_for, names_read
+from attnc.plan.steps import fetches_for, pointer_names
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, scalar, value_type
@@ -179,14 +179,26 @@ class Sm90TileText(CudaBackwardText):
     @property
     def found_program(self) -> list[Statement]:
         """What who finds tiles computes: integers, and all that they are computed from."""
-        integers = [x for x in self._statements if self._is_integer(x)]
-        read = names_read((), integers, self._statements)
-        return [x for x in self._statements if x in integers or x.name in read]
+        return _needed({x.name for x in self._statements if self._is_integer(x)}, self._statements)
 
     @property
     def read_program(self) -> list[Statement]:
-        """What is not published, and so computed by whoever reads it: pointers, and floats of a head."""
-        return [x for x in self._statements if not self._is_integer(x)]
+        """What is not published, and so computed by those who multiply: pointers, floats and flags of a
+        head.
+        """
+        return _needed(set(self._read), self._unpublished)
+
+    @property
+    def copied_program(self) -> list[Statement]:
+        """The same of who copies: what tests of tiles read."""
+        read = {name for test in self.tests for name in _names_in(test)}
+        loops = self.kernel.regions.loops
+        read |= {name for loop in loops for expr in loop.expressions for name in _names(expr)}
+        return _needed(read, self._unpublished)
+
+    @property
+    def _unpublished(self) -> tuple[Statement, ...]:
+        return tuple(x for x in self._statements if not self._is_integer(x))
 
     @cached_property
     def published(self) -> list[str]:
@@ -221,20 +233,24 @@ class Sm90TileText(CudaBackwardText):
                 return False
 
     @cached_property
-    def _wanted(self) -> frozenset[str]:
-        """Names that are read after a tile has been found."""
+    def _read(self) -> frozenset[str]:
+        """Names that loops and steps read."""
         kernel, step = self.kernel, self.kernel.step
         exprs: list[Expr] = [expr for loop in kernel.regions.loops for expr in loop.expressions]
-        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self.read_program]
-        statements += [*self.late_program, *step.fetches, *step.masked_fetches]
-        exprs += [expr for item in statements for expr in statement_expressions(item)]
+        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self.late_program]
+        statements += [*step.fetches, *step.masked_fetches]
         exprs += [x for x in (step.score, step.keep, step.kept, step.kept_inside) if x is not None]
         if kernel.softmax.dropout is not None:
             dropout = kernel.softmax.dropout
             exprs += [dropout.p, dropout.seed, dropout.head]
         exprs += self.chain.expressions
-        nodes = [node for expr in exprs for node in walk(expr)]
-        return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
+        names = {name for expr in exprs for name in _names(expr)}
+        return frozenset(names.union(*(_names_in(item) for item in statements)))
+
+    @cached_property
+    def _wanted(self) -> frozenset[str]:
+        """Names that are read after a tile has been found."""
+        return self._read.union(*(_names_in(item) for item in self.read_program))
 
     @property
     def read_sizes(self) -> Iterator[str]:
@@ -247,3 +263,26 @@ class Sm90TileText(CudaBackwardText):
         """The last row of the tile, where somebody who reads a record wants it."""
         name = "q_hi" if self.over_q else "kv_hi"
         return name if name in self._wanted else ""
+
+
+def _names(expr: Expr) -> set[str]:
+    """What an expression reads: values, sizes, positions, and the rows that it searches."""
+    nodes = list(walk(expr))
+    found = {node.name for node in nodes if isinstance(node, Ref | Dim | Index)}
+    return found | {node.row for node in nodes if isinstance(node, Search) and node.row}
+
+
+def _names_in(item: Statement) -> set[str]:
+    """The same of a statement, with the pointers that it loads through."""
+    found = {name for expr in statement_expressions(item) for name in _names(expr)}
+    return found | set(pointer_names(item) if isinstance(item, Fetch) else ())
+
+
+def _needed(read: set[str], statements: Sequence[Statement]) -> list[Statement]:
+    """Those of the statements that names are of, and what these are computed from."""
+    found: list[Statement] = []
+    for item in reversed(statements):
+        if item.name in read:
+            found.insert(0, item)
+            read |= _names_in(item)
+    return found
