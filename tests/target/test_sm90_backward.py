@@ -264,7 +264,8 @@ def test_who_finds_tiles_computes_all_that_bounds_are_made_from(name: str) -> No
         "grad q, k, v",
         *HOPPERS[name],
     ]
-    program = program_of(load_module(*modules_of(spec(lines, "tile.kv = 32", target="cuda.sm_90a"))))
+    (module,) = modules_of(spec(lines, "tile.kv = 32", target="cuda.sm_90a"))
+    program = program_of(load_module(module))
     for kernel in ("spec_backward_dq", "spec_backward_dkdv"):
         (config, *_) = program.kernels[kernel].configs
         assert compile_cubin(program.source(kernel), program.options(config, True, "sm_90")).warnings == ()
