@@ -59,8 +59,8 @@ def forward_hopper() -> str:
 
 
 def backward_hopper() -> str:
-    """The same of the gradients of q, k and v, and of those that are the same bits in every run."""
-    peers = {"cudnn": "cuDNN", "fa3": "FA3", "triton": "attnc on Triton", "two_pass": "`two_pass`"}
+    """The same of the gradients of q, k and v."""
+    peers = {"cudnn": "cuDNN", "fa3": "FA3", "triton": "attnc on Triton"}
     return _beside("backward_hopper_h200", peers, {"cudnn": "to cuDNN", "fa3": "to FA3"})
 
 
