@@ -13,16 +13,26 @@ import torch
 
 @contextmanager
 def poisoned(module: ModuleType) -> Iterator[None]:
-    """Within it, torch.empty and the module's own way to memory give floats that are NaN."""
-    with patch.object(torch, "empty", _filled(torch.empty)):
-        own = getattr(module, "_empty", None)
-        with nullcontext() if own is None else patch.object(module, "_empty", _filled(own)):
-            yield
+    """Within it, torch.empty and what calls of the module allocate by are floats that are NaN."""
+    call = getattr(module, "CALL", None)
+    own = nullcontext() if call is None else patch.object(call, "allocate", _all_filled(call.allocate))
+    with patch.object(torch, "empty", _filled(torch.empty)), own:
+        yield
 
 
 def _filled(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def make(*layout: Any, **options: Any) -> torch.Tensor:
-        made = empty(*layout, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+        return _nan(empty(*layout, **options))
 
     return make
+
+
+def _all_filled(allocate: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    def make(*layouts: Any) -> list[torch.Tensor]:
+        return [_nan(made) for made in allocate(*layouts)]
+
+    return make
+
+
+def _nan(made: torch.Tensor) -> torch.Tensor:
+    return made.fill_(torch.nan) if made.is_floating_point() else made
