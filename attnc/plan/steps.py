@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from attnc.expr.arithmetic import minimum
@@ -10,6 +10,7 @@ from attnc.expr.logic import conj
 from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
+from attnc.model.tensors import DType
 from attnc.plan.excluded import before_the_end
 from attnc.plan.ir import (
     Axis,
@@ -213,28 +214,39 @@ def pointer_names(fetch: Fetch) -> tuple[str, ...]:
     return (f"{tensor}_ptr" if row is None else row.name, *strides)
 
 
-def names_read(
-    exprs: Iterable[Expr], statements: Iterable[Statement], program: Sequence[Statement]
-) -> set[str]:
-    """Names that the expressions and statements read, and those that statements of the program read which
-    compute these.
-    """
-    found: set[str] = set()
+def names_of(expr: Expr) -> set[str]:
+    """What an expression reads: values, sizes, positions, and the rows that it searches."""
+    nodes = list(walk(expr))
+    found = {node.name for node in nodes if isinstance(node, Ref | Dim | Index)}
+    return found | {node.row for node in nodes if isinstance(node, Search) and node.row}
 
-    def read(exprs: Iterable[Expr]) -> None:
-        for node in (node for expr in exprs for node in walk(expr)):
-            if isinstance(node, Ref):
-                found.add(node.name)
-            elif isinstance(node, Search) and node.row:
-                found.add(node.row)
 
-    read(exprs)
-    wanted = tuple(statements)
-    for item in (*wanted, *reversed(program)):
-        if item in wanted or item.name in found:
-            read(statement_expressions(item))
-            found.update(pointer_names(item) if isinstance(item, Fetch) else ())
+def names_in(item: Statement) -> set[str]:
+    """The same of a statement, with the pointers that it loads through."""
+    found = {name for expr in statement_expressions(item) for name in names_of(expr)}
+    return found | set(pointer_names(item) if isinstance(item, Fetch) else ())
+
+
+def needed_for(read: Iterable[str], statements: Sequence[Statement]) -> list[Statement]:
+    """Those of the statements that names are of, and what these are computed from."""
+    wanted, found = set(read), list[Statement]()
+    for item in reversed(statements):
+        if item.name in wanted:
+            found.insert(0, item)
+            wanted |= names_in(item)
     return found
+
+
+def is_short_integer(item: Statement, dtypes: Mapping[str, DType]) -> bool:
+    """Whether it computes or loads one integer of 32 bits for a tile; dtypes: of tensors."""
+    match item:
+        case Let(value=value):
+            return value.type not in ("float", "bool")
+        case Fetch(axes=()) as fetch:
+            is_short = fetch.load.within is not None or dtypes[fetch.load.tensor] is DType.I32
+            return fetch.load.type == "int" and is_short
+        case _:
+            return False
 
 
 def _in_step(names: LoadNames, inner: Axis) -> tuple[Fetch, ...]:

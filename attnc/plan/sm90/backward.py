@@ -34,7 +34,7 @@ from attnc.plan.signature import kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
 from attnc.plan.sm80.layout import CudaLayout
-from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, entry_registers
+from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
 
 #: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
 CONSUMERS = 2
@@ -215,11 +215,7 @@ def _misfit(config: Config, plan: Sm90Backward, kernel: KernelName) -> str | Non
         return "stages = 1 leaves nothing to copy ahead: two at least"
     if config["maxnreg"] != "none":
         return "maxnreg is not for warpgroups, which share registers as they need them"
-    shared = plan.shared_memory(config, kernel)
-    if sum(shared.values()) > _ROOM:
-        parts = " + ".join(f"{name} {size}" for name, size in shared.items())
-        return f"needs {sum(shared.values())} B of shared memory ({parts}); the limit is {_ROOM} B"
-    return None
+    return beyond_shared_memory(plan.shared_memory(config, kernel), _ROOM)
 
 
 def sm90_backward_estimate(plan: Sm90Backward, config: Config, kernel: KernelName) -> Estimate:

@@ -26,6 +26,7 @@ from attnc.plan.sm90.layout import (
     WGMMA_ROWS,
     WIDEST,
     Sm90Layout,
+    beyond_shared_memory,
     entry_registers,
     registers_left,
 )
@@ -216,11 +217,7 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     needed = sum(sm90_registers(layout, config).values())
     if needed > registers:
         return f"needs about {needed} registers a thread; one that multiplies has {registers}"
-    shared = layout.shared_memory(config)
-    if sum(shared.values()) > layout.room:
-        parts = " + ".join(f"{name} {size}" for name, size in shared.items())
-        return f"needs {sum(shared.values())} B of shared memory ({parts}); the limit is {layout.room} B"
-    return None
+    return beyond_shared_memory(layout.shared_memory(config), layout.room)
 
 
 def sm90_registers(layout: Sm90Layout, config: Config) -> dict[str, int]:

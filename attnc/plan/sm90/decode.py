@@ -28,7 +28,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
 from attnc.plan.sm80.layout import MMA, CudaLayout, Swizzle, chunk_of
-from attnc.plan.sm90.layout import FREE_REGISTERS, PIECE, WGMMA_ROWS, WIDEST
+from attnc.plan.sm90.layout import FREE_REGISTERS, PIECE, WGMMA_ROWS, WIDEST, beyond_shared_memory
 from attnc.plan.unsupported import unsupported
 
 #: Registers of a thread that copies, and of one that multiplies, by the number of warpgroups that multiply:
@@ -284,11 +284,7 @@ def _misfit(config: Config, layout: Sm90DecodeLayout) -> str | None:
     needed = sum(sm90_decode_registers(layout, config).values())
     if needed > REGISTERS[consumers][1]:
         return f"needs about {needed} registers a thread; one that multiplies has {REGISTERS[consumers][1]}"
-    shared = layout.shared_memory(config)
-    if sum(shared.values()) > layout.room:
-        parts = " + ".join(f"{name} {size}" for name, size in shared.items())
-        return f"needs {sum(shared.values())} B of shared memory ({parts}); the limit is {layout.room} B"
-    return None
+    return beyond_shared_memory(layout.shared_memory(config), layout.room)
 
 
 def sm90_decode_registers(layout: Sm90DecodeLayout, config: Config) -> dict[str, int]:

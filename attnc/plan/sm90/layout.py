@@ -11,6 +11,7 @@ them: for registers that the launch does not hold they would wait for ever.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attnc.model.schedule import Config
@@ -132,3 +133,11 @@ class Sm90Layout(CudaLayout):
             "barriers": _ALIGNMENT + _BARRIER * (4 + 2 * q_tiles + 6 * stages) + _RECORDS,
         }
         return {name: bytes for name, bytes in buffers.items() if bytes}
+
+
+def beyond_shared_memory(shared: Mapping[str, int], room: int) -> str | None:
+    """Why a block cannot have so many bytes, by what they hold; None where it can."""
+    if sum(shared.values()) <= room:
+        return None
+    parts = " + ".join(f"{name} {size}" for name, size in shared.items())
+    return f"needs {sum(shared.values())} B of shared memory ({parts}); the limit is {room} B"

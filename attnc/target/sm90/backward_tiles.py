@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Const, Dim, Expr, Index, Ref, Search, walk
-from attnc.model.tensors import DType, Role
+from attnc.expr.nodes import Const, Expr, Search, walk
+from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
 from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
-from attnc.plan.steps import fetches_for, pointer_names
+from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, scalar, value_type
@@ -179,22 +179,22 @@ class Sm90TileText(CudaBackwardText):
     @property
     def found_program(self) -> list[Statement]:
         """What who finds tiles computes: integers, and all that they are computed from."""
-        return _needed({x.name for x in self._statements if self._is_integer(x)}, self._statements)
+        return needed_for({x.name for x in self._statements if self._is_integer(x)}, self._statements)
 
     @property
     def read_program(self) -> list[Statement]:
         """What is not published, and so computed by those who multiply: pointers, floats and flags of a
         head.
         """
-        return _needed(set(self._read), self._unpublished)
+        return needed_for(self._read, self._unpublished)
 
     @property
     def copied_program(self) -> list[Statement]:
         """The same of who copies: what tests of tiles read."""
-        read = {name for test in self.tests for name in _names_in(test)}
+        read = {name for test in self.tests for name in names_in(test)}
         loops = self.kernel.regions.loops
-        read |= {name for loop in loops for expr in loop.expressions for name in _names(expr)}
-        return _needed(read, self._unpublished)
+        read |= {name for loop in loops for expr in loop.expressions for name in names_of(expr)}
+        return needed_for(read, self._unpublished)
 
     @property
     def _unpublished(self) -> tuple[Statement, ...]:
@@ -223,14 +223,7 @@ class Sm90TileText(CudaBackwardText):
         return frozenset(names | ({"M" if self.over_q else "N"} if sequences is not None else set()))
 
     def _is_integer(self, item: Statement) -> bool:
-        match item:
-            case Let(value=value):
-                return value.type not in ("float", "bool")
-            case Fetch(axes=()) as fetch:
-                is_short = fetch.load.within is not None or self.dtypes[fetch.load.tensor] is DType.I32
-                return fetch.load.type == "int" and is_short
-            case _:
-                return False
+        return is_short_integer(item, self.dtypes)
 
     @cached_property
     def _read(self) -> frozenset[str]:
@@ -244,13 +237,13 @@ class Sm90TileText(CudaBackwardText):
             dropout = kernel.softmax.dropout
             exprs += [dropout.p, dropout.seed, dropout.head]
         exprs += self.chain.expressions
-        names = {name for expr in exprs for name in _names(expr)}
-        return frozenset(names.union(*(_names_in(item) for item in statements)))
+        names = {name for expr in exprs for name in names_of(expr)}
+        return frozenset(names.union(*(names_in(item) for item in statements)))
 
     @cached_property
     def _wanted(self) -> frozenset[str]:
         """Names that are read after a tile has been found."""
-        return self._read.union(*(_names_in(item) for item in self.read_program))
+        return self._read.union(*(names_in(item) for item in self.read_program))
 
     @property
     def read_sizes(self) -> Iterator[str]:
@@ -263,26 +256,3 @@ class Sm90TileText(CudaBackwardText):
         """The last row of the tile, where somebody who reads a record wants it."""
         name = "q_hi" if self.over_q else "kv_hi"
         return name if name in self._wanted else ""
-
-
-def _names(expr: Expr) -> set[str]:
-    """What an expression reads: values, sizes, positions, and the rows that it searches."""
-    nodes = list(walk(expr))
-    found = {node.name for node in nodes if isinstance(node, Ref | Dim | Index)}
-    return found | {node.row for node in nodes if isinstance(node, Search) and node.row}
-
-
-def _names_in(item: Statement) -> set[str]:
-    """The same of a statement, with the pointers that it loads through."""
-    found = {name for expr in statement_expressions(item) for name in _names(expr)}
-    return found | set(pointer_names(item) if isinstance(item, Fetch) else ())
-
-
-def _needed(read: set[str], statements: Sequence[Statement]) -> list[Statement]:
-    """Those of the statements that names are of, and what these are computed from."""
-    found: list[Statement] = []
-    for item in reversed(statements):
-        if item.name in read:
-            found.insert(0, item)
-            read |= _names_in(item)
-    return found

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from attnc.expr.nodes import Binary, Compare, Dim, Expr, Index, Or, Ref, Search, walk
-from attnc.model.tensors import DType
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
-from attnc.plan.steps import fetches_for, names_read
+from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
@@ -158,14 +157,7 @@ class Sm90Text(BoxText):
         return [*found, *([self._met[0]] if self._met and self.has_headroom else [])]
 
     def _is_integer(self, item: Statement) -> bool:
-        match item:
-            case Let(value=value):
-                return value.type not in ("float", "bool")
-            case Fetch(axes=()) as fetch:
-                is_short = fetch.load.within is not None or self.dtypes[fetch.load.tensor] is DType.I32
-                return fetch.load.type == "int" and is_short
-            case _:
-                return False
+        return is_short_integer(item, self.dtypes)
 
     @cached_property
     def _wanted(self) -> frozenset[str]:
@@ -202,8 +194,10 @@ class Sm90Text(BoxText):
 
     def _read_by(self, statements: Iterable[Statement]) -> set[str]:
         """Names that loops and these statements read, and what of the program these are computed from."""
-        bounds = (expr for loop in self.kernel.regions.loops for expr in loop.expressions)
-        return names_read(bounds, statements, self.kernel.program)
+        loops = self.kernel.regions.loops
+        read = {name for loop in loops for expr in loop.expressions for name in names_of(expr)}
+        read.update(*map(names_in, statements))
+        return read.union(*map(names_in, needed_for(read, self.kernel.program)))
 
     @property
     def sizes(self) -> Iterator[str]:
