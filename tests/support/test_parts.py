@@ -62,9 +62,9 @@ def test_splits_of_a_fixed_size() -> None:
     split = Split("B", "cdiv(N, BLOCK_N)", 512, 129, most=4)
     names = {"B": 2, "H": 4, "M": 1, "N": 1000, "BLOCK_N": 64}
     assert split.sizes(names, CONFIGS[1]._replace(splits=3), H200) == {
-        "tiles": 2, "rows": 8, "SPLITS": 3, "PARTS": 24
+        "tiles": 2, "rows": 8, "SPLITS": 3, "SPLIT_ROWS": 24
     }  # fmt: skip
-    with pytest.raises(ValueError, match="at most 4 shares, of 250 keys at least, got 5"):
+    with pytest.raises(ValueError, match="at most 4 splits, of 250 keys at least, got 5"):
         split.sizes(names, CONFIGS[1]._replace(splits=5), H200)
 
 

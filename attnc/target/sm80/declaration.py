@@ -52,7 +52,11 @@ def cuda_declaration(
             scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
             fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
             names += scratch
-    sizes = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else share_size(text)
+    sizes = (
+        {"SECTION": _section(module, kernel, text)}
+        if "SECTION" in text.size_names
+        else fixed_split_size(text)
+    )
     strides = [name for arg in text.arguments for name in text.strides(arg)]
     fields["launches"] = Items([cuda_kernels(kernels, names, [*strides, *text.size_names], sizes)])
     if back is not None:
@@ -61,23 +65,23 @@ def cuda_declaration(
 
 
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
-    """How the keys of a sequence are split, and the memory for what comes of its parts."""
-    size = quoted(f"PARTS * {text.layout.dv + 1}")
-    return {"split": split(module, None), "scratch": Table({"parts": size})}
+    """How the keys of a sequence are split, and the memory for what comes of its splits."""
+    size = quoted(f"SPLIT_ROWS * {text.layout.dv + 1}")
+    return {"split": split(module, None), "scratch": Table({"splits": size})}
 
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
-    """Of o of the parts, and behind it lse."""
-    return ["parts", f"parts+PARTS*{4 * text.layout.dv}"]
+    """Of o of the splits, and behind it lse."""
+    return ["splits", f"splits+SPLIT_ROWS*{4 * text.layout.dv}"]
 
 
-def share_size(text: CudaText) -> dict[str, str]:
-    """Keys of a part, where some config fixes them; 0: they are counted."""
-    return {"SHARE": "config.share"} if "SHARE" in text.size_names else {}
+def fixed_split_size(text: CudaText) -> dict[str, str]:
+    """Keys of a split, where some config fixes them; 0: they are counted."""
+    return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in text.size_names else {}
 
 
 def join_kernel(text: CudaDecodeText, file: str, warp_bytes: int) -> Record:
-    """What joins the parts, with its own shared memory, so much of each warp, not a tile's, which few blocks
+    """What joins the splits, with its own shared memory, so much of each warp, not a tile's, which few blocks
     fit.
     """
     shared = {"shared": f"config.WARPS * {warp_bytes}"}

@@ -1,4 +1,4 @@
-"""The pieces of a CUDA decode kernel's text, and of the kernel that joins its shares."""
+"""The pieces of a CUDA decode kernel's text, and of the kernel that joins its splits."""
 
 from __future__ import annotations
 
@@ -100,44 +100,44 @@ class CudaDecodeText(CudaText):
     def if_exists(self, value: str, otherwise: str) -> str:
         return f"q < M ? {value} : {otherwise}" if self.clears else value
 
-    # -- shares --------------------------------------------------------------------------------------------
+    # -- splits --------------------------------------------------------------------------------------------
 
     @property
     def more_pointers(self) -> list[str]:
-        parts = ["float* o_parts_ptr;", "float* lse_parts_ptr;"] if self.is_split else []
-        return [*parts, *(["int* fallbacks_ptr;"] if self.finds_top else [])]
+        splits = ["float* o_splits_ptr;", "float* lse_splits_ptr;"] if self.is_split else []
+        return [*splits, *(["int* fallbacks_ptr;"] if self.finds_top else [])]
 
     @property
     def size_names(self) -> list[str]:
-        shares = ["SPLITS", *(["SHARE"] if self.has_fixed_splits else [])]
-        return [*self.kernel.dims, *(shares if self.is_split else [])]
+        splits = ["SPLITS", *(["SPLIT_SIZE"] if self.has_fixed_splits else [])]
+        return [*self.kernel.dims, *(splits if self.is_split else [])]
 
     @property
     def end(self) -> str:
         return "split_hi" if self.is_split else "hi"
 
     @property
-    def share(self) -> list[str]:
+    def own_split(self) -> list[str]:
         split = self.kernel.split
         if split is None:
             return []
         lo, hi = scalar(split.lo), scalar(split.hi)
         visited = f"max({hi if split.lo == ZERO else f'{hi} - {lo}'}, 0)"
         tiles = f"({visited} + BLOCK_N - 1) / BLOCK_N"
-        fixed = "args.SHARE > 0 ? args.SHARE : " if self.has_fixed_splits else ""
-        first = "split * share" if split.lo == ZERO else f"{lo} + split * share"
+        fixed = "args.SPLIT_SIZE > 0 ? args.SPLIT_SIZE : " if self.has_fixed_splits else ""
+        first = "split * split_size" if split.lo == ZERO else f"{lo} + split * split_size"
         return [
-            "// this block's share: whole tiles, as many as the others have, or what is left of them",
-            f"const int share = {fixed}({tiles} + args.SPLITS - 1) / args.SPLITS * BLOCK_N;",
-            f"const int split_lo = {first}, split_hi = min(split_lo + share, {hi});",
+            "// this block's split: whole tiles, as many as the others have, or what is left of them",
+            f"const int split_size = {fixed}({tiles} + args.SPLITS - 1) / args.SPLITS * BLOCK_N;",
+            f"const int split_lo = {first}, split_hi = min(split_lo + split_size, {hi});",
         ]
 
-    def in_first_share(self, value: str, otherwise: str) -> str:
+    def in_first_split(self, value: str, otherwise: str) -> str:
         return f"split == 0 ? {value} : {otherwise}" if self.is_split else value
 
     @property
     def first_m(self) -> str:
-        return self.in_first_share(super().first_m, "-INF")
+        return self.in_first_split(super().first_m, "-INF")
 
     @property
     def first_lane(self) -> str:
@@ -145,6 +145,6 @@ class CudaDecodeText(CudaText):
         return f"{lane} && split == 0" if self.is_split else lane
 
     @property
-    def part(self) -> str:
+    def split_row(self) -> str:
         """The number of the result for query q of head `head`."""
         return f"((long long)(b * H + head) * {self.stored} + q) * args.SPLITS + split"

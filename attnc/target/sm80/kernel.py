@@ -213,8 +213,8 @@ class CudaText(CudaLoopText, TileText):
     # -- loops ---------------------------------------------------------------------------------------------
 
     @property
-    def share(self) -> list[str]:
-        """Statements that cut a share from the keys."""
+    def own_split(self) -> list[str]:
+        """Statements that cut a split from the keys."""
         return []
 
     @property

@@ -17,10 +17,10 @@ from attnc.target.sm80.declaration import (
     CudaBackward,
     cuda_kernel,
     cuda_kernels,
+    fixed_split_size,
     join_kernel,
     parts_addresses,
     parts_fields,
-    share_size,
 )
 from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
 from attnc.target.sm90.backward_tiles import Sm90Arguments
@@ -51,7 +51,7 @@ def hopper_declaration(
             names += parts_addresses(text)
             kernels.append(join_kernel(text, file, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
-        launch = cuda_kernels(kernels, names, numbers, share_size(text), boxes, counts=False)
+        launch = cuda_kernels(kernels, names, numbers, fixed_split_size(text), boxes, counts=False)
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}

@@ -29,7 +29,7 @@ def triton_declaration(
     dv = text.dv
     if isinstance(text, DecodeText) and kernel.split is not None:
         fields["split"] = split(module, _MOST_PROGRAMS)
-        fields["scratch"] = Table({"parts": quoted(f"PARTS * {dv + 1}")})
+        fields["scratch"] = Table({"splits": quoted(f"SPLIT_ROWS * {dv + 1}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})

@@ -78,7 +78,7 @@ def render_triton(
             "splits": kernel.split is not None,
             "maxnreg": any(planned.limits_registers for planned in kernels_of(module).values()),
             "early_dp": any(planned.dp_order == "both" for planned in kernels_of(module).values()),
-            "shares": has_fixed_splits(kernel),
+            "fixed_split": has_fixed_splits(kernel),
             "staged": kernel.split is not None and any(kernel.split.staged),
         },
         uses=frozenset(re.findall(r"\b_\w+", code)),
