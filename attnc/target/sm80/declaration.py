@@ -141,7 +141,7 @@ def _section(module: Module, kernel: Kernel, text: CudaText) -> str:
     keys = show(longest(module.variant.attention, Role.KEY))
     row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
     heads = "B * H" if kernel.grid.sequences is None else "H"
-    return section(heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
+    return section(kernel.grid.section, heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
 
 
 class CudaBackward(BackwardDeclaration):
@@ -209,9 +209,11 @@ class CudaBackward(BackwardDeclaration):
         keys = f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs_keys else "N"
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
+        kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
+        planned = self._backward.kernels[0].kernel.grid.section
         return {
-            "SECTION": section("H" if self.packs_queries else "B * H", keys, row_bytes),
-            "KV_SECTION": section(self.kv_heads if packs_keys else f"B * {self.kv_heads}", shared, row_bytes),
+            "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),
+            "KV_SECTION": section(planned, kv_heads, shared, row_bytes),
         }
 
     def kernel(self, name: str) -> Record:
