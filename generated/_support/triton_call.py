@@ -28,7 +28,7 @@ _CONSTANTS: dict[str, Callable[[Mapping[str, Any], Gpu], object]] = {
     "BLOCK_N": lambda names, gpu: names["config"].BLOCK_N,
     "BLOCK_S": lambda names, gpu: next_power_of_2(names["SPLITS"]),
     "EARLY_DP": lambda names, gpu: names["config"].early_dp,
-    "SHARE": lambda names, gpu: names["config"].share,
+    "SPLIT_SIZE": lambda names, gpu: names["config"].split_size,
     "SPLIT": lambda names, gpu: names["SPLITS"] > 1,
     "PDL": lambda names, gpu: gpu.capability >= (9, 0),
 }
