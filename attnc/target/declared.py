@@ -66,6 +66,11 @@ def quoted(text: str) -> str:
     return f'"{text}"'
 
 
+def in_words(text: str) -> Words:
+    """A string literal of words with one blank between them."""
+    return Words(text.split(" "))
+
+
 def section(
     planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "", tiles: str = "1"
 ) -> str:

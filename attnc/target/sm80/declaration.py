@@ -11,7 +11,7 @@ from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
-from attnc.target.declared import Items, Record, Table, Value, Words, printed, quoted, section
+from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
 from attnc.target.sm80.decode import CudaDecodeText
@@ -104,7 +104,7 @@ def cuda_kernels(
         fields |= {} if counts else {"counts": "False"}
     fields |= {"addresses": Words(addresses), "numbers": Words(numbers)}
     if sizes:
-        fields["sizes"] = Table({name: quoted(text) for name, text in sizes.items()})
+        fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
     return Record("TmaKernels" if maps else "Kernels", fields=fields)
 
 
