@@ -77,7 +77,8 @@ def attributes(made: type) -> frozenset[str]:
 def parts(path: str) -> set[str]:
     """The templates that one is put together from whatever it prints, with its own `text`."""
     found, conditional = set(), {id(x) for branch in tree(path).find_all(nodes.If) for x in _within(branch)}
-    for node in (*tree(path).find_all(nodes.Import), *tree(path).find_all(nodes.Include)):
+    made: list[nodes.Import | nodes.Include] = [*tree(path).find_all(nodes.Import)]
+    for node in (*made, *tree(path).find_all(nodes.Include)):
         template = node.template
         if id(node) in conditional:
             continue
