@@ -238,9 +238,7 @@ def test_commands_exist(page: Path) -> None:
     assert wrong == []
 
 
-def test_the_steps_of_the_readme_follow_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_steps_of_the_readme_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`attnc new` writes the file that the commands after it are about."""
     (block,) = (block for block in blocks(ROOT / "README.md") if "attnc new" in block.text)
     first, *rest = [shlex.split(line, comments=True) for line in block.text.splitlines()[1:]]

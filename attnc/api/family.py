@@ -208,8 +208,8 @@ class Family:
 
 
 def _readable(signature: inspect.Signature, package: str) -> inspect.Signature:
-    """The signature, with types that are declared in the modules of a package by their names alone: a notebook
-    shows it. Of a union of several `Config`, one is left.
+    """The signature with types of the package's modules by their names alone, as a notebook shows it. Of a
+    union of several `Config`, one is left.
     """
     own = rf"{re.escape(package)}(\.\w+)*\.(\w+)"
 
