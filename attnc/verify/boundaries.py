@@ -105,7 +105,8 @@ def boundaries_of(module: ir.Module) -> tuple[Boundary, ...]:
     for name, planned in kernels_of(module).items():
         found += _kernel(name, planned.kernel, runner.stages)
     found += _searches(module)
-    for heads in runner.sections if forward.structure != "decode" else ():
+    section = forward.grid.section
+    for heads in (section.least, section.most) if section and section.most else ():
         found.append(Boundary(name=f"{heads} heads of a section", quantity="heads", value=heads))
     if forward.grid.persistent:
         found.append(Boundary(name="programs of a persistent grid", quantity="tiles", value=_PROCESSORS))

@@ -11,7 +11,7 @@ from attnc.plan.ir_backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
-from attnc.target.declared import Items, Record, Table, Value, Words, printed, quoted, section
+from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
 from attnc.target.sm80.decode import CudaDecodeText
@@ -104,7 +104,7 @@ def cuda_kernels(
         fields |= {} if counts else {"counts": "False"}
     fields |= {"addresses": Words(addresses), "numbers": Words(numbers)}
     if sizes:
-        fields["sizes"] = Table({name: quoted(text) for name, text in sizes.items()})
+        fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
     return Record("TmaKernels" if maps else "Kernels", fields=fields)
 
 
@@ -141,7 +141,7 @@ def _section(module: Module, kernel: Kernel, text: CudaText) -> str:
     keys = show(longest(module.variant.attention, Role.KEY))
     row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
     heads = "B * H" if kernel.grid.sequences is None else "H"
-    return section(heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
+    return section(kernel.grid.section, heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
 
 
 class CudaBackward(BackwardDeclaration):
@@ -209,9 +209,11 @@ class CudaBackward(BackwardDeclaration):
         keys = f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs_keys else "N"
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
+        kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
+        planned = self._backward.kernels[0].kernel.grid.section
         return {
-            "SECTION": section("H" if self.packs_queries else "B * H", keys, row_bytes),
-            "KV_SECTION": section(self.kv_heads if packs_keys else f"B * {self.kv_heads}", shared, row_bytes),
+            "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),
+            "KV_SECTION": section(planned, kv_heads, shared, row_bytes),
         }
 
     def kernel(self, name: str) -> Record:

@@ -73,7 +73,9 @@ def _section(module: Module, text: KernelText) -> str:
     attention = module.variant.attention
     keys = show(longest(attention, Role.KEY))
     row_bytes = (text.d + text.dv) * DType(attention.q.dtype).bytes
-    return section(text.all_heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
+    return section(
+        text.kernel.grid.section, text.all_heads, "N" if keys == "N" else f"{keys} // B", row_bytes
+    )
 
 
 class TritonBackward(BackwardDeclaration):
