@@ -170,10 +170,6 @@ class CudaAttention(Attention):
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         return tuple(self._launch(kernels, place) for kernels in launches)
 
-    def section(self, gpu: Gpu, heads: int, size: int) -> int:
-        """Heads whose matrices fill about half of the L2 cache."""
-        return max(1, min(heads, gpu.l2 // 2 // max(1, size)))
-
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
         return {**super().functions(gpu), "dq_floats()": dq_floats}
 

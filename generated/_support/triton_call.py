@@ -166,10 +166,6 @@ class TritonAttention(Attention):
         splits = place.names.get("SPLITS", 1)
         return tuple(self._launch(kernel, place) for kernel in launches if splits > 1 or not kernel.joins)
 
-    def section(self, gpu: Gpu, heads: int, size: int) -> int:
-        """Heads whose K and V fill a quarter of the L2 cache."""
-        return min(heads, max(4, min(gpu.l2 // 4 // max(1, size), 16)))
-
     def _launch(self, kernel: Kernel, place: Place) -> TritonLaunch:
         names = dict(place.names)
         config = names["config"] = names[f"{kernel.config}_config" if kernel.config else "config"]

@@ -90,7 +90,7 @@ CALL = CudaAttention(
                 "stride_slope_0 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N "
                 "SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
     backward=Backward(
@@ -136,7 +136,10 @@ CALL = CudaAttention(
                     "stride_dkh stride_dvb stride_dvn stride_dvh stride_slope_0 B H M N M_padded SECTION "
                     "KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 256)", "KV_SECTION": "section(B * H, M * 256)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 256, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 256, l2() // 2)",
+                },
             ),
         ),
         gradients=(

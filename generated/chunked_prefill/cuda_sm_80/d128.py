@@ -86,7 +86,7 @@ CALL = CudaAttention(
                 "stride_cu_q_0 stride_block_table_0 stride_block_table_1 stride_kv_len_0 stride_om stride_oh "
                 "stride_lseh stride_lsem B H G N T SECTION"
             ),
-            sizes={"SECTION": "section(H, N * 512)"},
+            sizes={"SECTION": "section(H, N * 512, l2() // 2)"},
         ),
     ),
 )

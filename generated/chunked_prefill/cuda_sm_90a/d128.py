@@ -89,7 +89,11 @@ CALL = HopperAttention(
                 "stride_cu_q_0 stride_block_table_0 stride_block_table_1 stride_kv_len_0 stride_om stride_oh "
                 "stride_lseh stride_lsem B H G N T SECTION"
             ),
-            sizes={"SECTION": "even_section(H, N * 512 // G, T // B // BLOCK_M)"},
+            sizes={
+                "SECTION": (
+                    "even_section(H, N * 512 // G, l2() * 5 // 9, 3 * multiprocessors(), T // B // BLOCK_M)"
+                ),
+            },
         ),
     ),
 )

@@ -244,7 +244,7 @@ CALL = TritonAttention(
             grid="(T // BLOCK_M + B + 1) * H",
             tiles="q k v o",
             pointers="lse cu_q block_table kv_len",
-            sizes={"SECTION": "section(H, N * 512)"},
+            sizes={"SECTION": "section(H, N * 512, l2() // 4, 4, 16)"},
         ),
     ),
 )

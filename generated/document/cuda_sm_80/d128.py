@@ -92,7 +92,7 @@ CALL = CudaAttention(
                 "stride_doc_0 stride_doc_1 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem "
                 "B H G M N SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 2)"},
         ),
     ),
     backward=Backward(
@@ -137,7 +137,10 @@ CALL = CudaAttention(
                     "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh "
                     "stride_doc_0 stride_doc_1 B H G M N Hkv M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 512)", "KV_SECTION": "section(B * Hkv, M * G * 512)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 512, l2() // 2)",
+                    "KV_SECTION": "section(B * Hkv, M * G * 512, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -143,7 +143,10 @@ CALL = HopperAttention(
                     "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh "
                     "stride_doc_0 stride_doc_1 B H G M N Hkv M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 512)", "KV_SECTION": "section(B * Hkv, M * G * 512)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 512, l2() // 2)",
+                    "KV_SECTION": "section(B * Hkv, M * G * 512, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

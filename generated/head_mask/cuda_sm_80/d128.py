@@ -78,7 +78,7 @@ CALL = CudaAttention(
                 "stride_reach_0 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H G M N "
                 "SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 2)"},
         ),
     ),
 )

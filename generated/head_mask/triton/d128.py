@@ -229,7 +229,7 @@ CALL = TritonAttention(
             grid="min(cdiv(M, BLOCK_M) * B * H, multiprocessors())",
             tiles="q k v o",
             pointers="lse reach",
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 4, 4, 16)"},
         ),
     ),
 )

@@ -91,7 +91,7 @@ CALL = CudaAttention(
                 "stride_kv_len_0 stride_ob stride_oh stride_om stride_lseb stride_lseh stride_lsem B H M N "
                 "SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
     backward=Backward(
@@ -136,7 +136,10 @@ CALL = CudaAttention(
                     "stride_dqm stride_dkb stride_dkh stride_dkn stride_dvb stride_dvh stride_dvn "
                     "stride_kv_len_0 B H M N M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 256)", "KV_SECTION": "section(B * H, M * 256)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 256, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 256, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -96,7 +96,11 @@ CALL = HopperAttention(
                 "stride_kv_len_0 stride_ob stride_oh stride_om stride_lseb stride_lseh stride_lsem B H M N "
                 "SECTION"
             ),
-            sizes={"SECTION": "even_section(B * H, N * 256, cdiv(M, BLOCK_M))"},
+            sizes={
+                "SECTION": (
+                    "even_section(B * H, N * 256, l2() * 5 // 9, 3 * multiprocessors(), cdiv(M, BLOCK_M))"
+                ),
+            },
         ),
     ),
     backward=Backward(
@@ -142,7 +146,10 @@ CALL = HopperAttention(
                     "stride_dqm stride_dkb stride_dkh stride_dkn stride_dvb stride_dvh stride_dvn "
                     "stride_kv_len_0 B H M N M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 256)", "KV_SECTION": "section(B * H, M * 256)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 256, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 256, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -423,7 +423,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse kv_len",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -444,7 +444,7 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta kv_len",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 256)"},
+                sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=padding_backward_dkdv,
@@ -452,7 +452,7 @@ CALL = TritonAttention(
                 tiles="q k v do dk dv lse2 delta",
                 pointers="kv_len",
                 config="dkdv",
-                sizes={"SECTION": "section(B * H, M * 256)"},
+                sizes={"SECTION": "section(B * H, M * 256, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

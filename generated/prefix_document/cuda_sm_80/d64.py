@@ -95,7 +95,7 @@ CALL = CudaAttention(
                 "stride_doc_0 stride_doc_1 stride_prefix_0 stride_ob stride_om stride_oh stride_lseb "
                 "stride_lseh stride_lsem B H M N SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
     backward=Backward(
@@ -140,7 +140,10 @@ CALL = CudaAttention(
                     "stride_dkh stride_dvb stride_dvn stride_dvh stride_doc_0 stride_doc_1 stride_prefix_0 B "
                     "H M N M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 256)", "KV_SECTION": "section(B * H, M * 256)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 256, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 256, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

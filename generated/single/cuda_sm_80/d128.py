@@ -91,7 +91,7 @@ CALL = CudaAttention(
                 "stride_qb stride_qh stride_qm stride_kb stride_kh stride_kn stride_vb stride_vh stride_vn "
                 "stride_ob stride_oh stride_om stride_lseb stride_lseh stride_lsem B H M N SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 1024)"},
+            sizes={"SECTION": "section(B * H, N * 1024, l2() // 2)"},
         ),
     ),
     backward=Backward(
@@ -136,7 +136,10 @@ CALL = CudaAttention(
                     "stride_dqm stride_dkb stride_dkh stride_dkn stride_dvb stride_dvh stride_dvn B H M N "
                     "M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 1024)", "KV_SECTION": "section(B * H, M * 1024)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 1024, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 1024, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

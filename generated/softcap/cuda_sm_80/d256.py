@@ -66,7 +66,7 @@ CALL = CudaAttention(
                 "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
                 "stride_ob stride_om stride_oh B H G M N SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 1024)"},
+            sizes={"SECTION": "section(B * H, N * 1024, l2() // 2)"},
         ),
     ),
 )

@@ -100,7 +100,7 @@ CALL = CudaAttention(
                 "stride_qm stride_qh stride_kn stride_kh stride_vn stride_vh stride_cu_q_0 stride_cu_k_0 "
                 "stride_om stride_oh stride_lsem stride_lseh B H G T SECTION"
             ),
-            sizes={"SECTION": "section(H, S // B * 512)"},
+            sizes={"SECTION": "section(H, S // B * 512, l2() // 2)"},
         ),
     ),
     backward=Backward(
@@ -147,7 +147,10 @@ CALL = CudaAttention(
                     "stride_dqh stride_dkn stride_dkh stride_dvn stride_dvh stride_cu_q_0 stride_cu_k_0 B H "
                     "G T Hkv S M_padded ROW_TILE SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(H, S // B * 512)", "KV_SECTION": "section(Hkv, T // B * G * 512)"},
+                sizes={
+                    "SECTION": "section(H, S // B * 512, l2() // 2)",
+                    "KV_SECTION": "section(Hkv, T // B * G * 512, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -99,7 +99,12 @@ CALL = HopperAttention(
             maps={"q": "BLOCK_M", "k": "BLOCK_N", "v": "BLOCK_N"},
             addresses="cu_q cu_k o lse",
             numbers="stride_cu_q_0 stride_cu_k_0 stride_om stride_oh stride_lsem stride_lseh B H G T SECTION",
-            sizes={"SECTION": "even_section(H, S // B * 512 // G, T // B // BLOCK_M)"},
+            sizes={
+                "SECTION": (
+                    "even_section(H, S // B * 512 // G, l2() * 5 // 9, 3 * multiprocessors(), T // B // "
+                    "BLOCK_M)"
+                ),
+            },
         ),
     ),
     backward=Backward(
@@ -147,7 +152,10 @@ CALL = HopperAttention(
                     "stride_dqh stride_dkn stride_dkh stride_dvn stride_dvh stride_cu_q_0 stride_cu_k_0 B H "
                     "G T Hkv S M_padded ROW_TILE SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(H, S // B * 512)", "KV_SECTION": "section(Hkv, T // B * G * 512)"},
+                sizes={
+                    "SECTION": "section(H, S // B * 512, l2() // 2)",
+                    "KV_SECTION": "section(Hkv, T // B * G * 512, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

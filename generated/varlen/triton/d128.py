@@ -422,7 +422,7 @@ CALL = TritonAttention(
             grid="(T // BLOCK_M + B + 1) * H",
             tiles="q k v o",
             pointers="lse cu_q cu_k",
-            sizes={"SECTION": "section(H, S // B * 512)"},
+            sizes={"SECTION": "section(H, S // B * 512, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -442,7 +442,7 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta cu_q cu_k",
                 config="dq",
-                sizes={"SECTION": "section(H, S // B * 512)"},
+                sizes={"SECTION": "section(H, S // B * 512, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=varlen_backward_dkdv,
@@ -450,7 +450,7 @@ CALL = TritonAttention(
                 tiles="q k v do dk dv lse2 delta",
                 pointers="cu_q cu_k",
                 config="dkdv",
-                sizes={"SECTION": "section(Hkv, T // B * 512)"},
+                sizes={"SECTION": "section(Hkv, T // B * 512, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),
