@@ -39,19 +39,25 @@ class CudaDecodeText(CudaText):
 
     @property
     def heads(self) -> list[str]:
-        """From the number of a tile to b, the head, and the first and last q row."""
+        """From the number of a tile to b, the head, and the first q row."""
         if not self.group:
             lines = ["const int b = tile / row_tiles / H, h = tile / row_tiles % H, q_lo = row_lo;"]
             if self.h_kv != "h":
                 lines.append(f"const int h_kv = {self.h_kv};")
-            last = "min(row_lo + BLOCK_M, M) - 1"
         else:
             lines = ["const int b = tile / row_tiles;"]
             if not self.one_kv_head:
                 lines = ["const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;"]
             lines.append(f"const int q_lo = row_lo / {self.group};")
-            last = f"(min(row_lo + BLOCK_M, M * {self.group}) - 1) / {self.group}"
-        return [*lines, *([f"const int q_hi = {last};"] if self.reads("q_hi") else [])]
+        return lines
+
+    @property
+    def last_row(self) -> list[str]:
+        """The last q row of the tile that the sequence has, where a bound reads it."""
+        last = f"min(row_lo + BLOCK_M, {self.all_rows('M')}) - 1"
+        if self.group:
+            last = f"({last}) / {self.group}"
+        return [f"const int q_hi = {last};"] if self.reads("q_hi") else []
 
     def query_of(self, row: str) -> str:
         return f"{row} / {self.group}" if self.group else row
