@@ -34,11 +34,6 @@ class CudaText(CudaLoopText, TileText):
     # -- types and arguments -------------------------------------------------------------------------------
 
     @property
-    def loaded_types(self) -> frozenset[str]:
-        """16-bit floats that scores read element by element."""
-        return frozenset(STORED[self.dtypes[fetch.load.tensor]] for fetch in self._fetches())
-
-    @property
     def fields(self) -> Iterator[str]:
         """Declarations of the arguments: pointers, strides, sizes."""
         for arg in self.arguments:
@@ -142,6 +137,11 @@ class CudaText(CudaLoopText, TileText):
     def rows_have_heads(self) -> bool:
         """Whether h is a value of each row."""
         return False
+
+    @property
+    def row_head(self) -> str:
+        """Of row r, where they have."""
+        return "h"
 
     @property
     def first_m(self) -> str:

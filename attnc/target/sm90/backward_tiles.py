@@ -112,11 +112,6 @@ class Sm90TileText(CudaBackwardText):
         attention = self.module.variant.attention
         return not self.over_q and (attention.q.storage.is_packed or "M" in attention.lengths)
 
-    @property
-    def meets(self) -> bool:
-        """Whether warps of a warpgroup wait for each other: results leave through what they have read."""
-        return self.over_q or self.clears_queries or not self.plan.staged(self.planned.name)
-
     def is_summed(self, name: str) -> bool:
         """Whether a gradient leaves in f32, to be added to."""
         return name != "dq" and name not in self.as_elements
@@ -263,9 +258,3 @@ class Sm90TileText(CudaBackwardText):
         """Those that are no part of a record."""
         if names := [name for name in self.kernel.dims if name not in self._made]:
             yield f"const int {', '.join(f'{name} = args.{name}' for name in names)};"
-
-    @property
-    def reads_own_end(self) -> str:
-        """The last row of the tile, where somebody who reads a record wants it."""
-        name = "q_hi" if self.over_q else "kv_hi"
-        return name if name in self._wanted else ""
