@@ -71,13 +71,19 @@ class KernelMaker:
         backward.
         """
         attention, choices, wanted = self.attention, self.choices(name_of(makes)), tuple(wanted)
-        names = LoadNames.of(attention)
-        lengths = lengths_of(attention, names) if inner == "kv" else key_lengths(attention, names)
+        in_tile = adds_dq != "sequential"  # which walks over kv tiles up to the end
+        cut = in_tile and outruns(attention, inner)
+        outer_axis: Axis = "q" if inner == "kv" else "kv"
+        names = LoadNames.of(attention, outer_axis if cut else None)
+        if inner == "kv":
+            lengths = lengths_of(attention, names)
+        else:
+            lengths = key_lengths(attention, names, in_tile=in_tile)
         places = rows_of(attention, names)
         # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
         # have to know where they end.
         over_keys = adds_dq is not None or any(entry.along == ("q",) for entry, _ in wanted)
-        loops, inside = self._loops(inner, names, over_keys=over_keys)
+        loops, inside = self._loops(inner, names, over_keys=over_keys, outruns=cut)
         rule = chain_rule(attention, names, wanted, adds_dq)
         also = tuple(rule.chain.step_expressions)
         prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
@@ -113,11 +119,12 @@ class KernelMaker:
             prologue=prologue,
         )
 
-    def _loops(self, inner: Axis, names: LoadNames, *, over_keys: bool) -> tuple[Regions, Expr]:
+    def _loops(
+        self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool
+    ) -> tuple[Regions, Expr]:
         """The inner loops, and what a partial tile must test besides the mask."""
         mask, padded = self.attention.mask, inner == "q" and not over_keys
-        cut = outruns(self.attention, inner)
-        loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=cut)
+        loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns)
         if inner == "kv":
             kept = kept_by_some(mask)
             loops = with_edges(loops, mask, kept) if self.target.cuts_edges else with_fills(loops, kept)

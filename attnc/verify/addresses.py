@@ -300,6 +300,7 @@ _COUNTED = frozenset(
     {
         "b * H",
         "(b * H + h) * M",
+        "(b * H + h) * q_rows",
         "split * M",
         "tl.program_id(2) * M",
         "h_kv * G",

@@ -40,19 +40,25 @@ class CudaDecodeText(CudaText):
 
     @property
     def heads(self) -> list[str]:
-        """From the number of a tile to b, the head, and the first and last q row."""
+        """From the number of a tile to b, the head, and the first q row."""
         if not self.group:
             place = {"b": "tile / row_tiles / H", "h": "tile / row_tiles % H", "q_lo": "row_lo"}
             lines = [local("const int", place)]
             lines.append(local("const int", h_kv=self.h_kv))
-            last = "min(row_lo + BLOCK_M, M) - 1"
         else:
             lines = ["const int b = tile / row_tiles;"]
             if not self.one_kv_head:
                 lines = ["const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;"]
             lines.append(local("const int", q_lo=f"row_lo / {self.group}"))
-            last = f"(min(row_lo + BLOCK_M, M * {self.group}) - 1) / {self.group}"
-        return [*lines, local("const int", q_hi=last)]
+        return lines
+
+    @property
+    def last_row(self) -> list[str]:
+        """The last q row of the tile that the sequence has."""
+        last = f"min(row_lo + BLOCK_M, {self.all_rows('M')}) - 1"
+        if self.group:
+            last = f"({last}) / {self.group}"
+        return [local("const int", q_hi=last)]
 
     def query_of(self, row: str) -> str:
         return f"{row} / {self.group}" if self.group else row

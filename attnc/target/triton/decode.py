@@ -39,25 +39,30 @@ class DecodeText(KernelText):
 
     @property
     def all_rows(self) -> str:
-        """Rows of a KV head, before a length shortens them."""
+        """Rows of a KV head: before the program's statements, of its tensor."""
         return "M" if self.group is None else f"M * {self.group}"
 
     @property
     def heads(self) -> list[str]:
-        """From the number of a tile to b, the head, and the first and last q row."""
+        """From the number of a tile to b, the head, and the first q row."""
         if self.group is None:
             lines = ["head = tile // row_tiles", "b = head // H", "h = head % H"]
             if self.h_kv != "h":
                 lines.append(f"h_kv = {self.h_kv}")
-            ends = {"q_lo": "row_lo", "q_hi": "tl.minimum(row_lo + BLOCK_M, M) - 1"}
-            return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+            return [*lines, *(["q_lo = row_lo"] if self.reads("q_lo") else [])]
         if self.kernel.kv_head == Const(0):
             lines = ["b = tile // row_tiles"]
         else:
             lines = ["head = tile // row_tiles", "b = head // Hkv", "h_kv = head % Hkv"]
-        last = f"tl.minimum(row_lo + BLOCK_M, M * {self.group}) - 1"
-        ends = {"q_lo": f"row_lo // {self.group}", "q_hi": f"({last}) // {self.group}"}
-        return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+        return [*lines, *([f"q_lo = row_lo // {self.group}"] if self.reads("q_lo") else [])]
+
+    @property
+    def last_row(self) -> list[str]:
+        """The last q row of the tile that the sequence has, where a bound reads it."""
+        last = f"tl.minimum(row_lo + BLOCK_M, {self.all_rows}) - 1"
+        if self.group is not None:
+            last = f"({last}) // {self.group}"
+        return [f"q_hi = {last}"] if self.reads("q_hi") else []
 
     @property
     def before_loads(self) -> tuple[Statement, ...]:

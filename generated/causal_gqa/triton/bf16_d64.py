@@ -265,7 +265,6 @@ def causal_gqa_backward_dq(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -273,6 +272,7 @@ def causal_gqa_backward_dq(
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -409,7 +409,7 @@ def causal_gqa_backward_dkdv(
 
 CALL = TritonAttention(
     name="causal_gqa",
-    operator="causal_gqa_bf16_d64_c82292c3",
+    operator="causal_gqa_bf16_d64_9bf61653",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 64]", "bnh"),

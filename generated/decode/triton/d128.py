@@ -120,7 +120,6 @@ def decode_forward(
     b = head // Hkv
     h_kv = head % Hkv
     q_lo = row_lo // G
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
         tl.extra.cuda.gdc_wait()
@@ -130,6 +129,7 @@ def decode_forward(
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
 
+    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     # causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -223,7 +223,7 @@ def decode_combine(
 
 CALL = TritonAttention(
     name="decode",
-    operator="decode_d128_4f326c7a",
+    operator="decode_d128_1f96b8ad",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -185,7 +185,6 @@ def decode_sink_forward(
     b = head // Hkv
     h_kv = head % Hkv
     q_lo = row_lo // G
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
@@ -197,6 +196,7 @@ def decode_sink_forward(
     K += h_kv.to(tl.int64) * stride_kh
     V += h_kv.to(tl.int64) * stride_vh
 
+    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     # window(128, 0): which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -306,7 +306,7 @@ def decode_sink_combine(
 
 CALL = TritonAttention(
     name="decode_sink",
-    operator="decode_sink_d64_30481577",
+    operator="decode_sink_d64_3aeefb90",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 64]", "pnh"),

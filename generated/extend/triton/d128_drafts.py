@@ -121,7 +121,6 @@ def extend_forward(
     b = head // Hkv
     h_kv = head % Hkv
     q_lo = row_lo // G
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
         tl.extra.cuda.gdc_wait()
@@ -131,6 +130,7 @@ def extend_forward(
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
 
+    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     # causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -224,7 +224,7 @@ def extend_combine(
 
 CALL = TritonAttention(
     name="extend",
-    operator="extend_d128_drafts_b1756081",
+    operator="extend_d128_drafts_e966fe35",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

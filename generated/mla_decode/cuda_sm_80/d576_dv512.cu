@@ -266,10 +266,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
     const int row_tiles = (M * H + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles;
     const int q_lo = row_lo / H;
-    const int q_hi = (min(row_lo + BLOCK_M, M * H) - 1) / H;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
+    const int q_hi = (min(row_lo + BLOCK_M, M * H) - 1) / H;
     const Heads<const element> queries = {args.q_ptr + b * args.stride_qb, args.stride_qm, args.stride_qh, H};
     const Pages keys = {args.k_ptr + 0, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
 

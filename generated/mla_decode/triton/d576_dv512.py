@@ -195,7 +195,6 @@ def mla_decode_forward(
     row_lo = tile % row_tiles * BLOCK_M
     b = tile // row_tiles
     q_lo = row_lo // H
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * H) - 1) // H
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
@@ -205,6 +204,7 @@ def mla_decode_forward(
     N = tl.maximum(tl.minimum(kv_len, N), 0)
     Q += b.to(tl.int64) * stride_qb
 
+    q_hi = (tl.minimum(row_lo + BLOCK_M, M * H) - 1) // H
     # causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -323,7 +323,7 @@ def mla_decode_combine(
 
 CALL = TritonAttention(
     name="mla_decode",
-    operator="mla_decode_d576_dv512_e1dcd217",
+    operator="mla_decode_d576_dv512_5ba0f272",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[pages, 64, 1, 576]", "pnh"),

@@ -267,7 +267,6 @@ def odd_dims_backward_dq(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -275,6 +274,7 @@ def odd_dims_backward_dq(
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -409,7 +409,7 @@ def odd_dims_backward_dkdv(
 
 CALL = TritonAttention(
     name="odd_dims",
-    operator="odd_dims_d80_dv96_7d1ea627",
+    operator="odd_dims_d80_dv96_643bec2e",
     inputs=(
         Tensor("q", "f16[B, M, H, 80]", "bmh"),
         Tensor("k", "f16[B, N, Hkv, 80]", "bnh"),

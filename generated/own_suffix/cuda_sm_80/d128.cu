@@ -257,10 +257,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) own_suffix_forward(const _
     const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
-    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
+    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
     const Heads<const element> queries = {args.q_ptr + b * args.stride_qb + h_kv * G * args.stride_qh, args.stride_qm, args.stride_qh, G};
     const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
     const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row, args.stride_block_table_1};

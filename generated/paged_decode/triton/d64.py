@@ -196,7 +196,6 @@ def paged_decode_forward(
     b = head // Hkv
     h_kv = head % Hkv
     q_lo = row_lo // G
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
@@ -208,6 +207,7 @@ def paged_decode_forward(
     K += h_kv.to(tl.int64) * stride_kh
     V += h_kv.to(tl.int64) * stride_vh
 
+    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     # causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -329,7 +329,7 @@ def paged_decode_combine(
 
 CALL = TritonAttention(
     name="paged_decode",
-    operator="paged_decode_d64_52acb03e",
+    operator="paged_decode_d64_06acc256",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 64]", "pnh"),

@@ -192,7 +192,6 @@ def softcap_decode_forward(
     b = head // Hkv
     h_kv = head % Hkv
     q_lo = row_lo // G
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
@@ -204,6 +203,7 @@ def softcap_decode_forward(
     K += h_kv.to(tl.int64) * stride_kh
     V += h_kv.to(tl.int64) * stride_vh
 
+    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     # causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -317,7 +317,7 @@ def softcap_decode_combine(
 
 CALL = TritonAttention(
     name="softcap_decode",
-    operator="softcap_decode_d128_6a0852e9",
+    operator="softcap_decode_d128_7ac9ea58",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 128]", "pnh"),

@@ -203,7 +203,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
-    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
     // What needs no length of the sequence is loaded while that is.
     if (warpgroup > 0) {
         // So many threads copy a row, all that they copy at once. Rows that do not exist become zeros.
@@ -223,6 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
+    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
 
     // causal: which kv tiles are partial, and which are full
     const int first_pos = q_lo + N - M;
