@@ -8,7 +8,7 @@ from attnc.expr.nodes import Dot, Expr, Index, walk
 from attnc.model.tensors import DType
 from attnc.plan.columns import block
 from attnc.plan.ir import Fetch, Loop, Module, Statement
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.steps import kept_fetches, of_a_head
 from attnc.target.tensors import BY_QUERY
 from attnc.target.triton.adjoints import Sums

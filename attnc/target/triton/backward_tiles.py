@@ -8,7 +8,7 @@ from attnc.expr.nodes import Index
 from attnc.model.tensors import DType
 from attnc.plan.columns import block
 from attnc.plan.ir import Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.target.tensors import BY_QUERY
 from attnc.target.triton.printer import TL_DTYPES
 from attnc.target.triton.program import ProgramText
