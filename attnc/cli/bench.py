@@ -248,7 +248,7 @@ def _ranks(
     note(f"one GPU and {ranks}, at most {seconds:.0f} seconds")
     path = bench_ranks(ranks, chosen, tuple(PEERS), rounds, seconds, out, target)
     say_lines(markdown(path))
-    for written in (path, write_tables(path)):
+    for written in (path, *write_tables(path)):
         note(f"wrote {written}")
 
 

@@ -148,7 +148,7 @@ def edges_of_paths_in_a_graph(s: Setting) -> Mod:
 
     def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
         count = length[b, q, kv]
-        total = 0.0
+        total: Any = 0.0
         for step in range(steps):
             total = total + torch.where(count > step, bias[h, step, kind[b, q, kv, step]], 0.0)
         return score + total / torch.clamp(count, min=1)

@@ -34,11 +34,6 @@ class CudaText(CudaLoopText, TileText):
     # -- types and arguments -------------------------------------------------------------------------------
 
     @property
-    def loaded_types(self) -> frozenset[str]:
-        """16-bit floats that scores read element by element."""
-        return frozenset(STORED[self.dtypes[fetch.load.tensor]] for fetch in self._fetches())
-
-    @property
     def fields(self) -> Iterator[str]:
         """Declarations of the arguments: pointers, strides, sizes."""
         for arg in self.arguments:
@@ -144,6 +139,11 @@ class CudaText(CudaLoopText, TileText):
         return False
 
     @property
+    def row_head(self) -> str:
+        """Of row r, where they have."""
+        return "h"
+
+    @property
     def first_m(self) -> str:
         """The maximum of row r before it has seen a key, where there is a sink."""
         sink = self.kernel.softmax.sink
@@ -213,8 +213,8 @@ class CudaText(CudaLoopText, TileText):
     # -- loops ---------------------------------------------------------------------------------------------
 
     @property
-    def share(self) -> list[str]:
-        """Statements that cut a share from the keys."""
+    def own_split(self) -> list[str]:
+        """Statements that cut a split from the keys."""
         return []
 
     @property

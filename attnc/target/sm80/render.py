@@ -95,7 +95,7 @@ def render_host(
             header={**page, **hashes},
             constants=constants,
             splits=kernel.split is not None,
-            shares=has_fixed_splits(kernel),
+            fixed_split=has_fixed_splits(kernel),
             back=back,
             call=Signature(module),
             declaration=declaration,

@@ -39,7 +39,6 @@ class Sm90Text(BoxText):
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.searches and not alone  # who copies is one lane
-        self.sequences_are_packed = kernel.grid.sequences is not None
         self.sum_columns = [layout.dv]  # of what is summed in registers
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
         self.draws = kernel.softmax.dropout is not None
