@@ -191,11 +191,11 @@ def test_results_are_written_where_a_caller_wants_them() -> None:
     made = torch.empty_like(q)
     assert flash_attn_func(q, k, v, causal=True, s_aux=sink, out=made) is made
     assert torch.equal(made, right)
-    ends = [torch.arange(0, 2 * x.shape[1] + 1, x.shape[1], dtype=torch.int32) for x in (q, k)]
-    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    ends: Any = [torch.arange(0, 2 * x.shape[1] + 1, x.shape[1], dtype=torch.int32) for x in (q, k)]
+    packed: Any = [x.flatten(0, 1) for x in (q, k, v)]
     o = torch.empty_like(packed[0])
-    options: Any = {"causal": True, "sinks": sink, "out": o, "return_softmax_lse": True, "fa_version": 2}
-    found, packed_lse = flash_attn_varlen_func(*packed, *ends, 5, 9, **options)
+    options: Any = {"causal": True, "sinks": sink, "out": o, "return_softmax_lse": True, "max_seqlen_q": 5}
+    found, packed_lse = flash_attn_varlen_func(*packed, *ends, **options)
     assert found is o
     assert torch.equal(o.view_as(q), right)
     torch.testing.assert_close(packed_lse.view(4, 2, 5).transpose(0, 1), lse)
