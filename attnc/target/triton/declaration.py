@@ -11,8 +11,7 @@ from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
 from attnc.target.declared import Items, Record, Table, printed, quoted, section
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.combine import CombineText
-from attnc.target.triton.decode import DecodeText
+from attnc.target.triton.decode import CombineText, DecodeText
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.launches import triton_kernel
 from attnc.target.triton.prologue import PreprocessText
