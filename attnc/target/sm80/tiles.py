@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Const
 from attnc.model.tensors import DType
-from attnc.plan.access import Rows
 from attnc.plan.ir import Kernel, Let, Module
 from attnc.plan.sm80.layout import CudaLayout, Swizzle
+from attnc.target.kernel_view import KernelView
 from attnc.target.locals import local
-from attnc.target.loop_text import LoopText
 from attnc.target.sm80.elements import ElementText
 from attnc.target.sm80.printer import STORED, scalar, statement
 
@@ -23,7 +22,7 @@ PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
 _LENGTHS = ("M", "N")
 
 
-class TileText(LoopText, ElementText):
+class TileText(KernelView, ElementText):
     """Attribute by attribute what `templates/cuda/*.jinja` print about storage."""
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
@@ -75,9 +74,6 @@ class TileText(LoopText, ElementText):
     def group(self) -> str:
         """Heads that share keys and fill the rows of a tile together; empty where they do not."""
         return ""
-
-    def rows(self, name: str) -> Rows:
-        return self.kernel.rows.get(name, Rows(tensor=name))
 
     # -- the tile at hand ----------------------------------------------------------------------------------
 

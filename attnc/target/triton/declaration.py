@@ -46,7 +46,7 @@ def _launches(module: Module, kernel: Kernel, text: KernelText) -> Iterator[Reco
         _grid(module, kernel, text),
         tiles=text.matrices,
         pointers=others,
-        sizes={"SECTION": _section(module, text)} if "SECTION" in text.sizes else {},
+        sizes={"SECTION": _section(module, text)} if "SECTION" in text.size_names else {},
     )
     if kernel.split is not None:
         combine = CombineText(module, kernel)

@@ -327,7 +327,7 @@ class DecodeText(KernelText):
         return [*([] if self.kernel.split is None else ["splits_ptr"]), *counter]
 
     @property
-    def sizes(self) -> list[str]:
+    def size_names(self) -> list[str]:
         return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS", "SPLIT_ROWS"])]
 
     @property
@@ -351,11 +351,11 @@ class CombineText(KernelText):
     @property
     def parameter_lines(self) -> list[list[str]]:
         tensors = ["splits_ptr", "O", *(["lse_ptr"] if self.has_lse else [])]
-        strides = [list(self.strides(arg)) for arg in self.module.outputs]
-        return [tensors, *strides, self.sizes, ["BLOCK_S", "PDL"]]
+        strides = [self.strides(arg) for arg in self.module.outputs]
+        return [tensors, *strides, self.size_names, ["BLOCK_S", "PDL"]]
 
     @property
-    def sizes(self) -> list[str]:
+    def size_names(self) -> list[str]:
         return ["H", "M", "SPLITS", "SPLIT_ROWS"]
 
     @property
