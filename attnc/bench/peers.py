@@ -184,7 +184,7 @@ PEERS: Mapping[str, Peer] = {
         Peer(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION)),
         Peer(name="fa2", title="FlashAttention-2", make=_sdpa(SDPBackend.FLASH_ATTENTION)),
         Peer(name="fa3", title="FlashAttention-3", make=_flash3),
-        Peer(name="fa4", title="FlashAttention-4", make=_flash4),
+        Peer(name="fa4", title="FlashAttention-4", make=_flash4, compiles=True),
         Peer(name="efficient", title="memory-efficient", make=_sdpa(SDPBackend.EFFICIENT_ATTENTION)),
         Peer(name="flex", title="FlexAttention", make=_flex, compiles=True),
         Peer(name="eager", title="eager", make=_eager),

@@ -56,7 +56,8 @@ class PrefillInputs:
 
     def dense(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v as [B, N, heads, D], which takes prompts of one length."""
-        return tuple(x.unflatten(0, (len(self.lengths), -1)) for x in (self.q, self.k, self.v))  # type: ignore[return-value]  # three of them
+        q, k, v = (x.reshape(len(self.lengths), -1, *x.shape[1:]) for x in (self.q, self.k, self.v))
+        return q, k, v
 
 
 def prefill_cells() -> tuple[PrefillCell, ...]:
@@ -101,6 +102,6 @@ def _in_pages(
         for pool, x in zip(pools, (k, v), strict=True):
             rows = x.new_zeros(count * page, *x.shape[1:])
             rows[:length] = x[token : token + length]
-            pool[own.long()] = rows.unflatten(0, (count, page))
+            pool[own.long()] = rows.reshape(count, page, *x.shape[1:])
         first, token = first + count, token + length
     return pools[0], pools[1], table

@@ -37,6 +37,7 @@ class PrefillResult:
 
 def makers(names: Collection[str], target: str) -> dict[tuple[str, str], Make]:
     """Who takes part in which form."""
+    found: dict[tuple[str, str], Make]
     found = {(OURS, form): partial(_generated, target, form) for form in FORMS}
     if "triton" in names and target != "triton":
         found |= {("triton", form): partial(_generated, "triton", form) for form in FORMS}
