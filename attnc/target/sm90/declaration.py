@@ -51,7 +51,7 @@ def hopper_declaration(
             names += parts_addresses(text)
             kernels.append(join_kernel(text, file, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
-        launch = cuda_kernels(kernels, names, numbers, share_size(text), boxes, counts=False)
+        launch = cuda_kernels(kernels, names, numbers, share_size(text), boxes, decodes=True)
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
