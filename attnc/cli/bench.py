@@ -63,7 +63,9 @@ def bench(
         int | None, typer.Option(min=1, help="Share attention out over so many GPUs, beside one.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=10, help="With --ranks: time for everything.")] = 150.0,
-    is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
+    is_quick: Annotated[
+        bool, typer.Option("--quick", help="One size of each kind; with --flex, no first results.")
+    ] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
 ) -> None:
     """Time the generated kernels beside cuDNN, FlashAttention-2, FlexAttention and eager PyTorch.
@@ -73,9 +75,9 @@ def bench(
     with a cold L2, in files named decode.*. With --prefill prompts of many sequences in one tensor, end to
     end and with keys in pages, in files named prefill.*. With --host, which wants some 50 rounds,
     microseconds of the host for a call, in files named host.*. With --flex programs of FlexAttention by torch
-    and by attnc.flex, and how long they wait for a first result, in files named flex.*. With --ranks one GPU
-    against several that share the rows of a call (context parallelism), torch's and hand-written ways to do
-    so, and what the links do, in files named ranks.*. Needs a CUDA GPU.
+    and by attnc.flex, and unless --quick how long they wait for a first result, in files named flex.*. With
+    --ranks one GPU against several that share the rows of a call (context parallelism), torch's and
+    hand-written ways to do so, and what the links do, in files named ranks.*. Needs a CUDA GPU.
 
     Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4 (flash-attn-4), efficient, flex and
     eager; of attnc triton, its kernels for Triton beside those of --target, two_pass, CUDA gradients that are
@@ -108,7 +110,7 @@ def bench(
     elif is_prefill:
         _prefill(out, cells, peers, target, rounds, is_list=is_list)
     elif is_flex:
-        _flex(out, cells, rounds, is_list=is_list)
+        _flex(out, cells, rounds, waits=not is_quick, is_list=is_list)
     elif is_papers:
         _papers(out, cells, rounds, is_list=is_list)
     else:
@@ -122,10 +124,13 @@ def bench(
             _kernels(out, chosen, _rivals(peers, target), target, rounds, phase)
 
 
+_TOGETHER = (["--f32", "--backward"], ["--quick", "--backward"], ["--flex", "--quick"])
+
+
 def _one_run(modes: dict[str, bool]) -> None:
     """Raises Mistake for two modes, of which one would be passed over; --f32 and --quick have gradients."""
     given = [mode for mode, is_given in modes.items() if is_given]
-    if len(given) > 1 and given not in (["--f32", "--backward"], ["--quick", "--backward"]):
+    if len(given) > 1 and given not in _TOGETHER:
         raise Mistake(f"{given[0]} and {given[1]} are not one run", "run one after the other")
 
 
@@ -206,7 +211,7 @@ def _host(out: Path, specs: list[Path], rounds: int, *, is_list: bool) -> None:
         note(f"wrote {path}")
 
 
-def _flex(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> None:
+def _flex(out: Path, patterns: str | None, rounds: int, *, waits: bool, is_list: bool) -> None:
     """`attnc bench --flex`: torch's FlexAttention beside ours, from the same mods."""
     with loading():
         from attnc.bench.flex import MODS, markdown, measure_flex, write_flex
@@ -222,8 +227,8 @@ def _flex(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> Non
     from attnc.bench.report import machine
 
     with progress("bench", None) as bar:
-        results = measure_flex(chosen, rounds, bar.advance)
-    made_on = machine("triton")
+        results = measure_flex(chosen, rounds, bar.advance, waits=waits)
+    made_on = machine(", ".join(sorted({result.target for result in results})))
     say_lines(markdown(results, made_on))
     for path in write_flex(results, made_on, out):
         note(f"wrote {path}")
@@ -252,7 +257,7 @@ def _ranks(
     note(f"one GPU and {ranks}, at most {seconds:.0f} seconds")
     path = bench_ranks(ranks, chosen, tuple(PEERS), rounds, seconds, out, target)
     say_lines(markdown(path))
-    for written in (path, write_tables(path)):
+    for written in (path, *write_tables(path)):
         note(f"wrote {written}")
 
 

@@ -19,7 +19,7 @@ def calibrate(
     samples: Annotated[
         str, typer.Option(help="A file of inputs by name that torch.save wrote, or 'random' for N(0, 1).")
     ] = "random",
-    keys: Annotated[int, typer.Option(min=16, help="Keys of a share: maxima are taken over so many.")] = 512,
+    keys: Annotated[int, typer.Option(min=16, help="Keys of a split: maxima are taken over so many.")] = 512,
     is_written: Annotated[
         bool, typer.Option("--write", help="Put the new phi and bounds into the spec.")
     ] = False,
@@ -28,7 +28,7 @@ def calibrate(
 
     Scores are evaluated in float64 from the spec's own score and mask. Printed are percentiles of the largest
     scores of rows, the exponents that the type of the probabilities allows, and how many of the maxima lie
-    outside the bounds: their shares of keys would be computed twice.
+    outside the bounds: their splits of keys would be computed twice.
 
     Example: attnc calibrate specs/unified_decode.attn --samples activations.pt --write
     """

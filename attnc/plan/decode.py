@@ -57,7 +57,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
     pack = _pack(attention) if default.packs_heads else None
     if pack is not None:
         attention = _per_row(attention)
-    names = LoadNames.of(attention)
+    names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
     places = rows(attention, names)
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))

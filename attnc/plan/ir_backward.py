@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Dot, Expr, Index, Load, walk
+from attnc.expr.nodes import Dot, Expr, Index, Load, Ref, walk
+from attnc.expr.simplify import substitute
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences
 from attnc.plan.ir.kernel import ErrorBound, Kernel, kernel_expressions
 from attnc.plan.ir.statements import Axis, Let, Statement
 from attnc.plan.layout import BackwardLayout, KernelName
-from attnc.plan.poles import has_pole, is_finite
+from attnc.plan.poles import has_pole, is_finite, outgrows
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
 #: a fixed order, or they are added to one place in whatever order they arrive.
@@ -83,7 +84,17 @@ class Chain:
     @property
     def slope_has_pole(self) -> bool:
         """Whether it can be infinite at zeros, which is what is past the end."""
-        return self.slope is not None and has_pole(self.slope)
+        return self.slope is not None and has_pole(self.inlined(self.slope))
+
+    def inlined(self, value: Expr) -> Expr:
+        """The value with what it shares with others in the place of its name."""
+        values: dict[Expr, Expr] = {
+            node: let.value
+            for let in self.shared
+            for node in walk(value)
+            if isinstance(node, Ref) and node.name == let.name
+        }
+        return substitute(value, values)
 
     @property
     def step_expressions(self) -> Iterator[Expr]:
@@ -193,9 +204,10 @@ class BackwardKernel:
         return reads_score or bool(chain.adjoints) or chain.adds_dq is not None
 
     @property
-    def score_has_pole(self) -> bool:
-        """Whether the score can be infinite at zeros, which is what is past the end."""
-        return self.kernel.step.score is not None and has_pole(self.kernel.step.score)
+    def score_outgrows_lse(self) -> bool:
+        """Whether p may be something else than 0 past the end, although lse is +inf there."""
+        score = self.kernel.step.score
+        return score is not None and outgrows(self.chain.inlined(score))
 
     def uses(self, index: str) -> bool:
         """Whether anything that the kernel evaluates reads the index."""

@@ -22,6 +22,7 @@ from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir_decode import IDLE_GAIN, PAGED_IDLE_GAIN
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.picture import Picture
+from attnc.plan.sections import Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Target(ABC):
     those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
+    sections: of heads that are worked at beside each other.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Target(ABC):
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
+    sections: ClassVar[Section]
 
     @property
     def folder(self) -> str:
@@ -80,6 +83,16 @@ class Target(ABC):
         one of them.
         """
         return False
+
+    # --- how programs are numbered
+
+    def section(self, *, longest_first: bool) -> Section | None:
+        """Which heads of a forward are worked at beside each other; None: one comes after the other."""
+        return self.sections
+
+    def backward_section(self, *, short_loops: bool) -> Section:
+        """The same of a kernel of a backward. short_loops: it reads few tiles of a head."""
+        return self.sections
 
     # --- what a kernel takes
 

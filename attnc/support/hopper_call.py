@@ -316,9 +316,6 @@ class HopperAttention(CudaAttention):
         self.gpu_of = hopper_of
         self.tensor_map, self.counter, self.copied = tensor_map, counter_of, copied
 
-    def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
-        return {**super().functions(gpu), "even_section()": functools.partial(even_section, gpu)}
-
     def _launch(self, launch: Kernels, place: Place) -> CudaLaunch:
         if not isinstance(launch, TmaKernels):
             return super()._launch(launch, place)
@@ -336,13 +333,3 @@ class HopperAttention(CudaAttention):
         }
         tma = Tma(boxes, self, launch, place)
         return self.launch_type(self.program, place.gpu, ready(launch, names), arguments, tma)
-
-
-def even_section(gpu: Gpu, heads: int, size: int, tiles: int) -> int:
-    """Heads whose matrices, of so many bytes, fill about half of the L2 cache: more where a section would be
-    over before its longest tile is, in sections as large as each other, else the longest tiles of a small one
-    come last. tiles: of a head.
-    """
-    fitting = gpu.l2 * 5 // 9 // max(1, size)
-    most = max(1, fitting, -(-3 * gpu.multiprocessors // max(1, tiles)))
-    return -(-heads // -(-heads // most))

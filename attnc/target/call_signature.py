@@ -122,7 +122,7 @@ class Signature:
             of = ", ".join(gradient.tensor.name for gradient in self.module.backward.gradients)
             yield f"backward_config: by kernel, one of its BACKWARD_CONFIGS; for the gradients of {of}."
         if self.counts_fallbacks:
-            left = "shares whose scores left the bounds of the unified maximum"
+            left = "splits whose scores left the bounds of the unified maximum"
             yield f"fallbacks: i32[1] that is increased by the number of {left}."
 
 

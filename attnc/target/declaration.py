@@ -17,7 +17,7 @@ from attnc.plan.ir import Arg, Bind, Kernel, Module
 from attnc.plan.ir_backward import Adjoint, Gradient, Part
 from attnc.plan.ir_decode import IDLE_GAIN
 from attnc.plan.storage import is_plain, longest
-from attnc.target.declared import Items, Record, Table, Value, quoted
+from attnc.target.declared import Items, Record, Table, Value, in_words, quoted
 
 
 def operator_name(module: Module, code: str) -> str:
@@ -152,7 +152,7 @@ class BackwardDeclaration:
 
     def fields(self, sizes: Mapping[str, str], launches: Items) -> Record:
         """The declaration."""
-        named = Table({name: quoted(text) for name, text in sizes.items()})
+        named = Table({name: in_words(text) for name, text in sizes.items()})
         return Record(
             "Backward",
             fields={

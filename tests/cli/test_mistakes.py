@@ -94,6 +94,12 @@ def test_calls_are_timed_of_specs_that_there_are(run: Run) -> None:
     assert "there is no file 'specs/tinny.attn'\n   = help: did you mean 'specs/tiny.attn'?" in done.err
 
 
+def test_a_name_alone_is_looked_for_where_specs_are(run: Run) -> None:
+    done = run("check", "tiny.attn")
+    assert done.code == 2
+    assert "there is no file 'tiny.attn'\n   = help: did you mean 'specs/tiny.attn'?" in done.err
+
+
 @pytest.mark.parametrize(
     "modes", [("--host specs/tiny.attn", "--decode"), ("--decode", "--f32"), ("--papers", "--backward")]
 )

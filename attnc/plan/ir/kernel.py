@@ -13,6 +13,7 @@ from attnc.plan.access import Rows, Sequences
 from attnc.plan.ir.statements import Fetch, Regions, Statement, statement_expressions
 from attnc.plan.ir_decode import Pack, Part, Split, UnifiedMax
 from attnc.plan.layout import Layout
+from attnc.plan.sections import Section
 from attnc.source import Span
 
 M = Dim("M")
@@ -94,12 +95,14 @@ class Grid:
     persistent: one program per SM walks over the tiles
     longest_first: tiles of the last rows come first, since under a causal mask they have the most work
     sequences: how tiles of ragged queries are numbered, None where all have M rows
+    section: which heads' tiles are walked together, None where one head comes after the other
     """
 
     over: Literal["q", "kv", "head"]
     persistent: bool
     longest_first: bool
     sequences: Sequences | None = None
+    section: Section | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,10 +54,6 @@ class CudaFileText(ElementText):
         self.places = BackwardPlaces(arguments)
 
     @property
-    def loaded_types(self) -> frozenset[str]:
-        return frozenset(self.storage_types)
-
-    @property
     def rounded_types(self) -> list[str]:
         """16-bit floats that gradients other than those of q, k and v are written as."""
         return self.arguments.rounded_types

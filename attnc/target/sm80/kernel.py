@@ -11,6 +11,7 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement, statement_expressions
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.steps import fetches_for
+from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.loops import CudaLoopText
 from attnc.target.sm80.printer import STORED, at_row, load, scalar, statement, value_type
 from attnc.target.sm80.tiles import TileText
@@ -32,11 +33,6 @@ class CudaText(CudaLoopText, TileText):
         self.finds_top = kernel.unified is not None and kernel.unified.fallback
 
     # -- types and arguments -------------------------------------------------------------------------------
-
-    @property
-    def loaded_types(self) -> frozenset[str]:
-        """16-bit floats that scores read element by element."""
-        return frozenset(STORED[self.dtypes[fetch.load.tensor]] for fetch in self._fetches())
 
     @property
     def fields(self) -> Iterator[str]:
@@ -83,12 +79,8 @@ class CudaText(CudaLoopText, TileText):
             Dim("B") in walk(expr) for expr in self._expressions()
         )
         dims = [name for name in self.kernel.dims if not (name == "B" and by_head)]
-        for const, names in (
-            ("const ", [name for name in dims if name not in shortened]),
-            ("", [name for name in dims if name in shortened]),
-        ):
-            if names:
-                yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
+        yield from sizes_of_call(name for name in dims if name not in shortened)
+        yield from sizes_of_call((name for name in dims if name in shortened), "int")
 
     # -- rows of a thread ----------------------------------------------------------------------------------
 
@@ -142,6 +134,11 @@ class CudaText(CudaLoopText, TileText):
     def rows_have_heads(self) -> bool:
         """Whether h is a value of each row."""
         return False
+
+    @property
+    def row_head(self) -> str:
+        """Of row r, where they have."""
+        return "h"
 
     @property
     def first_m(self) -> str:
@@ -213,8 +210,8 @@ class CudaText(CudaLoopText, TileText):
     # -- loops ---------------------------------------------------------------------------------------------
 
     @property
-    def share(self) -> list[str]:
-        """Statements that cut a share from the keys."""
+    def own_split(self) -> list[str]:
+        """Statements that cut a split from the keys."""
         return []
 
     @property

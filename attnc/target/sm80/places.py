@@ -10,6 +10,7 @@ from attnc.model.tensors import DType
 from attnc.plan.access import Rows
 from attnc.plan.ir import Kernel, Let, Module
 from attnc.plan.sm80.layout import CudaLayout
+from attnc.target.locals import local
 from attnc.target.loop_text import LoopText
 from attnc.target.sm80.printer import STORED, scalar, statement
 
@@ -117,7 +118,7 @@ class PlaceText(LoopText):
         yield f"const int q_rows = q_end - q_first, q_lo = ({last if last_first else first}) * BLOCK_M;"
         yield "// what follows the last sequence has rows to write, but no queries"
         yield "int M = sequence < B ? q_rows : 0;"
-        yield "const int b = min(sequence, B - 1);"
+        yield local("const int", b="min(sequence, B - 1)")
 
     @property
     def program(self) -> Iterator[str]:

@@ -60,7 +60,7 @@ class BackwardText(BackwardTileText):
 
     def scored(self, expr: Expr) -> str:
         """The score, from the product of q and k."""
-        return score(expr, self.show)
+        return score(expr, self.show, self.chain.inlined(expr))
 
     @property
     def score(self) -> str:
@@ -224,8 +224,8 @@ class BackwardText(BackwardTileText):
 
     @property
     def _starts_with_program(self) -> bool:
-        """Whether the tiles of k and v cannot be made without them."""
-        return self.is_packed or self.planned.fills_keys
+        """Whether the tiles of k and v cannot be made, or counted, without them."""
+        return self.is_packed or self.planned.fills_keys or self.is_sequential
 
     @property
     def head_program(self) -> tuple[Statement, ...]:

@@ -1,4 +1,4 @@
-"""The pieces of the text of the kernel that joins the shares of a sequence."""
+"""The pieces of the text of the kernel that joins the splits of a sequence."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class CombineText(KernelText):
 
     @property
     def parameter_lines(self) -> list[list[str]]:
-        tensors = ["parts_ptr", "O", *(["lse_ptr"] if self.has_lse else [])]
+        tensors = ["splits_ptr", "O", *(["lse_ptr"] if self.has_lse else [])]
         strides = [list(self.strides(arg)) for arg in self.module.outputs]
         return [tensors, *strides, self.sizes, ["BLOCK_S", "PDL"]]
 
     @property
     def sizes(self) -> list[str]:
-        return ["H", "M", "SPLITS", "PARTS"]
+        return ["H", "M", "SPLITS", "SPLIT_ROWS"]
 
     @property
-    def part_mask(self) -> str:
+    def split_mask(self) -> str:
         columns = "" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})"
         return f"(split < SPLITS)[:, None]{columns}"
 

@@ -29,7 +29,7 @@ def triton_declaration(
     dv = text.dv
     if isinstance(text, DecodeText) and kernel.split is not None:
         fields["split"] = split(module, _MOST_PROGRAMS)
-        fields["scratch"] = Table({"parts": quoted(f"PARTS * {dv + 1}")})
+        fields["scratch"] = Table({"splits": quoted(f"SPLIT_ROWS * {dv + 1}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
@@ -73,7 +73,9 @@ def _section(module: Module, text: KernelText) -> str:
     attention = module.variant.attention
     keys = show(longest(attention, Role.KEY))
     row_bytes = (text.d + text.dv) * DType(attention.q.dtype).bytes
-    return section(text.all_heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
+    return section(
+        text.kernel.grid.section, text.all_heads, "N" if keys == "N" else f"{keys} // B", row_bytes
+    )
 
 
 class TritonBackward(BackwardDeclaration):

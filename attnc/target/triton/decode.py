@@ -32,32 +32,37 @@ class DecodeText(KernelText):
     @property
     def summary(self) -> str:
         rows = "q rows of one head" if self.group is None else "(q row, head) rows of one KV head"
-        share = "" if self.kernel.split is None else ", from a share of its keys"
-        return f"o and lse of one tile of {rows}{share}."
+        split = "" if self.kernel.split is None else ", from a split of its keys"
+        return f"o and lse of one tile of {rows}{split}."
 
     # -- rows ----------------------------------------------------------------------------------------------
 
     @property
     def all_rows(self) -> str:
-        """Rows of a KV head, before a length shortens them."""
+        """Rows of a KV head: before the program's statements, of its tensor."""
         return "M" if self.group is None else f"M * {self.group}"
 
     @property
     def heads(self) -> list[str]:
-        """From the number of a tile to b, the head, and the first and last q row."""
+        """From the number of a tile to b, the head, and the first q row."""
         if self.group is None:
             lines = ["head = tile // row_tiles", "b = head // H", "h = head % H"]
             if self.h_kv != "h":
                 lines.append(f"h_kv = {self.h_kv}")
-            ends = {"q_lo": "row_lo", "q_hi": "tl.minimum(row_lo + BLOCK_M, M) - 1"}
-            return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+            return [*lines, *(["q_lo = row_lo"] if self.reads("q_lo") else [])]
         if self.kernel.kv_head == Const(0):
             lines = ["b = tile // row_tiles"]
         else:
             lines = ["head = tile // row_tiles", "b = head // Hkv", "h_kv = head % Hkv"]
-        last = f"tl.minimum(row_lo + BLOCK_M, M * {self.group}) - 1"
-        ends = {"q_lo": f"row_lo // {self.group}", "q_hi": f"({last}) // {self.group}"}
-        return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+        return [*lines, *([f"q_lo = row_lo // {self.group}"] if self.reads("q_lo") else [])]
+
+    @property
+    def last_row(self) -> list[str]:
+        """The last q row of the tile that the sequence has, where a bound reads it."""
+        last = f"tl.minimum(row_lo + BLOCK_M, {self.all_rows}) - 1"
+        if self.group is not None:
+            last = f"({last}) // {self.group}"
+        return [f"q_hi = {last}"] if self.reads("q_hi") else []
 
     @property
     def before_loads(self) -> tuple[Statement, ...]:
@@ -228,14 +233,14 @@ class DecodeText(KernelText):
     def unified_arguments(self, loop: Loop) -> str:
         return self._arguments(self._unified_names, loop)
 
-    def in_first_share(self, value: str, otherwise: str) -> str:
+    def in_first_split(self, value: str, otherwise: str) -> str:
         return value if self.kernel.split is None else f"tl.where(split == 0, {value}, {otherwise})"
 
-    # -- shares --------------------------------------------------------------------------------------------
+    # -- splits --------------------------------------------------------------------------------------------
 
     @property
     def visited(self) -> str:
-        """Keys that the shares are of: none, not fewer, where a tile's rows stand before the first key."""
+        """Keys that the splits are of: none, not fewer, where a tile's rows stand before the first key."""
         split = self.kernel.split
         assert split is not None
         keys = scalar(split.hi) if split.lo == ZERO else f"{scalar(split.hi)} - {scalar(split.lo)}"
@@ -245,7 +250,7 @@ class DecodeText(KernelText):
     def split_lo(self) -> str:
         split = self.kernel.split
         assert split is not None
-        return "split * share" if split.lo == ZERO else f"{scalar(split.lo)} + split * share"
+        return "split * split_size" if split.lo == ZERO else f"{scalar(split.lo)} + split * split_size"
 
     @property
     def row_number(self) -> str:
@@ -272,18 +277,18 @@ class DecodeText(KernelText):
     @property
     def _parts_pointers(self) -> list[str]:
         counter = ["fallbacks_ptr"] if self._finds_top else []
-        return [*([] if self.kernel.split is None else ["parts_ptr"]), *counter]
+        return [*([] if self.kernel.split is None else ["splits_ptr"]), *counter]
 
     @property
     def sizes(self) -> list[str]:
-        return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS", "PARTS"])]
+        return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS", "SPLIT_ROWS"])]
 
     @property
     def tiles(self) -> list[str]:
         split = [] if self.kernel.split is None else ["SPLIT"]
-        return ["BLOCK_M", "BLOCK_N", *split, *self.shares, "PDL"]
+        return ["BLOCK_M", "BLOCK_N", *split, *self.fixed_split, "PDL"]
 
     @property
-    def shares(self) -> list[str]:
-        """The constant of configs that give a share a fixed number of keys."""
-        return ["SHARE"] if has_fixed_splits(self.kernel) else []
+    def fixed_split(self) -> list[str]:
+        """The constant of configs that give a split a fixed number of keys."""
+        return ["SPLIT_SIZE"] if has_fixed_splits(self.kernel) else []

@@ -32,7 +32,7 @@ class PagesText:
     def later(self, loop: Loop) -> str:
         """Those of a tile further on: a look-up waits for all rows that were asked for before.
 
-        Three tiles ahead a short share starts sooner; where programs have whole sequences, two are faster.
+        Three tiles ahead a short split starts sooner; where programs have whole sequences, two are faster.
         Entry by entry, although they could be vectors: those the compiler asks for behind the rows of a tile.
         """
         ahead = "(3 if SPLIT else 2)" if self.split else "2"

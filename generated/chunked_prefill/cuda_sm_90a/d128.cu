@@ -245,11 +245,11 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         // what follows the last sequence has rows to write, but no queries
         int M = sequence < B ? q_rows : 0;
         const int b = min(sequence, B - 1);
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
         int N = args.N;
         const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
         N = max(min(kv_len, N), 0);
         N = where<int>(q_lo < M, N, 0);
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
 
         // causal: which kv tiles are partial, and which are full
         const int first_pos = q_lo + N - M;

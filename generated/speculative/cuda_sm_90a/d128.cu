@@ -62,8 +62,8 @@ struct Args {
     const int* block_table_ptr;
     const int* kv_len_ptr;
     bf16* o_ptr;
-    float* o_parts_ptr;
-    float* lse_parts_ptr;
+    float* o_splits_ptr;
+    float* lse_splits_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_block_table_0, stride_block_table_1;
     long long stride_kv_len_0;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
             x[j][i] *= factor[i / 2];
 }
 
-// o and lse of one tile of (query, head) rows of one KV head, from a share of its keys.
+// o and lse of one tile of (query, head) rows of one KV head, from a split of its keys.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -203,7 +203,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
-    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
     // What needs no length of the sequence is loaded while that is.
     if (warpgroup > 0) {
         // So many threads copy a row, all that they copy at once. Rows that do not exist become zeros.
@@ -223,15 +222,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
+    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
 
     // causal: which kv tiles are partial, and which are full
     const int first_pos = q_lo + N - M;
     const int last_pos = q_hi + N - M;
     const int hi = last_pos + 1;
     const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-    // this block's share: whole tiles, as many as the others have, or what is left of them
-    const int share = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
-    const int split_lo = split * share, split_hi = min(split_lo + share, hi);
+    // this block's split: whole tiles, as many as the others have, or what is left of them
+    const int split_size = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
+    const int split_lo = split * split_size, split_hi = min(split_lo + split_size, hi);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     const int first = uniform(split_lo), end = uniform(split_hi);  // of the keys that are visited
 
@@ -394,11 +394,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
         if (t == 0 && exists) {
             const int q = (row) / G, head = h_kv * G + (row) % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
-                args.lse_parts_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
+                args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
         }
         if (args.SPLITS > 1) {
             const int q = (row) / G, head = h_kv * G + (row) % G;
-            float* const to = args.o_parts_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 2 * t;
+            float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 2 * t;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 if (exists)
@@ -436,17 +436,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     }
 }
 
-// o and lse of one row of one head from those of every share of its keys: o = sum 2^(lse_i - lse) o_i.
+// o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
 extern "C" __global__ void __launch_bounds__(THREADS) speculative_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     float* const sums = (float*)shared;  // [GROUPS][DV]
-    constexpr int LANES = DV / 4, GROUPS = THREADS / LANES;  // threads that have the row of a share, four columns each; shares at once
+    constexpr int LANES = DV / 4, GROUPS = THREADS / LANES;  // threads that have the row of a split, four columns each; splits at once
     const int lane = threadIdx.x % 32, group = threadIdx.x / LANES, column = threadIdx.x % LANES * 4;
     const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H, b = blockIdx.x / args.M / args.H;
-    const float* const lse = args.lse_parts_ptr + (long long)blockIdx.x * args.SPLITS;
-    const float* const o_parts = args.o_parts_ptr + (long long)blockIdx.x * args.SPLITS * DV + column;
-    wait_for_launch();  // this kernel is started while shares are made
+    const float* const lse = args.lse_splits_ptr + (long long)blockIdx.x * args.SPLITS;
+    const float* const o_splits = args.o_splits_ptr + (long long)blockIdx.x * args.SPLITS * DV + column;
+    wait_for_launch();  // this kernel is started while splits are made
     float m = -INF, l = 0.0f;
     for (int split = lane; split < args.SPLITS; split += 32)
         m = fmaxf(m, lse[split]);
@@ -463,7 +463,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) speculative_combine(const 
     if (group < GROUPS) {
         #pragma unroll 8
         for (int split = group; split < args.SPLITS; split += GROUPS) {
-            const Four x = *(const Four*)(o_parts + split * (long long)DV);
+            const Four x = *(const Four*)(o_splits + split * (long long)DV);
             const float weight = exp2_(lse[split] - shift);
             #pragma unroll
             for (int i = 0; i < 4; ++i)

@@ -240,11 +240,11 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         // what follows the last sequence has rows to write, but no queries
         int M = sequence < B ? q_rows : 0;
         const int b = min(sequence, B - 1);
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
         const int k_first = args.cu_k_ptr[b * args.stride_cu_k_0];
         const int k_end = args.cu_k_ptr[(b + 1) * args.stride_cu_k_0];
         int N = k_end - k_first;
         N = where<int>(q_lo < M, N, 0);
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
 
         // causal: which kv tiles are partial, and which are full
         const int first_pos = q_lo + N - M;
