@@ -99,15 +99,15 @@ def cuda_kernels(
     sizes: Mapping[str, str],
     maps: Mapping[str, str] | None = None,
     *,
-    counts: bool = True,
+    decodes: bool = False,
 ) -> Record:
-    """Kernels that take the same arguments. strides: of each tensor; maps, counts: of TMA, as `TmaKernels`
-    has them.
+    """Kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels` has
+    them.
     """
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
-        fields |= {} if counts else {"counts": "False"}
+        fields |= {"counts": "False", "waits": "True"} if decodes else {}
     fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
     if sizes:
         fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})

@@ -50,9 +50,8 @@ def hopper_declaration(
             names += parts_addresses(text)
             kernels.append(join_kernel(text, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
-        launch = cuda_kernels(
-            kernels, names, strides, text.size_names, fixed_split_size(text), boxes, counts=False
-        )
+        split_size = fixed_split_size(text)
+        launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}

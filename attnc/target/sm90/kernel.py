@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Binary, Compare, Dim, Expr, Index, Or, Ref, Search, walk
+from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
@@ -372,8 +372,13 @@ class Sm90Text(BoxText):
 
 
 def unaligned(end: Expr | None) -> Expr | None:
-    """x of `x // BLOCK_N * BLOCK_N`, None for anything else."""
+    """x of `x // BLOCK_N * BLOCK_N`, alone or as the smaller one of it and another end, which stays; None for
+    anything else.
+    """
     match end:
+        case Call(function="min", args=(first, second)):
+            exact = unaligned(first)
+            return None if exact is None else Call("min", (exact, second))
         case Binary(op="*", left=Binary(op="//", left=x, right=tile), right=other) if tile == other == _TILE:
             return x
         case _:
