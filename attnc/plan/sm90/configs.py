@@ -80,8 +80,9 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 portable if size > WIDEST else "pad the last axis",
             )
     if attention.v.storage.is_part:
-        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} for decoding alone"
-        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", portable)
+        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} with 'loops = [kv]' alone"
+        hint = "write 'loops = [kv], pack = gqa': its tiles hold (query, head) rows, of prompts too"
+        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", hint)
     yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
