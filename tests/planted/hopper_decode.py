@@ -139,8 +139,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="V from the pages of K",
         attention="hopper_pages",
         story="a tile had one set of pages, before its V was copied behind the next K",
-        anchor="v_page = page; page = page_of(kv_lo + lane * BOX);",
-        patch="page = page_of(kv_lo + lane * BOX); v_page = page;",
+        anchor="v_page = page; page = page_of(kv_lo + box * BOX);",
+        patch="page = page_of(kv_lo + box * BOX); v_page = page;",
     ),
     HopperBug(
         name="length of the tile before",
@@ -154,10 +154,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="every lane announces",
         attention="hopper_pages",
         story="what one thread did became a warp's, lane by lane",
-        anchor="if (lane == 0) mbarrier_expect(barrier_of(base, V_FULL, v.at), "
-        "(V_PIECES + COPIERS - 1 - copier) / COPIERS * boxes * BOX * 128);",
-        patch="mbarrier_expect(barrier_of(base, V_FULL, v.at), "
-        "(V_PIECES + COPIERS - 1 - copier) / COPIERS * boxes * BOX * 128);",
+        anchor="if (lane == 0) mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);",
+        patch="mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);",
     ),
     # Several warps that copy
     HopperBug(
