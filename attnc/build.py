@@ -25,7 +25,7 @@ from attnc.model.schedule import Schedule
 from attnc.model.variants import MAX_VARIANTS, labelled, projection_variants, variants
 from attnc.output import Output
 from attnc.plan import ir
-from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.ir.projection import ProjectionModule
 from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
 from attnc.plan.mask_findings import check_mask

@@ -10,6 +10,7 @@ import typer
 from attnc.cli.bench import check_target, need_gpu
 from attnc.cli.compile import SPECS
 from attnc.cli.console import Mistake, find_specs, note, progress, say
+from attnc.output import write_text
 
 if TYPE_CHECKING:
     from attnc.tune.schedules import TunedSchedules
@@ -124,7 +125,6 @@ def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
     """Tunes the schedules of the one attention that has several, and writes all times to a file. Raises
     Mistake when it is not one.
     """
-    from attnc.output import write_text
     from attnc.tune.schedules import dump_points, families
 
     several = [path for path in paths for _ in families(path)]

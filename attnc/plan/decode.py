@@ -25,7 +25,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
 from attnc.plan.ir import Decode, Grid, Kernel, Regions, expressions_of
-from attnc.plan.ir_decode import Pack, Split
+from attnc.plan.ir.decode import Pack, Split
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.sequence import lengths, outruns, rows, sizes, stored

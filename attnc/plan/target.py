@@ -19,7 +19,7 @@ from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_decode import IDLE_GAIN, PAGED_IDLE_GAIN
+from attnc.plan.ir.decode import IDLE_GAIN, PAGED_IDLE_GAIN
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import Section

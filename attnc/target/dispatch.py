@@ -15,7 +15,7 @@ from attnc.model.attention import Attention
 from attnc.model.projection import Projection
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan import ir
-from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.ir.projection import ProjectionModule
 from attnc.target.environment import template_environment
 from attnc.target.family_signature import FamilySignature, ProjectionSignature
 from attnc.target.layout import tidy

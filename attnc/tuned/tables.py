@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from attnc.model.variants import variant_name
 from attnc.plan import ir
-from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.ir.projection import ProjectionModule
 from attnc.source import Source
 from attnc.tuned.files import read_measured, version_of
 

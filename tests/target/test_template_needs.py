@@ -19,7 +19,7 @@ import pytest
 from jinja2 import nodes
 
 from attnc.plan.ir import Decode
-from attnc.plan.ir_backward import Chain
+from attnc.plan.ir.backward import Chain
 from attnc.resources import resource
 from attnc.target.environment import template_environment
 from attnc.target.files import render_files

@@ -15,7 +15,7 @@ from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from attnc.plan.ir import Fetch, Module, Statement
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.steps import fetches_for, of_a_head
 from attnc.target.numbers import score_numbers
 from attnc.target.sm80.adjoints import CudaSums

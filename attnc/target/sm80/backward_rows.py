@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const
 from attnc.plan.ir import Module, Statement
-from attnc.plan.ir_backward import Preprocess
+from attnc.plan.ir.backward import Preprocess
 from attnc.target.locals import sizes_of_call
 from attnc.target.numbers import ROW_NUMBERS
 from attnc.target.sm80.arguments import Arguments

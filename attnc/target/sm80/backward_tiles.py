@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Const, Index
 from attnc.plan.ir import Let, Module, Statement
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_file import CudaFileText, default_of

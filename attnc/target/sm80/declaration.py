@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles

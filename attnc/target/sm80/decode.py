@@ -11,8 +11,8 @@ from attnc.plan.regions import ZERO
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.locals import local
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm80.places import PLACES
 from attnc.target.sm80.printer import scalar
+from attnc.target.sm80.tiles import PLACES
 
 
 class CudaDecodeText(CudaText):

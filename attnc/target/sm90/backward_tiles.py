@@ -8,7 +8,7 @@ from functools import cached_property
 from attnc.expr.nodes import Const, Expr, Search, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
