@@ -10,7 +10,7 @@ from .sizes import Names, evaluate
 #: Bytes that a multiprocessor reads while a wave of programs starts and ends, and while the kernel that joins
 #: the splits is launched; measured on an H200.
 _WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
-#: What a byte of a partial result costs, which is written and read again, in bytes of keys; measured there too.
+#: What a byte of a partial result costs, which is written and read again, in bytes of keys; measured there.
 _TRIPS = 3
 
 
