@@ -7,7 +7,7 @@ what counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from attnc.plan.targets import target_of
@@ -41,10 +41,11 @@ class Rates:
 _COMPUTE = {"sm90": 650e12}
 
 
-def rates_of(target: str) -> Rates:
-    """Those of a target's kernels."""
+def rates_of(target: str, *, symmetric: bool = False) -> Rates:
+    """Those of a target's kernels, and of copies out of symmetric memory."""
+    rates = Rates(beside=0.05) if symmetric else Rates()
     compute = _COMPUTE.get(target_of(target).family)
-    return Rates() if compute is None else Rates(compute=compute)
+    return rates if compute is None else replace(rates, compute=compute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

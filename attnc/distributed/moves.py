@@ -14,10 +14,10 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from attnc.distributed.group import Ranks
+from attnc.distributed.group import Box, Ranks
 from attnc.distributed.plan import Plan
 from attnc.distributed.rows import Places, key_route, key_sources, query_route
-from attnc.distributed.spans import Ints
+from attnc.distributed.spans import BLOCK, Ints
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
@@ -43,7 +43,8 @@ class Layout:
     sent, came: elements; counts_out, counts_in: to and from each rank; pieces: rank, 0 for k and 1 for v,
     first element, shape; own: elements of the rank's own; unit: elements of what is moved at once when a
     parcel is opened, index: which of them make the windows; holes: whether the last one, which is zero, is
-    one of them; shapes: of the windows.
+    one of them; shapes: of the windows; posts: elements from each rank to each other, where they are copied
+    out of each other's memory.
     """
 
     sent: int
@@ -56,6 +57,7 @@ class Layout:
     index: torch.Tensor
     holes: bool
     shapes: tuple[torch.Size, torch.Size]
+    posts: Ints | None
 
 
 class Moves:
@@ -68,11 +70,15 @@ class Moves:
         self.queries = query_route(plan, self.rank, device)
         self._keyed = tuple((tensor, axis_of(tensor, Role.KEY)) for tensor in (attention.k, attention.v))
         self._known: Layout | None = None
+        self._box: Box | None = None
 
     def pack_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Parcel:
         """Copies the rows of k and v that others need, and the rank's own that it needs itself."""
         layout = self._layout(k, v)
-        sent = torch.empty(layout.sent, dtype=k.dtype, device=self.device)
+        if self._box is None:
+            sent = torch.empty(layout.sent, dtype=k.dtype, device=self.device)
+        else:
+            sent = self._box.memory.view(k.dtype).narrow(0, number * layout.sent, layout.sent)
         came = torch.empty(layout.came, dtype=k.dtype, device=self.device)
         if layout.holes:  # keys that nobody asked for have to be finite
             came.narrow(0, layout.came - layout.unit, layout.unit).zero_()
@@ -82,13 +88,27 @@ class Moves:
             self.keys.sent[r].copy(heads_of(tensor, x, *self.plan.heads(r, number)), axis, into)
         return Parcel(sent, came)
 
-    def exchange(self, parcel: Parcel) -> None:
+    def meet(self) -> None:
+        """Before keys are copied out of others' memory they have to lie there, and until all have copied
+        they stay.
+        """
+        if self._box is not None:
+            self._box.meet()
+
+    def exchange(self, parcel: Parcel, number: int) -> None:
         """Sends, and receives what others send."""
         layout = self._known
         assert layout is not None
-        if self.group.size > 1:
-            arriving = parcel.came.narrow(0, layout.own, sum(layout.counts_in))
+        if self.group.size == 1:
+            return
+        arriving = parcel.came.narrow(0, layout.own, sum(layout.counts_in))
+        if layout.posts is None or self._box is None:
             self.group.exchange(arriving, layout.counts_in, parcel.sent, layout.counts_out)
+            return
+        for r, into in enumerate(torch.split(arriving, list(layout.counts_in))):
+            first = number * int(layout.posts[r].sum()) + int(layout.posts[r, : self.rank].sum())
+            if len(into):
+                into.copy_(self._box.peers[r].view(into.dtype).narrow(0, first, len(into)))
 
     def open_keys(self, parcel: Parcel) -> Pair:
         """The window of k and v that the waiting rows see, in the order of the keys."""
@@ -138,8 +158,18 @@ class Moves:
             index=torch.from_numpy(index).to(self.device),
             holes=holes,
             shapes=(of_k, of_v),
+            posts=self._posts(counts[1], k.element_size()),
         )
         return self._known
+
+    def _posts(self, counts: Sequence[int], wide: int) -> Ints | None:
+        """`Layout.posts`, and a box that has room for all parts of the heads."""
+        if self.group.size == 1 or self.group.outbox(1) is None:
+            return None
+        every = self.group.gather(torch.tensor(counts, device=self.device)).cpu().numpy()
+        most = int(every.sum(axis=1).max()) * self.plan.chosen.groups * wide
+        self._box = self.group.outbox(-(-max(most, 1) // BLOCK) * BLOCK)
+        return every
 
     def _windows(self, sizes: Sequence[Sequence[torch.Size]], order: Sequence[int]) -> tuple[int, Ints, bool]:
         """The unit, the index and whether there are holes (`Layout`).
