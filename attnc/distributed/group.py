@@ -14,6 +14,10 @@ import torch.distributed as dist
 #: Into one tensor; torch renamed it.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+#: How long a rank waits for others to come to symmetric memory; then its GPU gives up with an error. As long
+#: as NCCL waits, if nobody says otherwise.
+_WAIT_MS = 600_000
+
 
 @runtime_checkable
 class Ranks(Protocol):
@@ -106,7 +110,7 @@ class SymmetricBox:
         ]
 
     def meet(self) -> None:
-        self._handle.barrier(channel=0)
+        self._handle.barrier(channel=0, timeout_ms=_WAIT_MS)
 
 
 class Alone:
