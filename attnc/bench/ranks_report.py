@@ -37,6 +37,7 @@ def draw_plot(data_path: Path, path: Path) -> bool:
     ours = {name: part for name, part in _ours(parts).items() if "flops" in part}
     peers = list(dict.fromkeys(name for cell in ours for name in _of_peers(parts, cell)))
     figure, panels = plt.subplots(1, 2, figsize=(12, 1.5 + 0.9 * len(ours)), sharey=True)
+    series: dict[str, list[float]] = {}
     for axes, phase in zip(panels, PHASES, strict=True):
         key = f"T{ranks} {phase}"
 

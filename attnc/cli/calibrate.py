@@ -9,6 +9,7 @@ import typer
 
 from attnc.cli.compile import SPEC
 from attnc.cli.console import Mistake, loading, note, one_spec, say
+from attnc.output import write_text
 
 if TYPE_CHECKING:
     from attnc.calibrate import Calibration
@@ -50,8 +51,6 @@ def calibrate(
         for line in report(one):
             say(line)
     if is_written:
-        from attnc.output import write_text
-
         text = found[0].span.source.text  # what the spans are of, ends of lines included
         for one in sorted(found, key=lambda one: one.span.start, reverse=True):
             text = text[: one.span.start] + one.text + text[one.span.end :]

@@ -239,11 +239,11 @@ def estimate(
     load = max(sum(offer.load[r : r + ways]) / ways for r in range(0, len(offer.load), ways))
     compute = 2.0 * load * sizes.batch * sizes.heads * (widths.d + widths.dv) / rates.compute
     seconds_in, seconds_out = max(*received, *sent) / rates.link, leaving / rates.link
-    # Every row waits, and with it the rank's own keys, which are copied to those that arrive; or some do not,
-    # and those that are no slice are copied, as is what is computed of them.
+    # Every row waits, and with it the rank's own keys, which are copied to those that arrive and again into
+    # the window; or some do not, and those that are no slice are copied, as is what is computed of them.
     most = max(received)
     own = max(offer.own) * unit * sizes.kv_heads * (widths.d + widths.dv) if moved else 0
-    cases = [(True, compute, 0.0, (4.0 * most + 2.0 * own) / rates.memory)]
+    cases = [(True, compute, 0.0, 4.0 * (most + own) / rates.memory)]
     if strategy == "need" and offer.share:
         row = unit * sizes.heads * (widths.d + widths.dv)  # of q and of o
         copied = 0.0 if offer.in_slices else 2.0 * max(offer.rows) * row / rates.memory

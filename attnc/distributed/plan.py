@@ -292,8 +292,14 @@ def make_plan(
             best = i
     offer = offered[best]
     asked: list[Strategy] = [kind for kind in STRATEGIES if strategy in (None, kind)]
-    made = [found[best]] if "need" in asked else []  # and the others for the same owners
-    made += [estimated(kind, ways, offer) for kind in asked if kind != "need" for ways in _ways(kind, ranks)]
+    made = [found[best]] if "need" in asked else []
+    # The others for the same owners; where all rows meet, for those that have runs of them.
+    made += [
+        estimated(kind, ways, offered[0] if ways == ranks else offer)
+        for kind in asked
+        if kind != "need"
+        for ways in _ways(kind, ranks)
+    ]
     if not made:
         raise ValueError(f"strategy: {strategy} is not possible here: {ranks} ranks make no groups")
     kept = {kind: min((x for x in made if x.strategy == kind), key=_total, default=None) for kind in asked}
@@ -301,6 +307,7 @@ def make_plan(
     chosen = min(every, key=_total)
     if chosen.refusal:
         raise ValueError(f"strategy: {chosen.strategy} is not possible here: {chosen.refusal}")
+    offer = next(offer for offer in offered if offer.name == chosen.owners)
     ready, awaited = offer.ready & chosen.splits, offer.needed
     if ready.any():
         awaited = needs.seen(np.where(ready, ranks, offer.owner)[None], ranks + 1)[0, :ranks]

@@ -24,7 +24,7 @@ from attnc.distributed.launch import on_processes
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import ErrorBound
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.problem import build

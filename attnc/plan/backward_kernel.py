@@ -15,7 +15,7 @@ from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Regions, Softmax, expressions_of, statement_expressions
-from attnc.plan.ir_backward import (
+from attnc.plan.ir.backward import (
     Accumulate,
     BackwardKernel,
     InMemory,

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir.decode import IDLE_GAIN, PAGED_IDLE_GAIN
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import Section
@@ -126,6 +127,10 @@ class Target(ABC):
     def staged(self, variant: Variant, config: Config) -> int:
         """The bytes that it takes where tensor cores read tiles there, 0 if no more than elsewhere."""
         return 0
+
+    def idle_gain(self, attention: Attention) -> float:
+        """How much faster a multiprocessor reads keys while others idle."""
+        return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
     def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
         """The most results of parts of a row's keys that one program joins."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnc.model.projection import Impl
 from attnc.model.tensors import DType, Tensor
-from attnc.plan.ir_projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
+from attnc.plan.ir.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
 from attnc.target.call_signature import signature
 from attnc.target.environment import template_environment
 from attnc.target.header import origin, title_of

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from attnc.plan import ir
-from attnc.plan.ir_decode import UnifiedMax
+from attnc.plan.ir.decode import UnifiedMax
 from attnc.plan.scores import LOG2E
 from attnc.reference import heads
 from attnc.reference_arrays import to_arrays

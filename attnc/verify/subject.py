@@ -12,7 +12,7 @@ import torch
 from attnc.model.attention import Variant
 from attnc.model.tensors import DType
 from attnc.plan import ir
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.reference_arrays import empty_outputs, to_arrays
 from attnc.runtime.dtypes import TORCH
 from attnc.verify.cover import Space

@@ -34,11 +34,12 @@ _MOST_MAPS = 64
 @dataclass(frozen=True, kw_only=True)
 class TmaKernels(Kernels):
     """Kernels whose struct of arguments begins with tensor maps. maps: by tensor the rows of a box. counts:
-    they have the address of a counter behind the others.
+    they have the address of a counter behind the others. waits: each waits itself for the kernel before it.
     """
 
     maps: Mapping[str, str] = field(default_factory=dict)
     counts: bool = True
+    waits: bool = False
 
 
 class Box(NamedTuple):
@@ -268,7 +269,7 @@ class HopperLaunch(CudaLaunch):
         return run
 
     def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
-        if not kernel.joins:
+        if self.tma is None or not self.tma.kernels.waits:
             return super().launcher(kernel, aligned)
         name, config, blocks, _ = kernel
         function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)

@@ -83,9 +83,9 @@ def test_a_schedule_for_a_target_without_kernels_is_not_called_missing(run: Run,
 
 @pytest.mark.parametrize("more", [(), ("--decode",), ("--decode", "--target", "cuda.sm_80")])
 def test_an_unknown_peer_is_told_before_a_gpu_is_sought(run: Run, more: tuple[str, ...]) -> None:
-    done = run("bench", "--peers", "cudnn,fa4", *more)
+    done = run("bench", "--peers", "cudnn,fa9", *more)
     assert done.code == 2
-    assert "there is no peer 'fa4'" in done.err
+    assert "there is no peer 'fa9'" in done.err
 
 
 def test_calls_are_timed_of_specs_that_there_are(run: Run) -> None:

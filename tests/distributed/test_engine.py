@@ -91,6 +91,16 @@ def test_sizes_that_nothing_divides(dims: Mapping[str, int]) -> None:
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("v", ["B, Hkv, N, 8", "B, N, Hkv, 8"])
+def test_layouts_and_widths(v: str) -> None:
+    """Heads outside of the rows, values of other columns; a window of keys with a hole, in two parts."""
+    spec = text("causal and (kv_idx < 3 or kv_idx >= q_pos - 19)")
+    spec = spec.replace("k, v: f32[B, N, Hkv, 16]", f"k: f32[B, Hkv, N, 16]\n  input v: f32[{v}]")
+    spec = spec.replace("o: f32[B, M, Hkv * G, 16]", "o: f32[B, M, Hkv * G, 8]")
+    verdict = verdict_of(spec, {"B": 2, "M": 96, "N": 96, "Hkv": 2, "G": 1}, 2, "need", groups=2)
+    assert verdict.ok, verdict.message
+
+
 def whole(seed: int = 0, rows: int = 45) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(1, rows, 4, 16), (1, rows, 2, 16), (1, rows, 2, 16)]

@@ -361,8 +361,8 @@ def run(record: Record, seconds: float, workers: int, last: int, out: Path | Non
                 record.write(out)
 
 
-def again(record: Record, workers: int) -> None:
-    """Runs what was wrong once more, and keeps in the record what still is. Each in a process of its own."""
+def again(record: Record, workers: int, out: Path | None) -> None:
+    """Runs what was wrong once more, each in a process of its own, and keeps in the record what still is."""
     import torch
 
     devices = torch.cuda.device_count()
@@ -388,8 +388,11 @@ def again(record: Record, workers: int) -> None:
     with ThreadPoolExecutor(workers) as crew:
         for failure, wrong in zip(ran, crew.map(rerun, enumerate(ran)), strict=True):
             failure["wrong"] = wrong
-    record.failures = [failure for failure in record.failures if failure["wrong"] or failure["refused"]]
-    record.counts["wrong"] = sum(bool(failure["wrong"]) for failure in record.failures)
+            if not wrong and not failure["refused"]:
+                record.failures.remove(failure)
+            record.counts["wrong"] = sum(bool(failure["wrong"]) for failure in record.failures)
+            if out is not None:
+                record.write(out)
 
 
 def rerun_here(failure: dict[str, Any]) -> None:
@@ -432,7 +435,7 @@ def main() -> int:
         return 0
     record = Record.of(given.out)
     if given.again:
-        again(record, given.workers)
+        again(record, given.workers, given.out)
     else:
         record.seed = record.seed if given.seed is None else given.seed
         run(record, given.seconds, given.workers, given.last, given.out)

@@ -19,7 +19,7 @@ import pytest
 from jinja2 import nodes
 
 from attnc.plan.ir import Decode
-from attnc.plan.ir_backward import Chain
+from attnc.plan.ir.backward import Chain
 from attnc.resources import resource
 from attnc.target.environment import template_environment
 from attnc.target.files import render_files
@@ -77,7 +77,8 @@ def attributes(made: type) -> frozenset[str]:
 def parts(path: str) -> set[str]:
     """The templates that one is put together from whatever it prints, with its own `text`."""
     found, conditional = set(), {id(x) for branch in tree(path).find_all(nodes.If) for x in _within(branch)}
-    for node in (*tree(path).find_all(nodes.Import), *tree(path).find_all(nodes.Include)):
+    made: list[nodes.Import | nodes.Include] = [*tree(path).find_all(nodes.Import)]
+    for node in (*made, *tree(path).find_all(nodes.Include)):
         template = node.template
         if id(node) in conditional:
             continue

@@ -44,7 +44,7 @@ from attnc.plan.ir import (
     Statement,
     Step,
 )
-from attnc.plan.ir_backward import (
+from attnc.plan.ir.backward import (
     Adjoint,
     Backward,
     BackwardKernel,

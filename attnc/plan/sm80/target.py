@@ -16,7 +16,7 @@ from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device, devices_from
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import Backward
+from attnc.plan.ir.backward import Backward
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import HALF

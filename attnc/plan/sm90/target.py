@@ -17,7 +17,7 @@ from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir.decode import is_decode
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.sections import EVEN, HALF, Section
 from attnc.plan.sm80 import Sm80

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.plan.ir import Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.target.numbers import Number
 from attnc.target.sm80.arguments import Arguments

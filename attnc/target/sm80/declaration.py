@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
@@ -95,13 +95,13 @@ def cuda_kernels(
     sizes: Mapping[str, str],
     maps: Mapping[str, str] | None = None,
     *,
-    counts: bool = True,
+    decodes: bool = False,
 ) -> Record:
-    """Kernels that take the same arguments. maps, counts: of TMA, as `TmaKernels` has them."""
+    """Kernels that take the same arguments. maps: of TMA, as `TmaKernels` has them."""
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
-        fields |= {} if counts else {"counts": "False"}
+        fields |= {"counts": "False", "waits": "True"} if decodes else {}
     fields |= {"addresses": Words(addresses), "numbers": Words(numbers)}
     if sizes:
         fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})

@@ -9,9 +9,10 @@ from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.regions import ZERO
 from attnc.plan.sm80.layout import CudaLayout
+from attnc.target.locals import local
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm80.places import PLACES
 from attnc.target.sm80.printer import scalar
+from attnc.target.sm80.tiles import PLACES
 
 
 class CudaDecodeText(CudaText):
@@ -41,23 +42,23 @@ class CudaDecodeText(CudaText):
     def heads(self) -> list[str]:
         """From the number of a tile to b, the head, and the first q row."""
         if not self.group:
-            lines = ["const int b = tile / row_tiles / H, h = tile / row_tiles % H, q_lo = row_lo;"]
-            if self.h_kv != "h":
-                lines.append(f"const int h_kv = {self.h_kv};")
+            place = {"b": "tile / row_tiles / H", "h": "tile / row_tiles % H", "q_lo": "row_lo"}
+            lines = [local("const int", place)]
+            lines.append(local("const int", h_kv=self.h_kv))
         else:
             lines = ["const int b = tile / row_tiles;"]
             if not self.one_kv_head:
                 lines = ["const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;"]
-            lines.append(f"const int q_lo = row_lo / {self.group};")
+            lines.append(local("const int", q_lo=f"row_lo / {self.group}"))
         return lines
 
     @property
     def last_row(self) -> list[str]:
-        """The last q row of the tile that the sequence has, where a bound reads it."""
+        """The last q row of the tile that the sequence has."""
         last = f"min(row_lo + BLOCK_M, {self.all_rows('M')}) - 1"
         if self.group:
             last = f"({last}) / {self.group}"
-        return [f"const int q_hi = {last};"] if self.reads("q_hi") else []
+        return [local("const int", q_hi=last)]
 
     def query_of(self, row: str) -> str:
         return f"{row} / {self.group}" if self.group else row

@@ -8,10 +8,11 @@ from functools import cached_property
 from attnc.expr.nodes import Const, Expr, Search, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
+from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, scalar, value_type
@@ -256,5 +257,4 @@ class Sm90TileText(CudaBackwardText):
     @property
     def read_sizes(self) -> Iterator[str]:
         """Those that are no part of a record."""
-        if names := [name for name in self.kernel.dims if name not in self._made]:
-            yield f"const int {', '.join(f'{name} = args.{name}' for name in names)};"
+        yield from sizes_of_call(name for name in self.kernel.dims if name not in self._made)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.storage import longest
 from attnc.target.declaration import attention_fields, tiles
@@ -51,7 +51,7 @@ def hopper_declaration(
             names += parts_addresses(text)
             kernels.append(join_kernel(text, file, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
-        launch = cuda_kernels(kernels, names, numbers, fixed_split_size(text), boxes, counts=False)
+        launch = cuda_kernels(kernels, names, numbers, fixed_split_size(text), boxes, decodes=True)
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}

@@ -11,8 +11,7 @@ from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
 from attnc.target.declared import Items, Record, Table, printed, quoted, section
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.combine import CombineText
-from attnc.target.triton.decode import DecodeText
+from attnc.target.triton.decode import CombineText, DecodeText
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.launches import triton_kernel
 from attnc.target.triton.prologue import PreprocessText
@@ -47,7 +46,7 @@ def _launches(module: Module, kernel: Kernel, text: KernelText) -> Iterator[Reco
         _grid(module, kernel, text),
         tiles=text.matrices,
         pointers=others,
-        sizes={"SECTION": _section(module, text)} if "SECTION" in text.sizes else {},
+        sizes={"SECTION": _section(module, text)} if "SECTION" in text.size_names else {},
     )
     if kernel.split is not None:
         combine = CombineText(module, kernel)

@@ -1,20 +1,67 @@
-"""The pieces of a decode kernel's text."""
+"""The pieces of the text of a decode kernel, of its look-ups in the block table, and of the kernel that joins
+its splits.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
+from attnc.plan.access import Rows
 from attnc.plan.columns import block
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Fetch, Kernel, Loop, Module, Statement
 from attnc.plan.regions import ZERO
 from attnc.target.triton.kernel import MATRICES, KernelText, PartText
-from attnc.target.triton.pages import PagesText
 from attnc.target.triton.printer import scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesText:
+    """Calls of `_pages_of` (`templates/triton/_decode_rows.py.jinja`).
+
+    rows: of k, whose pages are those of v too; first: the loop that looks ahead; whole: its tiles have all of
+    their rows; split: programs share a sequence.
+    """
+
+    rows: Rows
+    first: Loop
+    whole: bool
+    split: bool
+
+    def after(self, tiles: int) -> str:
+        """The pages of the tile so many tiles after the first: looked up while q is on its way."""
+        start = scalar(self.first.start) + (f" + {tiles} * BLOCK_N" if tiles else "")
+        if self.whole:
+            return self._of(start, scalar(self.first.stop), whole=True)
+        return self._within(start, self.first)
+
+    def later(self, loop: Loop) -> str:
+        """Those of a tile further on: a look-up waits for all rows that were asked for before.
+
+        Three tiles ahead a short split starts sooner; where programs have whole sequences, two are faster.
+        Entry by entry, although they could be vectors: those the compiler asks for behind the rows of a tile.
+        """
+        ahead = "(3 if SPLIT else 2)" if self.split else "2"
+        return self._within(f"kv_lo + {ahead} * BLOCK_N", loop)
+
+    @property
+    def own(self) -> str:
+        """Those of the tile at hand."""
+        return self._of("kv_lo", "N")
+
+    def _within(self, start: str, loop: Loop) -> str:
+        """None past the loop's end, where somebody would wait for them."""
+        return self._of(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
+
+    def _of(self, start: str, stop: str, whole: bool = False) -> str:
+        """The pages of the tile that begins with this key: up to N, as its rows are read up to there."""
+        k, form = self.rows, "SPLIT" if self.split else "False"
+        where = f"{k.table}, {k.table_stride}, {start}, {stop}"
+        return f"_pages_of({where}, {whole}, {form}, BLOCK_N, {k.page})"
 
 
 class DecodeText(KernelText):
@@ -280,7 +327,7 @@ class DecodeText(KernelText):
         return [*([] if self.kernel.split is None else ["splits_ptr"]), *counter]
 
     @property
-    def sizes(self) -> list[str]:
+    def size_names(self) -> list[str]:
         return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS", "SPLIT_ROWS"])]
 
     @property
@@ -292,3 +339,30 @@ class DecodeText(KernelText):
     def fixed_split(self) -> list[str]:
         """The constant of configs that give a split a fixed number of keys."""
         return ["SPLIT_SIZE"] if has_fixed_splits(self.kernel) else []
+
+
+class CombineText(KernelText):
+    """Attribute by attribute what `templates/triton/combine.py.jinja` prints."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.module.variant.attention.name}_combine"
+
+    @property
+    def parameter_lines(self) -> list[list[str]]:
+        tensors = ["splits_ptr", "O", *(["lse_ptr"] if self.has_lse else [])]
+        strides = [self.strides(arg) for arg in self.module.outputs]
+        return [tensors, *strides, self.size_names, ["BLOCK_S", "PDL"]]
+
+    @property
+    def size_names(self) -> list[str]:
+        return ["H", "M", "SPLITS", "SPLIT_ROWS"]
+
+    @property
+    def split_mask(self) -> str:
+        columns = "" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})"
+        return f"(split < SPLITS)[:, None]{columns}"
+
+    @property
+    def o_offset(self) -> str:
+        return self.offset("o")

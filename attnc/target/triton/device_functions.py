@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Binary, Call, Expr, Search, walk
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir.walk import expressions_within
+from attnc.plan.ir.statements import expressions_within
 from attnc.target.triton.printer import SYNTAX, scalar
 
 

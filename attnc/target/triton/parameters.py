@@ -6,7 +6,7 @@ from attnc.expr.nodes import Load, Search, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Fetch, Let, Module, Row, Statement
-from attnc.plan.ir_backward import Adjoint, BackwardKernel
+from attnc.plan.ir.backward import Adjoint, BackwardKernel
 from attnc.plan.storage import longest
 from attnc.target.declared import Record, section
 from attnc.target.triton.kernel import typed

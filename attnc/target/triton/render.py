@@ -19,9 +19,8 @@ from attnc.target.numbers import module_numbers
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.combine import CombineText
 from attnc.target.triton.declaration import TritonBackward, triton_declaration
-from attnc.target.triton.decode import DecodeText
+from attnc.target.triton.decode import CombineText, DecodeText
 from attnc.target.triton.device_functions import device_functions
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.printer import load, scalar, score, statement, tiled
