@@ -246,8 +246,9 @@ def _verified(module: ir.Module | ProjectionModule, count: int, seconds: float) 
         subject = subject_of(module)
         return place(subject), verify(subject, count=count, seconds=seconds, rules=violations)
     from attnc.runtime.trial import device_name
-    from attnc.verify.projection_check import projection_subject, verify_projection
+    from attnc.verify.projection_check import ProjectionTrial, projection_subject
+    from attnc.verify.search import run
 
     layer = projection_subject(module)
-    report = verify_projection(layer, count=count, seconds=seconds)
+    report = run(ProjectionTrial(layer), count=count, seconds=seconds)
     return "Triton's interpreter" if layer.device == "cpu" else device_name(), report

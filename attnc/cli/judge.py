@@ -247,22 +247,28 @@ class ProjectionJudge(Judge):
 
     def verify(self, text: str | None, count: int, seconds: float, least: int = 0) -> Judged:
         with loading():
-            from attnc.verify.projection_check import projection_subject, verify_projection
+            from attnc.verify.projection_check import ProjectionTrial, projection_subject
+            from attnc.verify.search import run
 
         subject, title = projection_subject(self.module, text), self.title
         with progress(title, count) as bar:
-            report = verify_projection(
-                subject, count=count, seconds=seconds, least=least, progress=lambda *_: bar.advance(title)
+            report = run(
+                ProjectionTrial(subject),
+                count=count,
+                seconds=seconds,
+                least=least,
+                progress=lambda *_: bar.advance(title),
             )
         return self._judged(subject.device, report)
 
     def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
         with loading():
-            from attnc.verify.projection_check import fuzz_projection, projection_subject
+            from attnc.verify.projection_check import ProjectionTrial, projection_subject
+            from attnc.verify.search import search
 
         subject = projection_subject(self.module)
         with progress(self.title, None):
-            report = fuzz_projection(subject, examples=examples, seconds=seconds, seed=seed)
+            report = search(ProjectionTrial(subject), examples=examples, seconds=seconds, seed=seed)
         return self._judged(subject.device, report)
 
     def _judged(self, device: str, report: Report) -> Judged:
