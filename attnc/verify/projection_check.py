@@ -28,7 +28,16 @@ from attnc.verify.cover import Met, Summary
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import Guarded, place_tensor
-from attnc.verify.projection_cases import Reach, boundary_cases, cases, draw, facts, fixed_cases, repro
+from attnc.verify.projection_cases import (
+    Reach,
+    boundary_cases,
+    cases,
+    draw,
+    facts,
+    fit_of,
+    fixed_cases,
+    repro,
+)
 from attnc.verify.search import Trial
 from attnc.verify.tolerance import SLACK
 from attnc.verify.verdict import Verdict
@@ -180,6 +189,9 @@ class ProjectionTrial(Trial):
     def __init__(self, subject: ProjectionSubject) -> None:
         self.subject, self._variant = subject, subject.planned.variant
         self.name = f"{subject.planned.name}-{self._variant.name}"
+        self.fit = fit_of(self._variant, len(subject.module.CONFIGS))
+        self.device = subject.device
+        self.place = "Triton's interpreter" if self.device == "cpu" else torch.cuda.get_device_name()
         self._boundaries = boundaries_of_projection(subject.planned)
         self._met: set[tuple[Boundary, int]] = set()
 

@@ -20,13 +20,14 @@ from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
-from attnc.verify.case import Case
+from attnc.verify.case import Case, Fit
 from attnc.verify.check import Rules, check, keeps
 from attnc.verify.cover import Coverage, Summary
 from attnc.verify.covering import covering_cases
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import cases
+from attnc.verify.strategies import cases, fit_of
 from attnc.verify.subject import Subject
+from attnc.verify.subjects import place
 from attnc.verify.verdict import Verdict
 
 Progress: TypeAlias = Callable[[int, Case, Verdict], None]
@@ -68,9 +69,14 @@ class Report:
 
 
 class Trial(ABC):
-    """A module that is judged, and its cases. name: of the file that a failing case is kept in."""
+    """A module that is judged, and its cases. name: of the file that a failing case is kept in; fit: what a
+    case may say; device: cuda or cpu; place: the same for a reader.
+    """
 
     name: str
+    fit: Fit
+    device: str
+    place: str
 
     @abstractmethod
     def cases(self, count: int) -> Iterable[Case]:
@@ -97,6 +103,10 @@ class Trial(ABC):
     def coverage(self) -> Summary:
         """What all of them have met."""
 
+    def verdict(self, case: Case) -> Verdict:
+        """Runs one case, all rules included."""
+        return self.check(case, ("nan",))
+
     def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
         """The verdict, and that of what a case must keep besides the error bound, where it is its turn."""
         return verdict
@@ -119,6 +129,8 @@ class AttentionTrial(Trial):
         self.subject, self.rules, self.replay = subject, rules, replay
         self._spares = spares_gradients
         self.name = f"{subject.variant.attention.name}-{subject.variant.name}"
+        self.fit = fit_of(subject.variant.attention, len(subject.configs))
+        self.device, self.place = subject.device, place(subject)
         self._limits, self._coverage = subject.limits(), Coverage(subject.space)
         self._seen = self._held = 0
 
@@ -133,6 +145,12 @@ class AttentionTrial(Trial):
         if self._spares and not self._limits.includes_gradients(case.dims, case.config):
             subject = replace(subject, gradients=None)
         return check(subject, case, fills=fills)
+
+    def verdict(self, case: Case) -> Verdict:
+        verdict = check(self.subject, case)
+        if not verdict.ok or self.rules is None:
+            return verdict
+        return keeps(self.subject, case, self.rules, verdict)
 
     def repro(self, case: Case) -> str:
         return case.repro(self.subject.variant, self.subject.target)
