@@ -194,7 +194,8 @@ def edges(space: Space) -> Iterator[Case]:
 
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """The point above each boundary that only thin cases reach: one head, and hardly a key for a row, or
-    hardly a row.
+    hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
+    rise where a maximum is lazy.
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
@@ -204,6 +205,10 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for logits, n in (("random", (shares - 1) * tile + 1), ("last", shares * tile)):
             dims = {name: n if name == "N" else 1 for name in names}
             yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
+    if _is_lazy(space):
+        dims = {name: space.configs[config].BLOCK_N + 1 if name == "N" else 1 for name in names}
+        for logits in ("large", "huge"):
+            yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=_full(space))
     for boundary in space.boundaries:
         if boundary.reach != "thin":
             continue
@@ -213,6 +218,9 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 longest, change = "M", {"M": size, "N": 3}
             case "keys" | "entries":
                 longest, change = "N", {"M": 2, "N": size}
+            case "tiles":
+                longest = next((name for name in ("B", "Hkv", "H", "G") if name in names), "B")
+                change = {longest: size, "M": 1, "N": 3 * space.configs[config].BLOCK_N}
             case _:
                 longest, change = "B", {"B": size, "M": 1, "N": 2}
         dims = {name: change.get(name, 1) for name in names}
@@ -225,11 +233,19 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 found.append(replace(found[0], dims=wide, logits="alternating", values="cancelling"))
         if is_searched:  # one more asks for another round at few places, three times as many at most
             found.append(Case(dims={**dims, "N": 3 * boundary.value}))
-        if longest == "B":  # numbers that have one bit more, of sequences none of which is empty
+        if (
+            boundary.quantity == "sequences"
+        ):  # numbers that have one bit more, of sequences none of which is empty
             found.append(Case(dims={**dims, "B": size + 1}, lengths=_full(space)))
         for case in found:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
+
+
+def _is_lazy(space: Space) -> bool:
+    """Whether a forward kernel keeps a maximum, or what was scaled by it, while scores rise."""
+    softmaxes = () if space.plan is None else tuple(kernel.softmax for kernel in space.plan.kernels)
+    return any(softmax.headroom or softmax.rescale == "lazy" for softmax in softmaxes)
 
 
 def _full(space: Space) -> str:

@@ -22,7 +22,8 @@ class Runner(ABC):
     kernels.
 
     stages: the field of a generated config that has the stages of a pipeline; sections: the fewest and the
-    most heads that a module for prompts takes in one section, where small cases have some.
+    most heads that a module for prompts takes in one section, where small cases have some; takes_tiles:
+    programs of a module for prompts take one tile after the other, whatever its schedule says.
     """
 
     without_gpu: ClassVar[str]
@@ -30,6 +31,7 @@ class Runner(ABC):
     sanitizers: ClassVar[tuple[str, ...]]
     stages: ClassVar[str]
     sections: ClassVar[tuple[int, ...]] = ()
+    takes_tiles: ClassVar[bool] = False
 
     def device(self, target: str) -> str:
         """Where modules for the target run in this process: "cuda" or "cpu"."""
@@ -107,6 +109,7 @@ class ThreadByThreadHopper(ThreadByThread):
     that what a bulk copy writes is read behind its mbarrier. The simulator's vector clocks do."""
 
     sanitizers = ("memcheck", "synccheck")
+    takes_tiles = True
 
 
 #: By the family of a target (`plan.target.Target.family`).
