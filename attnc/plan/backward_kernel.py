@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from attnc.expr.derive import derive
 from attnc.expr.nodes import TRUE, Dim, Expr
@@ -15,7 +15,7 @@ from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Regions, Softmax, expressions_of, statement_expressions
-from attnc.plan.ir_backward import (
+from attnc.plan.ir.backward import (
     Accumulate,
     BackwardKernel,
     InMemory,
@@ -95,7 +95,7 @@ class KernelMaker:
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
         used = (*expressions_of(program, outer, loops, step, softmax), *also, *self._heads(inner))
-        grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first)
+        grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first, short_loops=loops.are_short)
         return BackwardKernel(
             kernel=Kernel(
                 name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
@@ -135,13 +135,15 @@ class KernelMaker:
         walks = inner == "q" and kv_heads(self.attention) != Dim("H")
         return (kv_head_of(self.attention), *((Dim("G"), Dim("Hkv")) if walks else ()))
 
-    def _grid(self, inner: Axis, adds_dq: InMemory | None, *, longest_first: bool) -> Grid:
+    def _grid(self, inner: Axis, adds_dq: InMemory | None, *, longest_first: bool, short_loops: bool) -> Grid:
         outer: Axis = "q" if inner == "kv" else "kv"
+        over: Literal["head", "q", "kv"] = "head" if inner == "q" and adds_dq == "sequential" else outer
         return Grid(
-            over="head" if inner == "q" and adds_dq == "sequential" else outer,
+            over=over,
             persistent=False,
             longest_first=inner == "kv" and longest_first,
             sequences=sequences(self.attention, outer),
+            section=None if over == "head" else self.target.backward_section(short_loops=short_loops),
         )
 
     def _shared(self, config: Config, name: KernelName) -> int:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from attnc.expr.nodes import Index, walk
 from attnc.verify.case import Case, Layout
 from attnc.verify.cover import GROUPS, Coverage, Space
 from attnc.verify.strategies import Limits, far, free_dims
@@ -195,20 +196,23 @@ def edges(space: Space) -> Iterator[Case]:
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """The point above each boundary that only thin cases reach: one head, and hardly a key for a row, or
     hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
-    rise where a maximum is lazy.
+    rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys.
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
     many = [n for n in space.usable if getattr(space.configs[n], "splits", 0) > 16]
-    for number in many:  # every share has a tile, the last one a key, or what outweighs all the others
-        shares, tile = space.configs[number].splits, space.configs[number].BLOCK_N
-        for logits, n in (("random", (shares - 1) * tile + 1), ("last", shares * tile)):
+    for number in many:  # every split has a tile, the last one a key, or what outweighs all the others
+        splits, tile = space.configs[number].splits, space.configs[number].BLOCK_N
+        for logits, n in (("random", (splits - 1) * tile + 1), ("last", splits * tile)):
             dims = {name: n if name == "N" else 1 for name in names}
             yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
     if _is_lazy(space):
         dims = {name: space.configs[config].BLOCK_N + 1 if name == "N" else 1 for name in names}
         for logits in ("large", "huge"):
             yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=_full(space))
+    if {"M", "N"} <= set(names) and Index("q_pos") in walk(space.attention.mask):
+        dims = {**dict.fromkeys(names, 1), **_diagonal(space, config)}
+        yield Case(dims={name: dims[name] for name in names}, seed=4, config=config, lengths=_full(space))
     for boundary in space.boundaries:
         if boundary.reach != "thin":
             continue
@@ -240,6 +244,17 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for case in found:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
+
+
+def _diagonal(space: Space, config: int) -> dict[str, int]:
+    """Sizes with which the last query of the first tile, of which the tile has some heads alone where it can,
+    stands at the first key of a tile.
+    """
+    shape = space.configs[config]
+    packs = space.plan is not None and any(kernel.pack is not None for kernel in space.plan.kernels)
+    group = 5 if packs else 1
+    last = (shape.BLOCK_M - 1) // group
+    return {"M": last + 2, "N": shape.BLOCK_N + 2, "G": group}
 
 
 def _is_lazy(space: Space) -> bool:

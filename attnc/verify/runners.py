@@ -21,16 +21,14 @@ class Runner(ABC):
     alone are different programs there too; sanitizers: the tools of compute-sanitizer that understand their
     kernels.
 
-    stages: the field of a generated config that has the stages of a pipeline; sections: the fewest and the
-    most heads that a module for prompts takes in one section, where small cases have some; takes_tiles:
-    programs of a module for prompts take one tile after the other, whatever its schedule says.
+    stages: the field of a generated config that has the stages of a pipeline; takes_tiles: programs of a
+    module for prompts take one tile after the other, whatever its schedule says.
     """
 
     without_gpu: ClassVar[str]
     warps_matter: ClassVar[bool]
     sanitizers: ClassVar[tuple[str, ...]]
     stages: ClassVar[str]
-    sections: ClassVar[tuple[int, ...]] = ()
     takes_tiles: ClassVar[bool] = False
 
     def device(self, target: str) -> str:
@@ -65,7 +63,6 @@ class Interpreted(Runner):
     warps_matter = False
     sanitizers = ()
     stages = "num_stages"
-    sections = (4, 16)
 
     def device(self, target: str) -> str:
         return "cpu" if is_interpreting() else super().device(target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from tests.verify.judging import modules_of, spec
 
 #: Scores, and whether one can be +inf or NaN in a row of zeros past the end.

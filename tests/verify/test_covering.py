@@ -50,7 +50,7 @@ def test_a_plan_says_where_it_changes_its_ways(target: str) -> None:
     assert {65535, 65536, 65537} <= tiles["heads"]
     assert {127, 128, 129, 16383, 16384, 16385} <= named("document", target)["entries"]
     assert {126, 127, 128} <= named("varlen", target)["sequences"]
-    assert {15, 16, 17} <= named("decode", target)["packed"] & named("decode", target)["shares"]
+    assert {15, 16, 17} <= named("decode", target)["packed"] & named("decode", target)["splits"]
     assert {15, 16, 17} <= named("paged_decode", target)["keys"]
     assert {4095, 4096, 4097} <= named("paged_decode", target)["columns"]
 
@@ -67,6 +67,17 @@ def test_programs_that_take_several_tiles_have_some() -> None:
     subject = subject_of(made)
     thin = list(thin_cases(subject.space, subject.limits()))
     assert {5, 9} <= {case.dims["B"] for case in thin if case.dims["N"] >= 3 * 64}
+
+
+def test_the_last_query_of_a_tile_is_the_first_to_see_a_tile_of_keys() -> None:
+    """Of a tile of heads that share keys, where the last query has some of its heads in the next tile."""
+    subject = subject_of(module("speculative"))
+    cases = [case for case in thin_cases(subject.space, subject.limits()) if case.dims["G"] == 5]
+    (case,) = cases
+    shape = subject.configs[case.config]
+    last, rest = divmod(shape.BLOCK_M - 1, 5)
+    assert rest < 4
+    assert last + case.dims["N"] - case.dims["M"] == shape.BLOCK_N
 
 
 def test_a_lazy_maximum_moves() -> None:

@@ -8,10 +8,11 @@ from functools import cached_property
 from attnc.expr.nodes import Const, Expr, Search, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
+from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, scalar, value_type
@@ -111,11 +112,6 @@ class Sm90TileText(CudaBackwardText):
         """Whether rows past the last query have to be made zero: TMA does so behind the tensor alone."""
         attention = self.module.variant.attention
         return not self.over_q and (attention.q.storage.is_packed or "M" in attention.lengths)
-
-    @property
-    def meets(self) -> bool:
-        """Whether warps of a warpgroup wait for each other: results leave through what they have read."""
-        return self.over_q or self.clears_queries or not self.plan.staged(self.planned.name)
 
     def is_summed(self, name: str) -> bool:
         """Whether a gradient leaves in f32, to be added to."""
@@ -261,11 +257,4 @@ class Sm90TileText(CudaBackwardText):
     @property
     def read_sizes(self) -> Iterator[str]:
         """Those that are no part of a record."""
-        if names := [name for name in self.kernel.dims if name not in self._made]:
-            yield f"const int {', '.join(f'{name} = args.{name}' for name in names)};"
-
-    @property
-    def reads_own_end(self) -> str:
-        """The last row of the tile, where somebody who reads a record wants it."""
-        name = "q_hi" if self.over_q else "kv_hi"
-        return name if name in self._wanted else ""
+        yield from sizes_of_call(name for name in self.kernel.dims if name not in self._made)
