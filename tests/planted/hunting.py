@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -90,26 +90,28 @@ class _Caught(Exception):
         self.catch = catch
 
 
-def shows(bug: Bug, case: Case, by: By) -> bool:
-    """Whether the case shows the bug. What depends on which warp comes first is given some orders."""
+def shows(bug: Bug, case: Case, by: By, rule: str = "") -> bool:
+    """Whether the case shows the bug. What depends on which warp comes first is given some orders. rule: the
+    name of the one that it breaks.
+    """
     subject, tries = planted(bug), _ORDERS if bug.target.startswith("cuda.") and by == "bound" else 1
-    return any(not _judge(bug, subject, case, by).ok for _ in range(tries))
+    return any(not _judge(bug, subject, case, by, rule).ok for _ in range(tries))
 
 
-def judge_clean(bug: Bug, case: Case, by: By) -> Verdict:
+def judge_clean(bug: Bug, case: Case, by: By, rule: str = "") -> Verdict:
     """The verdict on the case without the bug."""
-    return _judge(bug, _clean(bug), case, by)
+    return _judge(bug, _clean(bug), case, by, rule)
 
 
-def _judge(bug: Bug, subject: AnySubject, case: Case, by: By) -> Verdict:
-    """By the error bound, by the rules besides, or of the module's calls. By the bound, gradients are left
-    out for a bug in the forward.
+def _judge(bug: Bug, subject: AnySubject, case: Case, by: By, rule: str) -> Verdict:
+    """By the error bound, by the rules besides or one of them, or of the module's calls. By the bound,
+    gradients are left out for a bug in the forward.
     """
     if by == "calls" and isinstance(subject, Subject):
         message = next(iter(call_violations(subject)), "")
         return Verdict(ok=not message, message=message)
     if by == "rules" and isinstance(subject, Subject):
-        return keeps(subject, case, violations, Verdict(ok=True, message=""))
+        return keeps(subject, case, partial(violations, only=rule), Verdict(ok=True, message=""))
     if isinstance(subject, ProjectionSubject):
         return check_projection(subject, case)
     if bug.phase == "forward" and bug.file in ("", "host"):
