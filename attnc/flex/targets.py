@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from attnc.flex.tape import Tape, operands
+
 HOPPER, TRITON = "cuda.sm_90a", "triton"
 
 
@@ -36,6 +38,19 @@ def targets_of(
     ):
         return HOPPER, TRITON
     return TRITON, ""
+
+
+def reads_pairs(tape: Tape) -> bool:
+    """Whether an element of a tensor is read for each pair of a query and a key, as of a bias by distance:
+    Triton's kernels read rows of them, those of wgmma one by one where a thread has its scores.
+    """
+    depends: list[frozenset[str]] = []
+    for entry in tape.entries:
+        own = frozenset(entry[1:]) if entry[0] == "index" else frozenset()
+        depends.append(own.union(*(depends[at] for at in operands(entry))))
+        if entry[0] == "load" and depends[-1] >= {"q_idx", "kv_idx"}:
+            return True
+    return False
 
 
 def _is_taken(x: torch.Tensor) -> bool:
