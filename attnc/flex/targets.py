@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-
 import torch
 
+from attnc.api.hopper import HOPPER, suits_hopper
 from attnc.flex.tape import Tape, operands
 
-HOPPER, TRITON = "cuda.sm_90a", "triton"
+TRITON = "triton"
 
 
 def targets_of(
@@ -27,15 +25,7 @@ def targets_of(
     """
     if target:
         return target, ""
-    widths = (query.shape[3], value.shape[3])
-    if (
-        query.is_cuda
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and not wanted
-        and all(width % 16 == 0 and width <= 256 for width in widths)
-        and _is_hopper(query.device.index)
-        and all(map(_is_taken, (query, key, value)))
-    ):
+    if not wanted and suits_hopper(query, key, value):
         return HOPPER, TRITON
     return TRITON, ""
 
@@ -51,15 +41,3 @@ def reads_pairs(tape: Tape) -> bool:
         if entry[0] == "load" and depends[-1] >= {"q_idx", "kv_idx"}:
             return True
     return False
-
-
-def _is_taken(x: torch.Tensor) -> bool:
-    """Whether TMA takes the strides of a tensor of 16 bits."""
-    outer = zip(x.shape[:-1], x.stride(), strict=False)
-    return all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
-
-
-@cache
-def _is_hopper(device: int) -> bool:
-    """Whether it runs the kernels of this target, and CuPy is there to launch them."""
-    return torch.cuda.get_device_capability(device) == (9, 0) and importlib.util.find_spec("cupy") is not None
