@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 
 import torch
+
+from attnc.support.by_target import Needs, runs
 
 HOPPER = "cuda.sm_90a"
 
@@ -35,5 +36,7 @@ def _is_taken(x: torch.Tensor) -> bool:
 
 @cache
 def _is_hopper(device: int) -> bool:
-    """Whether it runs the kernels of this target, and CuPy is there to launch them."""
-    return torch.cuda.get_device_capability(device) == (9, 0) and importlib.util.find_spec("cupy") is not None
+    """Whether a device runs the kernels of this target, and what launches them is there."""
+    from attnc.target.one_import import needs_of
+
+    return runs(Needs(*needs_of(HOPPER)), device)
