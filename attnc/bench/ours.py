@@ -59,10 +59,14 @@ def ours(target: str = "triton") -> Peer:
 
 #: The kernels for Triton beside those for another target.
 TRITON = Peer(name="triton", title="attnc on Triton", make=partial(make, "triton", _SPECS), compiles=True)
-#: CUDA kernels whose gradients are the same bits in every run, beside those that add dq atomically.
-TWO_PASS = Peer(
-    name="two_pass",
-    title="attnc, two_pass",
-    make=partial(make, "cuda.sm_80", _SPECS / "deterministic"),
-    compiles=True,
-)
+#: Ways to sum dq by which gradients are the same bits in every run, with the folders of their specs.
+_SAME_BITS = {"two_pass": _SPECS / "deterministic", "ordered": _SPECS / "ordered"}
+
+
+def same_bits(target: str) -> tuple[Peer, ...]:
+    """CUDA kernels whose gradients are the same bits in every run, beside those that add dq atomically."""
+    cuda = target if target.startswith("cuda.") else "cuda.sm_80"
+    return tuple(
+        Peer(name=way, title=f"attnc, {way}", make=partial(make, cuda, folder), compiles=True)
+        for way, folder in _SAME_BITS.items()
+    )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from attnc.bench.cells import Cell, Inputs, Phase, draw
-from attnc.bench.ours import OURS, TRITON, TWO_PASS, ours
+from attnc.bench.ours import OURS, TRITON, ours, same_bits
 from attnc.bench.peers import PEERS, Peer, Unavailable, backward_of
 from attnc.runtime.timing import Launch, Timing, interleave
 
@@ -50,13 +50,13 @@ class Result:
 
 def candidates(names: Iterable[str], target: str = "triton") -> tuple[Peer, ...]:
     """attnc's kernels for a target, and the peers of these names. KeyError for a name that is none."""
-    known = known_peers()
+    known = known_peers(target)
     return (ours(target), *(known[name] for name in names if name != OURS))
 
 
-def known_peers() -> dict[str, Peer]:
-    """All whom attnc's kernels can be timed beside, by name."""
-    return {**PEERS, TRITON.name: TRITON, TWO_PASS.name: TWO_PASS}
+def known_peers(target: str = "triton") -> dict[str, Peer]:
+    """All whom attnc's kernels for a target can be timed beside, by name."""
+    return {**PEERS, TRITON.name: TRITON, **{peer.name: peer for peer in same_bits(target)}}
 
 
 def warm_up(cells: Sequence[Cell], peers: Sequence[Peer], phase: Phase = "forward") -> None:

@@ -73,8 +73,8 @@ def bench(
     do, in files named ranks.*. Needs a CUDA GPU.
 
     Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), efficient, flex and eager; of attnc triton,
-    its kernels for Triton beside those of --target, two_pass, CUDA gradients that are the same bits in every
-    run, and with --decode page_8 and page_4, small pages.
+    its kernels for Triton beside those of --target, two_pass and ordered, CUDA gradients that are the same
+    bits in every run, and with --decode page_8 and page_4, small pages.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """

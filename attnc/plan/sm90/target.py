@@ -24,6 +24,7 @@ from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm90.backward import (
     Sm90Backward,
+    check_turns,
     plan_sm90_backward,
     sm90_backward_configs,
     sm90_backward_estimate,
@@ -56,6 +57,9 @@ class Sm90a(Target):
 
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         return _OF_GRADIENTS.check_backward(knob)
+
+    def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
+        return check_turns(variant, schedule, knob)
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield "softmax = online(maximum = lazy(20)), order = longest_first"

@@ -176,8 +176,17 @@ class CudaBackward(BackwardDeclaration):
         shape = f"f32[B, H, cdiv(M, {config}.BLOCK_M), {self.size_of_dq}]"
         return [
             Record("Made", [quoted("dq")], {"like": quoted("q")}),
-            Record("Made", [quoted("dq_sum")], {"type": quoted(shape), "zero": "True"}),
+            Record(
+                "Made",
+                [quoted("dq_sum")],
+                {"type": quoted(shape), **({"zero": "True"} if self.clears_dq else {})},
+            ),
         ]
+
+    @property
+    def clears_dq(self) -> bool:
+        """Whether the sums of dq have to be zeros before anybody adds to them."""
+        return True
 
     @property
     def size_of_dq(self) -> str:
