@@ -12,11 +12,13 @@ them.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch._compile import _disable_dynamo
 
 from attnc.distributed.dtensors import is_dtensor, like, local, local_input, whole_shape
 from attnc.distributed.estimate import Rates, Strategy, rates_of
@@ -155,6 +157,18 @@ class ContextParallel:
         plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
         has other rows than the plan says.
         """
+        call = _uncompiled if "torch._dynamo" in sys.modules else ContextParallel._call
+        return call(self, q, k, v, inputs, plan, named)
+
+    def _call(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        inputs: tuple[Any, ...],
+        plan: Plan | None,
+        named: Mapping[str, Any],
+    ) -> Any:
         if plan is not None:
             self._plan = plan
         stages, shards, extras = self._prepared(q, k, v, inputs, named)
@@ -357,9 +371,9 @@ class ContextParallel:
         return attention.tensor(name)
 
 
-# What torch.compiler.disable does, without importing the compiler.
-ContextParallel.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # dynamo's own mark
-ContextParallel.__call__._torchdynamo_disable_msg = "exchanges run on streams of their own"  # type: ignore[attr-defined]  # too
+#: A call that torch.compile leaves alone, and all that it calls; torch.compiler.disable would import the
+#: compiler, which takes as long as torch itself, for those who have no use for it.
+_uncompiled = _disable_dynamo(ContextParallel._call)
 
 
 class _Attention(torch.autograd.Function):

@@ -7,11 +7,8 @@ what counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from attnc.plan.targets import target_of
 
@@ -54,9 +51,8 @@ class Estimate:
     Seconds of the slowest rank: compute, alone; exchange, alone; exposed, the part of the exchange that no
     kernel hides; total. groups: parts of the heads that follow each other, so that the exchange of one part
     hides behind the kernel of another; splits: whether rows that see a rank's own keys alone are computed
-    before those that wait. ways: ranks that share the heads. bytes: of all ranks together, and
-    moved: from each rank to each other, [source, destination]; refusal: why the strategy cannot be taken, ""
-    if it can.
+    before those that wait. ways: ranks that share the heads. bytes: that move between all ranks; refusal: why
+    the strategy cannot be taken, "" if it can.
     """
 
     strategy: Strategy
@@ -69,7 +65,6 @@ class Estimate:
     exposed: float = 0.0
     total: float = float("inf")
     bytes: int = 0
-    moved: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
     refusal: str = ""
 
 

@@ -6,20 +6,38 @@ where it is and never sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from attnc.distributed.group import Ranks
 from attnc.distributed.plan import Plan
-from attnc.distributed.rows import Places, holes, key_route, query_route
+from attnc.distributed.rows import Places, key_route, key_sources, query_route
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
 #: A tensor, the axis of its rows, and which of them are meant.
 Rows: TypeAlias = tuple[torch.Tensor, int, Places]
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Keys on their way, for one part of the heads.
+
+    sent: the rows of k and v for each other rank; came: the rank's own rows, and behind them room for those
+    of others; shapes: of k and v as the kernel takes them.
+    """
+
+    sent: torch.Tensor
+    counts_out: Sequence[int]
+    came: torch.Tensor
+    counts_in: Sequence[int]
+    shapes: tuple[torch.Size, torch.Size]
 
 
 class Moves:
@@ -30,32 +48,97 @@ class Moves:
         self.rank = group.rank
         self.keys = key_route(plan, self.rank, device)
         self.queries = query_route(plan, self.rank, device)
-        self.holes = holes(plan, self.rank, device)
-        lo, hi = plan.window(self.rank)
-        self.window = hi - lo
+        self._sources = key_sources(plan, self.rank)
+        self._index: tuple[int, torch.Tensor] | None = None
 
-    def fetch_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
-        """The window of k and v that the waiting rows see, for the heads of one part."""
+    def pack_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Parcel:
+        """Copies the rows of k and v that others need, and the rank's own that it needs itself."""
         tensors = self.attention.k, self.attention.v
         axes = [axis_of(tensor, Role.KEY) for tensor in tensors]
-        sent = [
+        for_rank = [
             [
-                (heads_of(tensor, x, *self.plan.heads(r, number)), axis, at)
-                for tensor, x, axis in zip(tensors, (k, v), axes, strict=True)
+                heads_of(tensor, x, *self.plan.heads(r, number))
+                for tensor, x in zip(tensors, (k, v), strict=True)
             ]
-            for r, at in enumerate(self.keys.sent)
+            for r in range(self.plan.ranks)
         ]
-        mine = sent[self.rank]
-        sizes = [sized(x, axis, self.window) for x, axis, _ in mine]
-        window = [torch.empty(size, dtype=k.dtype, device=self.device) for size in sizes]
-        came = self._swap(sent, [[(axis, at.count) for axis in axes] for at in self.keys.kept], window)
-        for x, axis in zip(window, axes, strict=True):
-            self.holes.clear(x, axis)  # keys that nobody asked for must be finite
-        for r, at in enumerate(self.keys.kept):
-            own = [rows.of(x, axis) for x, axis, rows in mine] if r == self.rank else came[r]
-            for x, axis, rows in zip(window, axes, own, strict=True):
-                at.put(x, axis, rows)
-        return window[0], window[1]
+        mine = for_rank[self.rank]
+        sizes_out = [
+            [sized(x, axis, at.count) for x, axis in zip(some, axes, strict=True)]
+            for some, at in zip(for_rank, self.keys.sent, strict=True)
+        ]
+        # Others send the heads that this rank computes, which are as many as its own.
+        sizes_in = [
+            [sized(x, axis, at.count) for x, axis in zip(mine, axes, strict=True)] for at in self.keys.kept
+        ]
+        counts_out, counts_in = (
+            [sum(size.numel() for size in some) for some in sizes] for sizes in (sizes_out, sizes_in)
+        )
+        unit, _ = self._gathering(sizes_in, axes)
+        own, counts_in[self.rank], counts_out[self.rank] = counts_in[self.rank], 0, 0
+        sent = torch.empty(sum(counts_out), dtype=k.dtype, device=self.device)
+        came = torch.empty(own + sum(counts_in) + unit, dtype=k.dtype, device=self.device)
+        came[came.numel() - unit :].zero_()  # what holes of the window are made of: keys have to be finite
+        places = {self.rank: came[:own]}
+        others = [r for r in range(self.plan.ranks) if r != self.rank]
+        places |= zip(others, torch.split(sent, [counts_out[r] for r in others]), strict=True)
+        for r, place in places.items():
+            pieces = torch.split(place, [size.numel() for size in sizes_out[r]])
+            for x, axis, piece, size in zip(for_rank[r], axes, pieces, sizes_out[r], strict=True):
+                self.keys.sent[r].copy(x, axis, piece.view(size))
+        window = len(self._sources[0])
+        shapes = sized(mine[0], axes[0], window), sized(mine[1], axes[1], window)
+        return Parcel(sent, counts_out, came, counts_in, shapes)
+
+    def exchange(self, parcel: Parcel) -> None:
+        """Sends, and receives what others send."""
+        if self.group.size > 1:
+            first = parcel.came.numel() - self._unit - sum(parcel.counts_in)
+            arriving = parcel.came.narrow(0, first, sum(parcel.counts_in))
+            self.group.exchange(arriving, parcel.counts_in, parcel.sent, parcel.counts_out)
+
+    def open_keys(self, parcel: Parcel) -> Pair:
+        """The window of k and v that the waiting rows see, in the order of the keys."""
+        assert self._index is not None
+        unit, index = self._index
+        rows = parcel.came.view(-1, unit).index_select(0, index).view(-1)
+        k, v = torch.split(rows, [shape.numel() for shape in parcel.shapes])
+        return k.view(parcel.shapes[0]), v.view(parcel.shapes[1])
+
+    @property
+    def _unit(self) -> int:
+        assert self._index is not None
+        return self._index[0]
+
+    def _gathering(
+        self, sizes: Sequence[Sequence[torch.Size]], axes: Sequence[int]
+    ) -> tuple[int, torch.Tensor]:
+        """How the windows are made of what came: pieces of so many elements, and which they are. It is the
+        same for all parts of the heads.
+
+        sizes: of the rows of k and v that each rank sends to this one.
+        """
+        if self._index is not None:
+            return self._index
+        inner = [size[axis + 1 :].numel() for size, axis in zip(sizes[self.rank], axes, strict=True)]
+        unit = math.gcd(*inner)
+        source, number = self._sources
+        order = [self.rank, *(r for r in range(self.plan.ranks) if r != self.rank)]
+        begins = np.zeros((self.plan.ranks, len(axes)), np.int64)
+        end = 0
+        for r in order:
+            for i, size in enumerate(sizes[r]):
+                begins[r, i], end = end, end + size.numel()
+        found = []
+        counts = np.asarray([at.count for at in self.keys.kept])
+        for i, axis in enumerate(axes):
+            lead = np.arange(sizes[self.rank][i][:axis].numel())[:, None]
+            first = begins[source, i] + (lead * counts[source] + number) * inner[i]
+            first = np.where(source < 0, end, first)[..., None] // unit
+            within = np.arange(inner[i] // unit) * (source >= 0)[:, None]
+            found.append((first + within).ravel())
+        self._index = unit, torch.from_numpy(np.concatenate(found)).to(self.device)
+        return self._index
 
     def return_keys(self, sums: Pair, totals: Pair, number: int, *, fresh: bool) -> None:
         """What this rank's rows add to dk and dv, to the owners of the keys, who add it to `totals`: what is

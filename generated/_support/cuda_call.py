@@ -46,7 +46,7 @@ class Kernel:
 class Kernels:
     """Kernels that take the same struct of arguments, one after the other.
 
-    addresses: tensors in the order of the struct; `parts+SIZE` is so many bytes behind the start of one.
+    addresses: tensors in the order of the struct; `splits+SIZE` is so many bytes behind the start of one.
     numbers: strides (64 bits) and then sizes (32 bits) behind them. sizes: by name those that they take
     besides.
     """
@@ -58,7 +58,7 @@ class Kernels:
 
 
 class Ready(NamedTuple):
-    """One of the kernels of a launch. joins: the parts that the one before it has made."""
+    """One of the kernels of a launch. joins: the splits that the one before it has made."""
 
     name: str
     config: KernelConfig
@@ -169,10 +169,6 @@ class CudaAttention(Attention):
 
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         return tuple(self._launch(kernels, place) for kernels in launches)
-
-    def section(self, gpu: Gpu, heads: int, size: int) -> int:
-        """Heads whose matrices fill about half of the L2 cache."""
-        return max(1, min(heads, gpu.l2 // 2 // max(1, size)))
 
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
         return {**super().functions(gpu), "dq_floats()": dq_floats}

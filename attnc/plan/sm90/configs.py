@@ -10,12 +10,12 @@ from attnc.expr.nodes import Expr, Load, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
-from attnc.model.tensors import DType
+from attnc.model.tensors import DType, Ragged
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
@@ -133,7 +133,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
         warp_split="q",
         streamed="kv",
-        by_tma=attention.q.storage.is_plain,
+        by_tma=attention.q.storage.is_plain or isinstance(attention.q.storage, Ragged),
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
     )

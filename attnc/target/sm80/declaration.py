@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
-from attnc.target.declared import Items, Record, Table, Value, Words, printed, quoted, section
+from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
 from attnc.target.sm80.decode import CudaDecodeText
@@ -52,7 +52,11 @@ def cuda_declaration(
             scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
             fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
             names += scratch
-    sizes = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else share_size(text)
+    sizes = (
+        {"SECTION": _section(module, kernel, text)}
+        if "SECTION" in text.size_names
+        else fixed_split_size(text)
+    )
     strides = [name for arg in text.arguments for name in text.strides(arg)]
     fields["launches"] = Items([cuda_kernels(kernels, names, [*strides, *text.size_names], sizes)])
     if back is not None:
@@ -61,23 +65,23 @@ def cuda_declaration(
 
 
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
-    """How the keys of a sequence are split, and the memory for what comes of its parts."""
-    size = quoted(f"PARTS * {text.layout.dv + 1}")
-    return {"split": split(module, None), "scratch": Table({"parts": size})}
+    """How the keys of a sequence are split, and the memory for what comes of its splits."""
+    size = quoted(f"SPLIT_ROWS * {text.layout.dv + 1}")
+    return {"split": split(module, None), "scratch": Table({"splits": size})}
 
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
-    """Of o of the parts, and behind it lse."""
-    return ["parts", f"parts+PARTS*{4 * text.layout.dv}"]
+    """Of o of the splits, and behind it lse."""
+    return ["splits", f"splits+SPLIT_ROWS*{4 * text.layout.dv}"]
 
 
-def share_size(text: CudaText) -> dict[str, str]:
-    """Keys of a part, where some config fixes them; 0: they are counted."""
-    return {"SHARE": "config.share"} if "SHARE" in text.size_names else {}
+def fixed_split_size(text: CudaText) -> dict[str, str]:
+    """Keys of a split, where some config fixes them; 0: they are counted."""
+    return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in text.size_names else {}
 
 
 def join_kernel(text: CudaDecodeText, file: str, warp_bytes: int) -> Record:
-    """What joins the parts, with its own shared memory, so much of each warp, not a tile's, which few blocks
+    """What joins the splits, with its own shared memory, so much of each warp, not a tile's, which few blocks
     fit.
     """
     shared = {"shared": f"config.WARPS * {warp_bytes}"}
@@ -91,16 +95,16 @@ def cuda_kernels(
     sizes: Mapping[str, str],
     maps: Mapping[str, str] | None = None,
     *,
-    counts: bool = True,
+    decodes: bool = False,
 ) -> Record:
-    """Kernels that take the same arguments. maps, counts: of TMA, as `TmaKernels` has them."""
+    """Kernels that take the same arguments. maps: of TMA, as `TmaKernels` has them."""
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
-        fields |= {} if counts else {"counts": "False"}
+        fields |= {"counts": "False", "waits": "True"} if decodes else {}
     fields |= {"addresses": Words(addresses), "numbers": Words(numbers)}
     if sizes:
-        fields["sizes"] = Table({name: quoted(text) for name, text in sizes.items()})
+        fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
     return Record("TmaKernels" if maps else "Kernels", fields=fields)
 
 
@@ -137,7 +141,7 @@ def _section(module: Module, kernel: Kernel, text: CudaText) -> str:
     keys = show(longest(module.variant.attention, Role.KEY))
     row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
     heads = "B * H" if kernel.grid.sequences is None else "H"
-    return section(heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
+    return section(kernel.grid.section, heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
 
 
 class CudaBackward(BackwardDeclaration):
@@ -214,10 +218,29 @@ class CudaBackward(BackwardDeclaration):
         keys = f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs_keys else "N"
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
+        kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
+        planned = self._backward.kernels[0].kernel.grid.section
         return {
-            "SECTION": section("H" if self.packs_queries else "B * H", keys, row_bytes),
-            "KV_SECTION": section(self.kv_heads if packs_keys else f"B * {self.kv_heads}", shared, row_bytes),
+            "SECTION": section(
+                planned, "H" if self.packs_queries else "B * H", keys, row_bytes, tiles=self.q_tiles(queries)
+            ),
+            "KV_SECTION": section(
+                planned, kv_heads, shared, row_bytes + self.sum_bytes, tiles=self.kv_tiles(keys)
+            ),
         }
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
+        return 0
+
+    def q_tiles(self, queries: str) -> str:
+        """Tiles of the queries of a head, where a section is made of them."""
+        return f"cdiv({queries}, {self._backward.kernels[0].kernel.configs[0].tile_q})"
+
+    def kv_tiles(self, keys: str) -> str:
+        """Tiles of the keys of a head, where a section is made of them."""
+        return f"cdiv({keys}, {self._backward.kernels[-1].kernel.configs[0].tile_kv})"
 
     def kernel(self, name: str) -> Record:
         """Its declaration."""

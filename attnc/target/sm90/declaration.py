@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import BackwardKernel
-from attnc.plan.sm90.backward import ROWS, TURNS, Sm90Backward
+from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.sm90.backward import TURNS, Sm90Backward
 from attnc.plan.storage import longest
 from attnc.target.declaration import attention_fields, tiles
-from attnc.target.declared import Items, Record, Value, printed
+from attnc.target.declared import Items, Record, Value, printed, section
 from attnc.target.sm80.backward_rows import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
     cuda_kernel,
     cuda_kernels,
+    fixed_split_size,
     join_kernel,
     parts_addresses,
     parts_fields,
-    share_size,
 )
 from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
 from attnc.target.sm90.backward_tiles import Sm90Arguments
@@ -54,7 +54,7 @@ def hopper_declaration(
             names += parts_addresses(text)
             kernels.append(join_kernel(text, file, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
-        launch = cuda_kernels(kernels, names, numbers, share_size(text), boxes, counts=False)
+        launch = cuda_kernels(kernels, names, numbers, fixed_split_size(text), boxes, decodes=True)
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
@@ -77,15 +77,13 @@ def _blocks(kernel: Kernel) -> str:
 
 def _section(module: Module, kernel: Kernel, text: Sm90Text) -> str:
     """Heads whose tiles blocks take one after the other, the longest first."""
-    if not kernel.grid.longest_first:
-        return "1"
     row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
     sequences, keys = kernel.grid.sequences, show(longest(module.variant.attention, Role.KEY))
     length = "N" if keys == "N" else f"{keys} // B"
     shared = " // G" if "G" in kernel.dims else ""  # by the heads of a group
     heads = "B * H" if sequences is None else "H"
     tiles = "cdiv(M, BLOCK_M)" if sequences is None else f"{show(sequences.rows)} // B // BLOCK_M"
-    return f"even_section({heads}, {length} * {row_bytes}{shared}, {tiles})"
+    return section(kernel.grid.section, heads, length, row_bytes, shared=shared, tiles=tiles)
 
 
 class HopperBackward(CudaBackward):
@@ -114,30 +112,15 @@ class HopperBackward(CudaBackward):
         return f"{64 * self._plan.qk_pieces} * {self.configs[-1]}.BLOCK_M{turns}"
 
     @property
-    def sections(self) -> dict[str, str]:
-        """Query heads whose K and V, and KV heads whose q, do and sums of dq, lie in the L2 cache together,
-        in sections as large as each other. Where blocks take turns, a section is large, so that few of them
-        are at the same head: they walk over its queries side by side, so what they read is in the cache.
+    def sum_bytes(self) -> int:
+        return 64 * self._plan.qk_pieces * 4 if self._adds else 0
+
+    def kv_tiles(self, keys: str) -> str:
+        """As for `cuda.sm_80`. Where blocks take turns, a section is large, so that few of them are at the
+        same head: they walk over its queries side by side, so what they read is in the cache.
         """
-        layout, tensors = self._plan.layout, self._arguments.tensors
-        row_bytes = (layout.d + layout.dv) * layout.element.bytes
-        sums = 64 * self._plan.qk_pieces * 4 if self._adds else 0
-        keys = (
-            f"{show(longest(self.module.variant.attention, Role.KEY))} // B"
-            if tensors.packs(Role.KEY)
-            else "N"
-        )
-        queries = f"{self.queries} // B" if self.packs_queries else "M"
-        shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
-        heads = "H" if self.packs_queries else "B * H"
-        kv_tiles = f"cdiv({keys}, {ROWS})"
-        if self._plan.takes_turns:
-            kv_tiles = f"min({kv_tiles}, {_TURNS_OF_A_HEAD})"
-        kv_heads = self.kv_heads if tensors.packs(Role.KEY) else f"B * {self.kv_heads}"
-        return {
-            "SECTION": f"even_section({heads}, {keys} * {row_bytes}, cdiv({queries}, {ROWS}))",
-            "KV_SECTION": f"even_section({kv_heads}, {shared} * {row_bytes + sums}, {kv_tiles})",
-        }
+        tiles = super().kv_tiles(keys)
+        return f"min({tiles}, {_TURNS_OF_A_HEAD})" if self._plan.takes_turns else tiles
 
     def kernel(self, name: str) -> Record:
         if name != finish_name(self.module):

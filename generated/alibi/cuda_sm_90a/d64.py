@@ -97,7 +97,11 @@ CALL = HopperAttention(
                 "stride_slope_0 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N "
                 "SECTION"
             ),
-            sizes={"SECTION": "even_section(B * H, N * 256, cdiv(M, BLOCK_M))"},
+            sizes={
+                "SECTION": (
+                    "even_section(B * H, N * 256, l2() * 5 // 9, 3 * multiprocessors(), cdiv(M, BLOCK_M))"
+                ),
+            },
         ),
     ),
     backward=Backward(
@@ -144,7 +148,10 @@ CALL = HopperAttention(
                     "stride_dkh stride_dvb stride_dvn stride_dvh stride_slope_0 B H M N M_padded SECTION "
                     "KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 256)", "KV_SECTION": "section(B * H, M * 256)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 256, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 256, l2() // 2)",
+                },
             ),
         ),
         gradients=(

@@ -91,7 +91,7 @@ CALL = CudaAttention(
                 "stride_pair_0 stride_pair_1 stride_pair_2 stride_key_bias_0 stride_key_bias_1 stride_ob "
                 "stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
     backward=Backward(
@@ -138,7 +138,10 @@ CALL = CudaAttention(
                     "stride_dkh stride_dvb stride_dvn stride_dvh stride_pair_0 stride_pair_1 stride_pair_2 "
                     "stride_key_bias_0 stride_key_bias_1 B H M N M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 256)", "KV_SECTION": "section(B * H, M * 256)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 256, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 256, l2() // 2)",
+                },
             ),
         ),
         gradients=(

@@ -89,7 +89,12 @@ CALL = HopperAttention(
             maps={"q": "BLOCK_M", "k": "BLOCK_N", "v": "BLOCK_N", "o": "16"},
             addresses="o lse",
             numbers="stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H G M N SECTION",
-            sizes={"SECTION": "even_section(B * H, N * 256 // G, cdiv(M, BLOCK_M))"},
+            sizes={
+                "SECTION": (
+                    "even_section(B * H, N * 256 // G, l2() * 5 // 9, 3 * multiprocessors(), cdiv(M, "
+                    "BLOCK_M))"
+                ),
+            },
         ),
     ),
     backward=Backward(
@@ -141,7 +146,7 @@ CALL = HopperAttention(
                     "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H G M N "
                     "Hkv M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "1", "KV_SECTION": "section(B * Hkv, M * G * 512)"},
+                sizes={"SECTION": "1", "KV_SECTION": "section(B * Hkv, M * G * 512, l2() // 2)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -97,7 +97,12 @@ CALL = HopperAttention(
             maps={"q": "BLOCK_M", "k": "BLOCK_N", "v": "BLOCK_N"},
             addresses="o lse",
             numbers="stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H G M N SECTION",
-            sizes={"SECTION": "even_section(B * H, N * 1024 // G, cdiv(M, BLOCK_M))"},
+            sizes={
+                "SECTION": (
+                    "even_section(B * H, N * 1024 // G, l2() * 5 // 9, 3 * multiprocessors(), cdiv(M, "
+                    "BLOCK_M))"
+                ),
+            },
         ),
     ),
     backward=Backward(
@@ -149,7 +154,10 @@ CALL = HopperAttention(
                     "stride_dqh stride_dvb stride_dvn stride_dvh stride_dkb stride_dkn stride_dkh B H G M N "
                     "Hkv M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 1024)", "KV_SECTION": "section(B * Hkv, M * G * 1024)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 1024, l2() // 2)",
+                    "KV_SECTION": "section(B * Hkv, M * G * 1024, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

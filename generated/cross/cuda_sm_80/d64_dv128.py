@@ -87,7 +87,7 @@ CALL = CudaAttention(
                 "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
                 "stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 384)"},
+            sizes={"SECTION": "section(B * H, N * 384, l2() // 2)"},
         ),
     ),
     backward=Backward(
@@ -132,7 +132,10 @@ CALL = CudaAttention(
                     "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H M N "
                     "M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 384)", "KV_SECTION": "section(B * H, M * 384)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 384, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 384, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

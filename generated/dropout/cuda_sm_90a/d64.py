@@ -96,7 +96,11 @@ CALL = HopperAttention(
             maps={"q": "BLOCK_M", "k": "BLOCK_N", "v": "BLOCK_N", "o": "16"},
             addresses="p seed o lse",
             numbers="stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N SECTION",
-            sizes={"SECTION": "even_section(B * H, N * 256, cdiv(M, BLOCK_M))"},
+            sizes={
+                "SECTION": (
+                    "even_section(B * H, N * 256, l2() * 5 // 9, 3 * multiprocessors(), cdiv(M, BLOCK_M))"
+                ),
+            },
         ),
     ),
     backward=Backward(
@@ -142,7 +146,10 @@ CALL = HopperAttention(
                     "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H M N "
                     "M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 256)", "KV_SECTION": "section(B * H, M * 256)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 256, l2() // 2)",
+                    "KV_SECTION": "section(B * H, M * 256, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

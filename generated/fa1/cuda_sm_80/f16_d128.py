@@ -128,7 +128,7 @@ CALL = CudaAttention(
                     "stride_dqm stride_dkb stride_dkh stride_dkn stride_dvb stride_dvh stride_dvn B H M N "
                     "M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 512)", "KV_SECTION": "section(B * H, M * 512)"},
+                sizes={"SECTION": "1", "KV_SECTION": "1"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -64,7 +64,7 @@ CALL = CudaAttention(
                 "stride_qb stride_qh stride_qm stride_kb stride_kh stride_kn stride_vb stride_vh stride_vn "
                 "stride_ob stride_oh stride_om stride_lseb stride_lseh stride_lsem B H M N SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 2)"},
         ),
     ),
 )

@@ -138,7 +138,7 @@ CALL = HopperAttention(
                     "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H M N "
                     "M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "1", "KV_SECTION": "section(B * H, M * 512)"},
+                sizes={"SECTION": "1", "KV_SECTION": "section(B * H, M * 512, l2() // 2)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -145,7 +145,10 @@ CALL = HopperAttention(
                     "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh "
                     "stride_sink_0 B H G M N Hkv M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 256)", "KV_SECTION": "section(B * Hkv, M * G * 256)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 256, l2() // 2)",
+                    "KV_SECTION": "section(B * Hkv, M * G * 256, l2() // 2)",
+                },
             ),
         ),
         gradients=(

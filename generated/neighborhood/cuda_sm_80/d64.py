@@ -68,7 +68,7 @@ CALL = CudaAttention(
                 "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
                 "stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N SECTION"
             ),
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
 )

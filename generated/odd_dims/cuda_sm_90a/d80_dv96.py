@@ -138,7 +138,10 @@ CALL = HopperAttention(
                     "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H G M N "
                     "Hkv M_padded SECTION KV_SECTION"
                 ),
-                sizes={"SECTION": "section(B * H, N * 352)", "KV_SECTION": "section(B * Hkv, M * G * 352)"},
+                sizes={
+                    "SECTION": "section(B * H, N * 352, l2() // 2)",
+                    "KV_SECTION": "section(B * Hkv, M * G * 352, l2() // 2)",
+                },
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -368,7 +368,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         };
         // Rows of v that no query keeps become zeros: their p is 0, but 0 * NaN is NaN.
         auto clear_values = [&](int kv_lo) {
-            if (!is_partial(kv_lo))
+            if (kv_lo + BLOCK_N <= hi)
                 return;
             for (int row = threadIdx.x - 128; row < BLOCK_N; row += 128 * CONSUMERS) {
                 const int kv_idx = kv_lo + row;

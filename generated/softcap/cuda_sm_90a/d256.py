@@ -75,7 +75,12 @@ CALL = HopperAttention(
             maps={"q": "BLOCK_M", "k": "BLOCK_N", "v": "BLOCK_N"},
             addresses="o",
             numbers="stride_ob stride_om stride_oh B H G M N SECTION",
-            sizes={"SECTION": "even_section(B * H, N * 1024 // G, cdiv(M, BLOCK_M))"},
+            sizes={
+                "SECTION": (
+                    "even_section(B * H, N * 1024 // G, l2() * 5 // 9, 3 * multiprocessors(), cdiv(M, "
+                    "BLOCK_M))"
+                ),
+            },
         ),
     ),
 )
