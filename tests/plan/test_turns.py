@@ -44,6 +44,9 @@ def test_keys_that_see_a_query_are_neighbours(mask: str, grows: bool, options: d
         ("kv_idx < 4 or (kv_idx <= q_pos and kv_idx > q_pos - 100)", {}, "it skips tiles between others"),
         (f"{CAUSAL} and (q_pos - kv_idx) % 200 < 8", {}, "it skips tiles between others"),
         ("q_idx + kv_idx >= 500", {}, "are no neighbours"),
+        (f"{CAUSAL} and kv_idx >= 150", {}, "are no neighbours"),
+        (f"{CAUSAL} and kv_idx >= n[b]", {"inputs": ("n: i32[B]",)}, "are no neighbours"),
+        ("kv_idx >= 150", {}, "are no neighbours"),
         (CAUSAL, {"d": 192}, "no kernel of wgmma makes dk, dv and dq"),
         (
             CAUSAL,

@@ -180,7 +180,8 @@ ENDS = {
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
-    ("ends", "accumulate"), [("packed", "two_pass"), ("shortened", "two_pass"), ("shortened", "atomic")]
+    ("ends", "accumulate"),
+    [("packed", "two_pass"), ("shortened", "two_pass"), ("shortened", "atomic"), ("shortened", "ordered")],
 )
 def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str) -> None:
     """They are NaN where nobody may read them, and gradients of theirs stay as they were."""
