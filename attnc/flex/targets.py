@@ -11,13 +11,17 @@ HOPPER, TRITON = "cuda.sm_90a", "triton"
 
 
 def targets_of(
-    target: str | None, query: torch.Tensor, value: torch.Tensor, wanted: tuple[tuple[str, int], ...]
+    target: str | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    wanted: tuple[tuple[str, int], ...],
 ) -> tuple[str, str]:
     """(the target, what takes its place where it has no kernel for the mods, or "" where nothing may).
 
     target: the caller's choice, None or "" for none. Then it is that of wgmma and TMA where the GPU, the
-    types and the sizes of rows are made for it; Triton's elsewhere, and where tiles are wanted, as torch's
-    options name those of Triton's kernels.
+    types, the sizes of rows and the strides are made for it, so that nothing is copied; Triton's elsewhere,
+    and where tiles are wanted, as torch's options name those of Triton's kernels.
     """
     if target:
         return target, ""
@@ -28,9 +32,16 @@ def targets_of(
         and not wanted
         and all(width % 16 == 0 and width <= 256 for width in widths)
         and _is_hopper(query.device.index)
+        and all(map(_is_taken, (query, key, value)))
     ):
         return HOPPER, TRITON
     return TRITON, ""
+
+
+def _is_taken(x: torch.Tensor) -> bool:
+    """Whether TMA takes the strides of a tensor of 16 bits."""
+    outer = zip(x.shape[:-1], x.stride(), strict=False)
+    return all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
 
 
 @cache

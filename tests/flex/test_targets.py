@@ -37,10 +37,31 @@ def test_hopper_gets_its_own_kernels(
 ) -> None:
     monkeypatch.setattr(targets, "_is_hopper", lambda device: device == 0)
     q = on_a_gpu(**options)
-    assert targets_of(None, q, q, wanted) == expected
-    assert targets_of("cuda.sm_80", q, q, wanted) == ("cuda.sm_80", "")
+    assert targets_of(None, q, q, q, wanted) == expected
+    assert targets_of("cuda.sm_80", q, q, q, wanted) == ("cuda.sm_80", "")
     monkeypatch.setattr(targets, "_is_hopper", lambda device: False)
-    assert targets_of(None, q, q, wanted) == (TRITON, "")
+    assert targets_of(None, q, q, q, wanted) == (TRITON, "")
+
+
+@pytest.mark.parametrize(
+    ("strides", "expected"),
+    [
+        ((1024, 512, 64, 1), HOPPER),
+        ((1024, 64, 128, 1), HOPPER),  # rows of all heads together
+        ((1152, 576, 72, 1), HOPPER),  # part of rows of 144 bytes
+        ((1088, 544, 68, 1), TRITON),  # and of 136
+        ((0, 512, 64, 1), HOPPER),  # one sequence
+        ((1024, 0, 64, 1), TRITON),  # a head that is every head
+    ],
+)
+def test_what_hopper_would_copy_stays_on_triton(
+    strides: tuple[int, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "_is_hopper", lambda device: True)
+    q = on_a_gpu()
+    with FakeTensorMode():
+        key = torch.empty_strided(q.shape, strides, dtype=q.dtype, device="cuda:0")
+    assert targets_of(None, q, key, key, ())[0] == expected
 
 
 def test_what_a_target_cannot_say_runs_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,9 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 portable if size > WIDEST else "pad the last axis",
             )
     if attention.v.storage.is_part:
-        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} for decoding alone"
-        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", portable)
+        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} with 'loops = [kv]' alone"
+        hint = "write 'loops = [kv], pack = gqa': its tiles hold (query, head) rows, of prompts too"
+        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", hint)
     yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
@@ -161,6 +162,10 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     return kept
 
 
+#: Boxes of a tile of pages: a lane of two warps copies one each.
+_MOST_BOXES = 64
+
+
 def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> Config:
     """The config with tiles for the keys that the schedule leaves open: rows and warpgroups follow from each
     other.
@@ -207,6 +212,11 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     page = page_of(variant.attention)
     if gcd(page, tile_kv) % FEWEST_KEYS:
         return f"tile.kv = {tile_kv} and pages of {page} keys have no boxes of {FEWEST_KEYS} in common"
+    boxes = tile_kv // gcd(page, tile_kv) * (layout.qk.width // PIECE)
+    if page and boxes > _MOST_BOXES:
+        return (
+            f"tile.kv = {tile_kv} and pages of {page} keys make {boxes} boxes, more than {_MOST_BOXES} lanes"
+        )
     registers = config.number("registers")
     left, entry = registers_left(consumers, registers), entry_registers(consumers)
     if left < FEWEST_REGISTERS:

@@ -15,6 +15,7 @@ from attnc.target.declared import Items, Record, Value, printed, section
 from attnc.target.sm80.backward_rows import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
+    cuda_files,
     cuda_kernel,
     cuda_kernels,
     fixed_split_size,
@@ -40,27 +41,26 @@ def hopper_declaration(
     text: Sm90Text | Sm90DecodeText,
     back: CudaBackward | None,
     operator: str,
-    *,
-    file: str,
 ) -> list[str]:
-    """Lines of `CALL = HopperAttention(...)`. file: of the kernel."""
-    fields: dict[str, Value] = {"module": "__file__", **attention_fields(module, kernel, operator)}
+    """Lines of `CALL = HopperAttention(...)`."""
+    fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     names = [arg.tensor.name for arg in text.arguments]
-    numbers = [*(name for arg in text.arguments for name in text.strides(arg)), *text.size_names]
+    strides = [text.strides(arg) for arg in text.arguments]
     if isinstance(text, Sm90DecodeText):
-        kernels = [cuda_kernel(kernel.name, file, "tiles * SPLITS" if text.is_split else tiles(module))]
+        kernels = [cuda_kernel(kernel.name, "tiles * SPLITS" if text.is_split else tiles(module))]
         if text.is_split:
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
-            kernels.append(join_kernel(text, file, 32 * 16))
+            kernels.append(join_kernel(text, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
-        launch = cuda_kernels(kernels, names, numbers, fixed_split_size(text), boxes, decodes=True)
+        split_size = fixed_split_size(text)
+        launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         launch = cuda_kernels(
-            [cuda_kernel(kernel.name, file, _blocks(kernel))], names, numbers, sections, boxes
+            [cuda_kernel(kernel.name, _blocks(kernel))], names, strides, text.size_names, sections, boxes
         )
     fields["launches"] = Items([launch])
     if back is not None:
@@ -128,7 +128,7 @@ class HopperBackward(CudaBackward):
         row_bytes = (self._plan.layout.d + FINISH_PITCH) * self._plan.layout.element.bytes
         own = {"WARPS": str(FINISH_WARPS), "STAGES": "1", "shared": f"{row_bytes} * config.BLOCK_M"}
         blocks = "cdiv(M, BLOCK_M) * B * H"
-        return cuda_kernel(name, self.files[name], blocks, config=self.configs[-1], changes=own)
+        return cuda_kernel(name, blocks, config=self.configs[-1], changes=own)
 
     def blocks(self, planned: BackwardKernel) -> str:
         blocks = super().blocks(planned)
