@@ -294,35 +294,3 @@ __device__ int upper_bound_real(const Value* row, long long stride, int length, 
 
 // Computed by now: the compiler would rather do so where it is read.
 __device__ __forceinline__ void settle(u32& x) { asm volatile("" : "+r"(x)); }
-
-// The least random word that keeps its element: 24 bits decide. Where p = 1 keeps nothing, o is multiplied by 0 besides.
-__device__ __forceinline__ u32 least_kept(float p)
-{
-    const u32 least = p == p ? (u32)ceilf(p * 16777216.0f) : 1u << 24;
-    return least < 1u << 24 ? least << 8 : ~0u;
-}
-
-// Counters become words: Philox-4x32-10 (Salmon et al., SC 2011). A pure function of the key and the counter; COUNT of them hide each
-// other's latency, and share the keys of rounds.
-template <int COUNT>
-__device__ __forceinline__ void philox(u32 (&x)[COUNT][4], u32 key0, u32 key1)
-{
-#pragma unroll
-    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u)
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            const u64 product0 = 0xD2511F53ull * x[i][0], product1 = 0xCD9E8D57ull * x[i][2];
-            x[i][0] = (u32)(product1 >> 32) ^ x[i][1] ^ key0;
-            x[i][1] = (u32)product1;
-            x[i][2] = (u32)(product0 >> 32) ^ x[i][3] ^ key1;
-            x[i][3] = (u32)product0;
-        }
-}
-
-// Which of four neighbouring elements are kept, by bits: the words at (kv_idx / 4, q_idx, h, b), whatever the tiling.
-__device__ __forceinline__ u32 keep_four(u32 least, long long key, int b, int h, int q_idx, int kv_idx)
-{
-    u32 x[1][4] = {{(u32)(kv_idx / 4), (u32)q_idx, (u32)h, (u32)b}};
-    philox(x, (u32)key, (u32)(key >> 32));
-    return (x[0][0] >= least) | (x[0][1] >= least) << 1 | (x[0][2] >= least) << 2 | (x[0][3] >= least) << 3;
-}

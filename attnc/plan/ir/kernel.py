@@ -22,7 +22,7 @@ M = Dim("M")
 class Dropout:
     """Drop with probability `p`.
 
-    The keep-mask is Philox-4x32-10 of `seed` at (kv_idx // 4, q_idx, head, b), lane kv_idx % 4.
+    The keep-mask is Philox-4x32-7 of `seed` at (kv_idx // 16, q_idx, head, b), 15 bits for each of 16 keys.
     """
 
     p: Expr

@@ -117,6 +117,8 @@ class Sm90a(Target):
         yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
         yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds and copies tiles{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
+        if layout.draws:
+            yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: draws what dropout keeps"
         plural = "s" if shape.consumers > 1 else " "
         registers = f"{shape.multiply_registers:3} registers a thread"
         yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"

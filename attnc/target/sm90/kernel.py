@@ -233,6 +233,11 @@ class Sm90Text(BoxText):
         """What is computed once for a tile by those who multiply."""
         return [self.statement(item) for item in self._late]
 
+    @property
+    def readers(self) -> int:
+        """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
+        return 1 + bool(self.vectors) + 4 * self.draws
+
     # -- what is loaded of each key --------------------------------------------------------------------------
 
     @cached_property
