@@ -236,7 +236,7 @@ class Sm90Text(BoxText):
     @property
     def readers(self) -> int:
         """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
-        return 1 + bool(self.vectors) + 4 * self.draws
+        return 2 + bool(self.vectors) + 4 * self.draws
 
     # -- what is loaded of each key --------------------------------------------------------------------------
 
