@@ -8,9 +8,9 @@ and `verify.runners` (how its modules run, with or without a GPU).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
@@ -113,6 +113,10 @@ class Target(ABC):
     def staged(self, variant: Variant, config: Config) -> int:
         """The bytes that it takes where tensor cores read tiles there, 0 if no more than elsewhere."""
         return 0
+
+    def columns(self, configs: Iterable[Config], layout: Layout | None) -> Mapping[str, Any]:
+        """What the error bound says of terms that tensor cores add to products."""
+        return {}
 
     def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
         """The most results of parts of a row's keys that one program joins."""

@@ -116,6 +116,20 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 place, u32 leading, u32 pitc
     return (u64)((place & 0x3FFFF) >> 4) | (u64)(leading >> 4) << 16 | (u64)(pitch >> 4) << 32 | 1ull << 62;
 }
 
+// Of a tile without a swizzle, 16 bytes a row; leading: bytes to the next 8 columns, pitch: to the next 8 rows.
+__device__ __forceinline__ u64 plain_descriptor(u32 place, u32 leading, u32 pitch)
+{
+    return (u64)((place & 0x3FFFF) >> 4) | (u64)(leading >> 4) << 16 | (u64)(pitch >> 4) << 32;
+}
+
+// Two floats rounded to bf16, whatever the type of q is.
+__device__ __forceinline__ u32 pack_bf16(float low, float high)
+{
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 // ---- copies of plain runs of bytes, multiples of 16
 
 __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier)
@@ -206,6 +220,19 @@ __device__ __forceinline__ u32 permute_bytes(u32 x, u32 y, u32 selector)
 __device__ __forceinline__ int count_lanes(bool x) { return __popc(__ballot_sync(0xffffffffu, x)); }
 
 #endif
+
+__device__ __forceinline__ u32 word_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ u32 word_of(int x) { return (u32)x; }
+
+// Three bf16 whose sum is x: they have 24 bits. What is infinite stays so.
+__device__ __forceinline__ void split_bf16(float* pieces, float x)
+{
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        pieces[i] = __uint_as_float(pack_bf16(x, 0.0f) << 16);
+        x = fabsf(pieces[i]) < INF ? x - pieces[i] : 0.0f;
+    }
+}
 
 struct Yes { static constexpr bool value = true; };
 struct No { static constexpr bool value = false; };

@@ -120,6 +120,8 @@ class ErrorBound:
     renormalised: o is rescaled at every step (FlashAttention-1), which adds roundings per tile
     largest_shift: how far what the exponent subtracts may be from the row's maximum, and from 0 (a unified
     maximum); least_probability: what the row's largest probability may be stored as
+    columns: tensor cores add the terms of the score to its product, and positions are counted from the first
+    of so many keys (0: neither); columns_factor: what terms are divided by there, if less than 1
     """
 
     head_dim: int
@@ -138,6 +140,8 @@ class ErrorBound:
     renormalised: bool = False
     largest_shift: float = 0.0
     least_probability: float = 1.0
+    columns: int = 0
+    columns_factor: float = 1.0
 
     def dot_error(self, length: int) -> float:
         """Of a sum of so many products, relative to the sum of their magnitudes."""

@@ -17,7 +17,9 @@ from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
 from attnc.plan.ir_decode import is_decode
 from attnc.plan.loads import axes_of
+from attnc.plan.scores import split_scale
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
+from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
@@ -123,7 +125,9 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     attention = variant.attention
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    read = (attention.score, attention.mask)
+    _, score = split_scale(attention.score)
+    columns = columns_of(score)
+    read = (attention.score if columns is None else columns.product, attention.mask)
     return Sm90Layout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
@@ -137,6 +141,9 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
+        columns=0 if columns is None else len(columns.terms),
+        key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
+        columns_factor=1.0 if columns is None else abs(columns.c),
     )
 
 
@@ -246,6 +253,7 @@ def sm90_estimate(layout: Sm90Layout, config: Config) -> Estimate:
         "o": f"{tile_q}x{layout.v.width}",
         "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
         "kept": f"{stages} x {tile_q}x{tile_kv} bits",
+        "columns": f"{tile_kv}x{COLUMN_BYTES // 2}",
         "barriers": f"{sum(layout.barriers(config).values())}, and what is known of tiles",
     }
     return Estimate(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from attnc.model.schedule import Config
 from attnc.plan.sm80.layout import CudaLayout
+from attnc.plan.sm90.columns import COLUMN_BYTES
 
 #: Rows of a wgmma, and columns of a piece of a tile.
 WGMMA_ROWS, PIECE = 64, 64
@@ -24,8 +25,6 @@ WGMMA_ROWS, PIECE = 64, 64
 _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
 #: Columns of q and k, and of v, that one accumulator can have.
 WIDEST = 256
-#: What a block's shared memory begins with may have to be skipped, so that tiles lie at multiples of it.
-_ALIGNMENT = 1024
 #: Bytes of a barrier; of what is said of a tile of queries, at most.
 _BARRIER, _RECORDS = 8, 256
 #: Keys of which four threads that share a row have what dropout keeps in one word each.
@@ -81,13 +80,18 @@ def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGIS
 class Sm90Layout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
     writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key,
-    which come through shared memory; draws: whether a warpgroup draws what dropout keeps.
+    which come through shared memory; draws: whether a warpgroup draws what dropout keeps;
+    columns: terms of the score that tensor cores add (`columns`), key_columns: those of numbers of keys;
+    columns_factor: what they are divided by.
     """
 
     by_tma: bool
     room: int
     vectors: int = 0
     draws: bool = False
+    columns: int = 0
+    key_columns: int = 0
+    columns_factor: float = 1.0
 
     @property
     def helpers(self) -> int:
@@ -132,7 +136,9 @@ class Sm90Layout(CudaLayout):
         of_keys = {"k": 2 * stages, "v": 2 * stages}
         loaded = {"vectors": 2 * stages} if self.vectors else {}
         drawn = {"kept": 2 * stages} if self.draws else {}
-        return {"query tiles": 4, "q": 2 * self.shape(config).q_tiles, **of_keys, **loaded, **drawn}
+        columns = {"columns": 2} if self.key_columns else {}
+        q_tiles = self.shape(config).q_tiles
+        return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **columns}
 
     def registers(self, config: Config) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
@@ -143,14 +149,16 @@ class Sm90Layout(CudaLayout):
     def _buffers(self, config: Config, q_tiles: int, o_tiles: int) -> dict[str, int]:
         tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
         size = self.element.bytes
+        of_stages, of_columns = 6 + 2 * self.draws, 2 * bool(self.key_columns)
         buffers = {
             "q": q_tiles * tile_q * self.qk.width * size,
             "k": stages * tile_kv * self.qk.width * size,
             "v": stages * tile_kv * self.v.width * size,
             "o": o_tiles * tile_q * self.v.width * size,
+            "columns": bool(self.columns) * tile_kv * COLUMN_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
             "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
-            "barriers": _ALIGNMENT + _BARRIER * (4 + 2 * q_tiles + 8 * stages) + _RECORDS,
+            "barriers": _BARRIER * (4 + 2 * q_tiles + of_stages * stages + of_columns) + _RECORDS,
         }
         return {name: bytes for name, bytes in buffers.items() if bytes}
 
