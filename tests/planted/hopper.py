@@ -46,8 +46,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="producer starts with the parity of consumers",
         attention="hopper",
         story="a fresh barrier lets pass who waits for parity 1, and the producer waited for 0",
-        anchor="Ring<STAGES> k = {0, 1};",
-        patch="Ring<STAGES> k = {0, 0};",
+        anchor="Ring<STAGES> k = {0, 1}, v = {0, 1};",
+        patch="Ring<STAGES> k = {0, 0}, v = {0, 0};",
     ),
     HopperBug(
         name="parity not turned around",

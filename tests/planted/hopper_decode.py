@@ -136,6 +136,13 @@ BUGS: tuple[HopperBug, ...] = (
     ),
     # Pages in prefill, where V comes a tile behind K
     HopperBug(
+        name="V from the pages of K",
+        attention="hopper_pages",
+        story="a tile had one set of pages, before its V was copied behind the next K",
+        anchor="v_page = page; page = page_of(kv_lo + lane * BOX);",
+        patch="page = page_of(kv_lo + lane * BOX); v_page = page;",
+    ),
+    HopperBug(
         name="length of the tile before",
         attention="hopper_pages",
         story="a block takes several tiles, and N was shortened for one and for good",

@@ -238,7 +238,7 @@ class Sm90Text(BoxText):
     @property
     def readers(self) -> int:
         """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
-        return 2 + self.loads_keys + 4 * self.draws
+        return 1 + self.loads_keys + 4 * self.draws
 
     # -- what is loaded of each key --------------------------------------------------------------------------
 
