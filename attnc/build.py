@@ -25,7 +25,7 @@ from attnc.model.schedule import Schedule
 from attnc.model.variants import MAX_VARIANTS, labelled, projection_variants, variants
 from attnc.output import Output
 from attnc.plan import ir
-from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.ir.projection import ProjectionModule
 from attnc.plan.lower import plan
 from attnc.plan.lowerable import check_differentiable
 from attnc.plan.mask_findings import check_mask
@@ -36,10 +36,11 @@ from attnc.syntax.parser import load, parse
 from attnc.syntax.prelude import prelude
 from attnc.target.dispatch import render_dispatch, render_projection_dispatch
 from attnc.target.files import render_files
+from attnc.target.one_import import render_one_import
 from attnc.target.projection import render_projection
 from attnc.target.support import support_files
 from attnc.tuned.choices import load_tuned, tuned_choices
-from attnc.tuned.tables import Table, load_tables, projection_rows, schedule_rows
+from attnc.tuned.tables import Table, load_tables, projection_rows, schedule_rows, target_rows
 
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
@@ -125,7 +126,8 @@ def _charge_modules(program: Program) -> None:
 def compile_program(
     program: Program, name: str, tuned: Source | None = None, dispatch: Source | None = None
 ) -> Compiled:
-    """The text of every module, and for every schedule the `__init__.py` that picks among them.
+    """The text of every module, for every schedule the `__init__.py` that picks among them, and for every
+    attention the one that picks the target.
 
     name: what the text calls the spec; tuned: its file of tuned choices; dispatch: its tables of dispatch.
     Raises DiagnosticError.
@@ -149,9 +151,19 @@ def compile_program(
         attention = program.attention(family[0].variant.attention.name)
         text = render_dispatch(attention, family, name, schedule_rows(family, tables))
         outputs.append(Output(path=f"{folder}/__init__.py", text=text))
+    for name_of, modules in _by_attention(planned.modules).items():
+        text = render_one_import(program.attention(name_of), modules, name, target_rows(modules, tables))
+        outputs.append(Output(path=f"{name_of}/__init__.py", text=text))
     outputs += _projection_outputs(program, planned.projections, name, tables)
     ordered = tuple(sorted(outputs, key=lambda output: output.path))
     return Compiled(outputs=ordered, warnings=planned.warnings)
+
+
+def _by_attention(modules: Iterable[ir.Module]) -> dict[str, list[ir.Module]]:
+    found: dict[str, list[ir.Module]] = {}
+    for module in modules:
+        found.setdefault(module.variant.attention.name, []).append(module)
+    return found
 
 
 def support_outputs() -> tuple[Output, ...]:

@@ -1,7 +1,7 @@
 """Where the scores of real inputs lie, and the phi and bounds of a unified maximum that follow from them.
 
-A decode kernel with `softmax = unified_max(...)` subtracts phi from every score and looks, share by share of
-the keys, whether the largest exponent of a row stays within the bounds; a share in which it does not is
+A decode kernel with `softmax = unified_max(...)` subtracts phi from every score and looks, split by split of
+the keys, whether the largest exponent of a row stays within the bounds; a split in which it does not is
 computed again. So what counts are the maxima of rows over runs of keys. phi puts their middle into the middle
 of the exponents that the type of P allows, and the bounds allow all of those.
 """
@@ -116,7 +116,7 @@ def _calibrate(
 
 def choose(maxima: Floats, safe: tuple[float, float]) -> tuple[float, tuple[float, float]]:
     """(phi, bounds) for these maxima, whole numbers: their middle lies in the middle of what is safe, and all
-    that is safe is allowed, since narrower bounds would only make more shares be computed twice.
+    that is safe is allowed, since narrower bounds would only make more splits be computed twice.
     """
     middle = (float(np.min(maxima)) + float(np.max(maxima))) / 2
     return float(round(middle - (safe[0] + safe[1]) / 2)), (math.ceil(safe[0]), math.floor(safe[1]))

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +44,6 @@ from attnc.reference_arrays import (
     rows,
     to_arrays,
 )
-
-if TYPE_CHECKING:
-    pass
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 

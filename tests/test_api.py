@@ -223,7 +223,7 @@ def test_an_editor_sees_types_and_shapes() -> None:
     annotated = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     optional = torch.Tensor | None
     assert {name: annotated[name] for name in ("q", "k", "v")} == dict.fromkeys("qkv", torch.Tensor)
-    assert annotated["config"] == family.module.Config | None
+    assert annotated["config"] == "Config | None"
     assert (annotated["out"], annotated["lse"], annotated["cap"], annotated["soft"]) == (
         optional,
         optional,

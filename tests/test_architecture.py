@@ -100,6 +100,7 @@ NAMES_TARGETS = {
     "attnc.tune.schedules": "so are tables of schedules",
     "attnc.verify.calls": "stands in for the two ways in which host code launches",
     "attnc.bench.decode_peers": "kernels for another target may be timed beside Triton's",
+    "attnc.bench.prefill_run": "the same of prompts",
 }
 
 GENERATED_MAY_IMPORT = {"torch", "triton", "cupy", "numpy"}

@@ -97,7 +97,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "  mask = window(W, 0)\n  normalize = softmax\n  output o: T[B, H, M, D]\n}\n"
         "schedule many for triton {\n  loops = [q, kv]\n  tile.q = 64, tile.kv = 32\n}\n"
     )
-    write(compile_spec(spec).outputs, tmp_path / "kernels_of_test")
+    write((*compile_spec(spec).outputs, *support_outputs()), tmp_path / "kernels_of_test")
     for path in tmp_path.glob("kernels_of_test/many/triton/*_*.py"):
         if path.name != "__init__.py":
             path.write_text(

@@ -238,6 +238,19 @@ def test_commands_exist(page: Path) -> None:
     assert wrong == []
 
 
+def test_the_steps_of_the_readme_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`attnc new` writes the file that the commands after it are about."""
+    (block,) = (block for block in blocks(ROOT / "README.md") if "attnc new" in block.text)
+    first, *rest = [shlex.split(line, comments=True) for line in block.text.splitlines()[1:]]
+    monkeypatch.chdir(tmp_path)
+    assert main(first[1:]) == 0
+    assert [words[1] for words in rest] == ["compile", "explain", "verify", "fuzz"]
+    for words in rest:
+        assert Path(words[2]).is_file()
+    assert main(rest[0][1:]) == 0
+    assert sorted(path.name for path in Path("generated/my/triton").glob("d*.py")) == ["d128.py", "d64.py"]
+
+
 @cache
 def refusal(line: str) -> str:
     """What the command says against a command line; empty if it takes it. Nothing is run."""

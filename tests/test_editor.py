@@ -42,6 +42,10 @@ schedule mine for triton {
 """
 
 
+#: What `npm install` and `vsce package` leave beside the extension.
+_OF_NPM = {"node_modules", "package-lock.json", "attn-0.1.0.vsix"}
+
+
 def about(text: str, words: str, at: int = 0) -> str:
     """The hover `at` characters into the first place of `words`."""
     found = editor.hover(Source("mine.attn", text), text.index(words) + at)
@@ -170,7 +174,9 @@ def test_the_extensions_manifest_is_one_that_vscode_reads() -> None:
     package = json.loads((VSCODE / "package.json").read_text())
     texts = {"name", "displayName", "description", "version", "publisher", "license", "main"}
     assert {key for key, value in package.items() if isinstance(value, str)} == texts
-    assert package.keys() - texts == {"engines", "categories", "contributes", "dependencies"}
+    assert package.keys() - texts == {"engines", "categories", "contributes", "dependencies", "files"}
+    own = {path.name for path in VSCODE.iterdir()} - {"package.json", *_OF_NPM}
+    assert set(package["files"]) == own | {"node_modules"}
     assert re.fullmatch(r"[a-z0-9-]+", package["name"])
     assert re.fullmatch(r"[a-z0-9-]+", package["publisher"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", package["version"])

@@ -8,7 +8,7 @@ import pytest
 
 from attnc.build import dispatch_source
 from attnc.model.projection import Impl
-from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.ir.projection import ProjectionModule
 from attnc.runtime.timing import summarise
 from attnc.tune.configs import fastest
 from attnc.tune.projections import table_of as projection_table

@@ -37,7 +37,7 @@ class Wanted:
     lse: shape of the lse output, "" for none
     grad: names of inputs that get a gradient
     decode: for few queries: the heads of a group share a tile, and programs share the keys
-    split: by the device and shapes; share: instead, this many keys for each, a multiple of 16
+    split: by the device and shapes; split_size: instead, this many keys for each, a multiple of 16
     """
 
     name: str
@@ -57,7 +57,7 @@ class Wanted:
     grad: tuple[str, ...] = ()
     decode: bool = False
     split: bool = True
-    share: int = 0
+    split_size: int = 0
 
     @property
     def text(self) -> str:
@@ -83,8 +83,8 @@ class Wanted:
             *([f"grad {', '.join(self.grad)}"] if self.grad else []),
         ]
         if self.decode:
-            split = f"fixed({self.share})" if self.share else "auto" if self.split else "1"
-            tiles = ", ".join(str(tile) for tile in _DECODE_TILES[size] if self.share % tile == 0)
+            split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
+            tiles = ", ".join(str(tile) for tile in _DECODE_TILES[size] if self.split_size % tile == 0)
             knobs = (
                 f"loops = [kv], pack = gqa\n  tile.q = 16, tile.kv in {{{tiles}}}\n"
                 f"  warps = 4, stages in {{3, 2}}\n  split.kv = {split}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from attnc.build import Planned
     from attnc.model.program import Program
     from attnc.plan import ir
-    from attnc.plan.ir_projection import ProjectionModule
+    from attnc.plan.ir.projection import ProjectionModule
     from attnc.verify.search import Report
 
 
@@ -61,7 +62,7 @@ class Family:
     that picks among them.
 
     Calling it calls that function; `function` is the same without a step between, `__signature__` and
-    `__doc__` are its own.
+    `__doc__` are its own, with `Config` for what is one in some of the modules.
     name, target: of the attention, and what the kernels are for; spec: the text that they were made from,
     with the schedule that was taken; warnings: what `attnc check` prints, or nothing; files: the texts of
     the package by name; folder: where they are, to read or to copy.
@@ -81,7 +82,7 @@ class Family:
         self._tuned: str = facts["tuned"]
         self.__name__ = self.__qualname__ = self.name
         self.__doc__ = self.function.__doc__
-        self.__signature__ = inspect.signature(self.function)
+        self.__signature__ = _readable(inspect.signature(self.function), module.__name__)
         self.__wrapped__ = self.function
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -204,6 +205,20 @@ class Family:
         if variant not in self._modules:
             raise ValueError(f"variant: expected one of {', '.join(self._modules)}, got {variant!r}")
         return self._modules[variant]
+
+
+def _readable(signature: inspect.Signature, package: str) -> inspect.Signature:
+    """The signature with types of the package's modules by their names alone, as a notebook shows it. Of a
+    union of several `Config`, one is left.
+    """
+    own = rf"{re.escape(package)}(\.\w+)*\.(\w+)"
+
+    def shown(parameter: inspect.Parameter) -> inspect.Parameter:
+        annotation = inspect.formatannotation(parameter.annotation)
+        short = re.sub(rf"{own}( \| {own})*", r"\2", annotation)
+        return parameter if short == annotation else parameter.replace(annotation=short)
+
+    return signature.replace(parameters=[shown(one) for one in signature.parameters.values()])
 
 
 def _arch() -> str:

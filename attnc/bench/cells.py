@@ -1,8 +1,8 @@
 """What is measured: shapes, masks and their inputs.
 
-FLOPs are those of the two matrix products over the elements that the mask keeps, 4 D each; a causal mask
-counts as half of the square, as in the papers. So a library that does not skip what it masks shows as a slow
-one. A backward has five such products, and counts as two and a half forwards whatever it computes twice.
+FLOPs are those of the two matrix products over the elements that the mask keeps, 2 D and 2 Dv each; a causal
+mask counts as half of the square, as in the papers. So a library that does not skip what it masks shows as a
+slow one. A backward has five such products, and counts as two and a half forwards whatever it computes twice.
 """
 
 from __future__ import annotations
@@ -27,18 +27,28 @@ SOFTCAP = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One row of a table: self-attention of `batch` sequences of `length`, in [B, H, N, D]."""
+    """One row of a table: self-attention of `batch` sequences of `length`, in [B, H, N, D].
+
+    value: Dv, where it is not D.
+    """
 
     mask: Mask
     batch: int
     heads: int
     length: int
     width: int
+    value: int | None = None
     dtype: Literal["bf16", "f32"] = "bf16"
 
     @property
     def name(self) -> str:
-        return f"d{self.width} h{self.heads} n{self.length} {self.mask}"
+        value = "" if self.value is None else f"/{self.value}"
+        return f"d{self.width}{value} h{self.heads} n{self.length} {self.mask}"
+
+    @property
+    def value_width(self) -> int:
+        """Dv."""
+        return self.width if self.value is None else self.value
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -65,7 +75,7 @@ class Cell:
     @property
     def flops(self) -> float:
         """Of the forward."""
-        return 4.0 * self.batch * self.heads * self.kept * self.width
+        return 2.0 * self.batch * self.heads * self.kept * (self.width + self.value_width)
 
     def flops_of(self, phase: Phase) -> float:
         return self.flops * (1.0 if phase == "forward" else 2.5)
@@ -73,8 +83,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """q, k, v [B, H, N, D] in the cell's type, and what the mask or score reads besides, in the order of the
-    spec's inputs.
+    """q, k [B, H, N, D] and v [B, H, N, Dv] in the cell's type, and what the mask or score reads besides, in
+    the order of the spec's inputs.
     """
 
     q: torch.Tensor
@@ -105,6 +115,21 @@ def masks() -> tuple[Cell, ...]:
     return tuple(Cell(mask=mask, batch=1, heads=16, length=16384, width=128) for mask in _MASKS)
 
 
+def extra() -> tuple[Cell, ...]:
+    """Shorter sequences than the standard ones at d64, and head dimensions between theirs."""
+    short = (
+        Cell(mask=mask, batch=TOKENS // length, heads=HIDDEN // 64, length=length, width=64)
+        for length in (512, 2048)
+        for mask in _PLAIN
+    )
+    between = (
+        Cell(mask=mask, batch=4, heads=16, length=4096, width=width, value=value)
+        for width, value in ((96, None), (192, 128))
+        for mask in _PLAIN
+    )
+    return (*short, *between)
+
+
 def quick() -> tuple[Cell, ...]:
     """One size of everything: some seconds instead of minutes."""
     return (*(cell for cell in standard() if cell.width == 128 and cell.length == 4096), *masks())
@@ -113,10 +138,12 @@ def quick() -> tuple[Cell, ...]:
 def draw(cell: Cell, seed: int = 0) -> Inputs:
     """Inputs on the current CUDA device: N(0, 1), documents of 1000 tokens, the slopes of the ALiBi paper."""
     generator = torch.Generator("cuda").manual_seed(seed)
-    shape = (cell.batch, cell.heads, cell.length, cell.width)
+    shape = (cell.batch, cell.heads, cell.length)
     q, k, v = (
-        torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(cell.torch_dtype)
-        for _ in range(3)
+        torch.randn(*shape, width, generator=generator, device="cuda", dtype=torch.float32).to(
+            cell.torch_dtype
+        )
+        for width in (cell.width, cell.width, cell.value_width)
     )
     return Inputs(q=q, k=k, v=v, extras=_extras(cell))
 

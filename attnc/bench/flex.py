@@ -23,15 +23,17 @@ from attnc.bench.host_cost import Call, measure_host
 from attnc.bench.report import ran_on
 from attnc.runtime.timing import Launch, Timing, interleave
 
-OURS, TORCH = "attnc.flex", "FlexAttention"
+#: Whose kernels: those that a call picks, ours for Triton where it picks others, and torch's.
+OURS, TRITON, TORCH = "attnc.flex", "triton", "FlexAttention"
 B, H, D = 2, 16, 128
 LENGTH = 8192
 #: In turn, in a process that has computed nothing before.
 LENGTHS = (4096, 4160, 5000)
 _SMALL = 256
 _COLUMNS = (
-    *("forward ms", "Flex", "ratio"),
-    *("with gradients ms", "Flex", "ratio"),
+    "target",
+    *("forward ms", "Triton", "Flex", "ratio"),
+    *("with gradients ms", "Triton", "Flex", "ratio"),
     *("first s", "Flex", "lengths s", "Flex", "host us", "Flex"),
 )
 
@@ -105,11 +107,13 @@ MODS: Mapping[str, Make] = {
 
 @dataclass(frozen=True, slots=True)
 class FlexResult:
-    """Of one program. forward, both: milliseconds of the forward, and with gradients, by whose they are;
-    first: seconds until the results for `LENGTHS`, in turn; host: microseconds of the host for a call.
+    """Of one program. target: what its calls pick; forward, both: milliseconds of the forward, and with
+    gradients, by whose they are; first: seconds until the results for `LENGTHS`, in turn; host: microseconds
+    of the host for a call.
     """
 
     name: str
+    target: str
     forward: Mapping[str, Timing]
     both: Mapping[str, Timing]
     first: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -142,10 +146,11 @@ def _function(
     who: str, score_mod: Mod, mask_mod: Mod, length: int, own: tuple[int | None, int | None]
 ) -> Callable[..., Any]:
     """The attention of q, k and v. own: the batch and heads of a block mask that differs among them."""
-    if who == OURS:
+    if who != TORCH:
         from attnc.flex import flex_attention
 
-        return lambda q, k, v: flex_attention(q, k, v, score_mod, mask_mod=mask_mod)
+        target = None if who == OURS else who
+        return lambda q, k, v: flex_attention(q, k, v, score_mod, mask_mod=mask_mod, target=target)
     from torch.nn.attention.flex_attention import create_block_mask
     from torch.nn.attention.flex_attention import flex_attention as torch_flex
 
@@ -156,19 +161,32 @@ def _function(
     return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask)
 
 
-def measure_flex(names: Sequence[str], rounds: int, report: Callable[[str], None]) -> list[FlexResult]:
-    """All figures of the programs of these names. `report` is called with each."""
+def target_of_call(name: str) -> str:
+    """What a call of the program picks."""
+    from attnc.flex import family_of
+
+    q = torch.empty((B, H, LENGTH, D), device="cuda", dtype=torch.bfloat16)
+    score_mod, mask_mod = MODS[name](LENGTH, "cuda")
+    return family_of(q, q, q, score_mod, mask_mod=mask_mod).target
+
+
+def measure_flex(
+    names: Sequence[str], rounds: int, report: Callable[[str], None], *, waits: bool = True
+) -> list[FlexResult]:
+    """All figures of the programs of these names. `report` is called with each. waits: how long new processes
+    wait for results, too, which takes a quarter of a minute for each program.
+    """
     results = []
     for name in names:
         report(name)
-        first = {who: first_results(who, name) for who in (OURS, TORCH)}
+        first = {who: first_results(who, name) for who in (OURS, TORCH)} if waits else {}
         torch.compiler.reset()
+        target = target_of_call(name)
+        whose = (OURS, TORCH) if target == TRITON else (OURS, TRITON, TORCH)
         launches = {
-            (who, both): call(who, name, LENGTH, gradients=both)
-            for who in (OURS, TORCH)
-            for both in (False, True)
+            (who, both): call(who, name, LENGTH, gradients=both) for who in whose for both in (False, True)
         }
-        able = {which: launch for which, launch in launches.items() if which[0] == OURS or _runs(launch)}
+        able = {which: launch for which, launch in launches.items() if which[0] != TORCH or _runs(launch)}
         timed = interleave({f"{who} {both}": launch for (who, both), launch in able.items()}, rounds)
         host = measure_host(
             {Call(name, who): call(who, name, _SMALL, small=True) for who in (OURS, TORCH)}, rounds, report
@@ -176,6 +194,7 @@ def measure_flex(names: Sequence[str], rounds: int, report: Callable[[str], None
         results.append(
             FlexResult(
                 name,
+                target,
                 forward={who: timed[f"{who} {False}"] for who, both in able if not both},
                 both={who: timed[f"{who} {True}"] for who, both in able if both},
                 first=first,
@@ -233,12 +252,12 @@ def markdown(results: Sequence[FlexResult], machine: Mapping[str, str]) -> str:
         f"|{'---|' * (1 + len(_COLUMNS))}",
     ]
     for result in results:
-        cells = [result.name]
+        cells = [result.name, result.target]
         for timed in (result.forward, result.both):
             ours = timed[OURS].median
             theirs = timed[TORCH].median if TORCH in timed else None
             beside = ["n/a", ""] if theirs is None else [f"{theirs:.3f}", f"{theirs / ours:.2f}x"]
-            cells += [f"{ours:.3f}", *beside]
+            cells += [f"{ours:.3f}", f"{timed.get(TRITON, timed[OURS]).median:.3f}", *beside]
         cells += [f"{result.first[who][0]:.1f}" if who in result.first else "" for who in (OURS, TORCH)]
         cells += [
             " + ".join(f"{s:.2f}" for s in result.first[who][1:]) if who in result.first else ""

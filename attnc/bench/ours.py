@@ -10,6 +10,7 @@ from attnc.bench.cells import Cell, Inputs
 from attnc.bench.peers import Peer, Unavailable
 from attnc.build import front, plan_program, tuned_source
 from attnc.diagnostics import DiagnosticError
+from attnc.plan.columns import feature
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
 from attnc.tuned.choices import load_tuned
@@ -22,7 +23,7 @@ SPECS = tuple(sorted(_SPECS.glob("*.attn")))
 def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
     """A launch of the variant for the cell's mask and head dimension."""
     try:
-        module = _modules(target, folder)[cell.mask, cell.width, cell.dtype]
+        module = _modules(target, folder)[cell.mask, cell.width, cell.value_width, cell.dtype]
     except KeyError:
         raise Unavailable("no variant in attnc/bench/specs") from None
     except DiagnosticError as failure:
@@ -32,16 +33,17 @@ def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
 
 
 @cache
-def _modules(target: str, folder: Path) -> dict[tuple[str, int, str], ModuleType]:
+def _modules(target: str, folder: Path) -> dict[tuple[str, int, int, str], ModuleType]:
+    """By name, D, Dv and type."""
     found = {}
     for path in sorted(folder.glob("*.attn")):
         tuned = tuned_source(path)
         choices = () if tuned is None else load_tuned(tuned)
         for module in plan_program(front(path)).modules:
-            width = module.variant.params["D"]
-            if module.target == target and isinstance(width, int):
+            if module.target == target:
                 attention = module.variant.attention
-                found[attention.name, width, str(attention.q.dtype)] = load_module(module, choices)
+                widths = feature(attention.q), feature(attention.v)
+                found[attention.name, *widths, str(attention.q.dtype)] = load_module(module, choices)
     return found
 
 
@@ -59,10 +61,9 @@ def ours(target: str = "triton") -> Peer:
 
 #: The kernels for Triton beside those for another target.
 TRITON = Peer(name="triton", title="attnc on Triton", make=partial(make, "triton", _SPECS), compiles=True)
-#: CUDA kernels whose gradients are the same bits in every run, beside those that add dq atomically.
-TWO_PASS = Peer(
-    name="two_pass",
-    title="attnc, two_pass",
-    make=partial(make, "cuda.sm_80", _SPECS / "deterministic"),
-    compiles=True,
-)
+
+
+def two_pass(target: str) -> Peer:
+    """CUDA kernels whose gradients are the same bits in every run, beside those that add dq atomically."""
+    deterministic = partial(make, target, _SPECS / "deterministic")
+    return Peer(name="two_pass", title="attnc, two_pass", make=deterministic, compiles=True)

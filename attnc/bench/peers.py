@@ -97,6 +97,23 @@ def _flash3(cell: Cell, x: Inputs) -> Launch:
     return launch
 
 
+def _flash4(cell: Cell, x: Inputs) -> Launch:
+    if cell.mask not in ("full", "causal"):
+        raise Unavailable("only full and causal")
+    try:
+        from flash_attn.cute import flash_attn_func
+    except ImportError as error:
+        raise Unavailable("flash-attn-4 is not installed") from error
+
+    def launch() -> torch.Tensor:
+        q, k, v = (tensor.transpose(1, 2) for tensor in (x.q, x.k, x.v))
+        found: Any = flash_attn_func(q, k, v, causal=cell.mask == "causal")
+        o: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return o.transpose(1, 2)
+
+    return launch
+
+
 def _flex(cell: Cell, x: Inputs) -> Launch:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -167,6 +184,7 @@ PEERS: Mapping[str, Peer] = {
         Peer(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION)),
         Peer(name="fa2", title="FlashAttention-2", make=_sdpa(SDPBackend.FLASH_ATTENTION)),
         Peer(name="fa3", title="FlashAttention-3", make=_flash3),
+        Peer(name="fa4", title="FlashAttention-4", make=_flash4, compiles=True),
         Peer(name="efficient", title="memory-efficient", make=_sdpa(SDPBackend.EFFICIENT_ATTENTION)),
         Peer(name="flex", title="FlexAttention", make=_flex, compiles=True),
         Peer(name="eager", title="eager", make=_eager),

@@ -25,6 +25,7 @@ from attnc.bench.ranks_peers import GROUPS, PEERS
 from attnc.bench.report import machine
 from attnc.distributed import ContextParallel, SpreadKeys
 from attnc.distributed.estimate import rates_of
+from attnc.distributed.explain import least
 from attnc.distributed.group import Alone
 from attnc.distributed.kernels import spec_of
 from attnc.distributed.launch import on_processes
@@ -311,6 +312,7 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
         "owners": plan.chosen.owners,
         "imbalance": plan.imbalance,
         "bytes": plan.chosen.bytes,
+        "least_bytes": int(least(plan, cp.kernels_for(q)[0].visibility).sum()),
         "estimate_ms": 1e3 * plan.chosen.total,
         "flops": 4.0 * float(plan.load.sum()) * HEADS * WIDTH,
     }

@@ -1,4 +1,4 @@
-"""Tables of `attnc bench --ranks`, from its JSON alone: a run that was cut off has its part of them."""
+"""Tables and a picture of `attnc bench --ranks`, from its JSON alone: a run that was cut off has its part."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from attnc.bench.plot import grouped_bars, pyplot, save
 
 PHASES = ("forward", "forward + backward")
 
@@ -16,16 +18,52 @@ def markdown(path: Path) -> str:
     return "\n".join(_lines(data))
 
 
-def write_tables(path: Path) -> Path:
-    """ranks.md beside the JSON."""
-    table = path.with_suffix(".md")
+def write_tables(path: Path) -> tuple[Path, ...]:
+    """ranks.md beside the JSON and, where matplotlib is installed, ranks.png; returns their paths."""
+    table, plot = path.with_suffix(".md"), path.with_suffix(".png")
     table.write_text(markdown(path) + "\n", encoding="utf-8")
-    return table
+    return (table, plot) if draw_plot(path, plot) else (table,)
+
+
+def draw_plot(data_path: Path, path: Path) -> bool:
+    """TFLOP/s of a GPU as bars, a panel for each phase: alone, sharing rows, and the peers; False where
+    matplotlib is missing.
+    """
+    plt = pyplot()
+    if plt is None:
+        return False
+    data = json.loads(data_path.read_text(encoding="utf-8"))
+    parts, ranks = data["parts"], data["ranks"]
+    ours = {name: part for name, part in _ours(parts).items() if "flops" in part}
+    peers = list(dict.fromkeys(name for cell in ours for name in _of_peers(parts, cell)))
+    figure, panels = plt.subplots(1, 2, figsize=(12, 1.5 + 0.9 * len(ours)), sharey=True)
+    series: dict[str, list[float]] = {}
+    for axes, phase in zip(panels, PHASES, strict=True):
+        key = f"T{ranks} {phase}"
+
+        def rates(times: Mapping[str, float], gpus: int, phase: str = phase) -> list[float]:
+            return [_flops(ours[cell], phase) / x / gpus if (x := times.get(cell)) else 0.0 for cell in ours]
+
+        alone = {cell: part.get(f"T1 {phase}", 0.0) for cell, part in ours.items()}
+        mine = {cell: part.get(key, 0.0) for cell, part in ours.items()}
+        series = {"one GPU": rates(alone, 1), f"each of {ranks}": rates(mine, ranks)}
+        for name in peers:
+            times = {cell: _of_peers(parts, cell).get(name, {}).get(key, 0.0) for cell in ours}
+            series[name] = rates(times, ranks)
+        grouped_bars(axes, list(ours), series)
+        axes.set_xlabel("TFLOP/s of a GPU (longer is faster; none: it cannot run that)")
+        axes.set_title(phase)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="lower center", ncols=len(series), frameon=False, fontsize="small")
+    figure.suptitle(f"{ranks} {data['machine'].get('device', 'GPUs')}, bf16")
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    save(plt, figure, path)
+    return True
 
 
 def _lines(data: Mapping[str, Any]) -> Iterator[str]:
     parts, ranks = data["parts"], data["ranks"]
-    ours = {name.partition(": ")[2]: part for name, part in parts.items() if name.startswith("attnc: ")}
+    ours = _ours(parts)
     for phase in PHASES:
         yield f"### {phase}, {ranks} GPUs"
         yield ""
@@ -33,9 +71,12 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
         yield "| --- | --- | --- | --- | --- | --- | --- |"
         for cell, part in ours.items():
             if f"T{ranks} {phase}" in part:
-                yield _row(cell, part, phase, ranks, _peers(parts, cell, f"T{ranks} {phase}"))
+                times = {name: x for name, x in _of_peers(parts, cell).items() if f"T{ranks} {phase}" in x}
+                best = {name: float(x[f"T{ranks} {phase}"]) for name, x in times.items()}
+                yield _row(cell, part, phase, ranks, best)
         yield ""
     yield from _facts(ours)
+    yield from _peers(parts, ours, ranks)
     yield from _planning(parts.get("planning", {}))
     yield from _failures(parts)
     if "links" in parts:
@@ -44,40 +85,72 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"- {name}: {_listed(value)}" for name, value in parts["links"].items())
 
 
-def _peers(parts: Mapping[str, Any], cell: str, key: str) -> dict[str, float]:
-    found = {}
-    for name, part in parts.items():
-        peer, _, of = name.partition(": ")
-        if of == cell and peer != "attnc" and key in part:
-            found[peer] = float(part[key])
-    return found
+def _ours(parts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """By cell."""
+    return {name.partition(": ")[2]: part for name, part in parts.items() if name.startswith("attnc: ")}
+
+
+def _of_peers(parts: Mapping[str, Any], cell: str) -> dict[str, Mapping[str, Any]]:
+    """What each peer has of a cell: times, or an error."""
+    every = ((*name.partition(": ")[::2], part) for name, part in parts.items())
+    return {peer: part for peer, of, part in every if of == cell and peer != "attnc"}
+
+
+def _flops(part: Mapping[str, Any], phase: str) -> float:
+    """Operations of a call in units of 1e9, which are TFLOP/s over milliseconds."""
+    return 1e-9 * float(part["flops"]) * (1.0 if phase == "forward" else 3.5)
 
 
 def _row(cell: str, part: Mapping[str, Any], phase: str, ranks: int, peers: Mapping[str, float]) -> str:
     many = part[f"T{ranks} {phase}"]
     one = part.get(f"T1 {phase}")
-    flops = part["flops"] * (1.0 if phase == "forward" else 3.5)
     best = min(peers, key=lambda name: peers[name], default="")
     cells = [
         cell,
         "-" if one is None else f"{one:.3f} ms",
         f"{many:.3f} ms",
         "-" if one is None else f"{100 * one / (ranks * many):.1f} %",
-        f"{flops / many * 1e-9 / ranks:.0f}",
+        f"{_flops(part, phase) / many / ranks:.0f}",
         f"{best} {peers[best]:.3f} ms" if best else "none can",
         f"{peers[best] / many:.2f}x" if best else "-",
     ]
     return f"| {' | '.join(cells)} |"
 
 
+def _peers(parts: Mapping[str, Any], ours: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    """Milliseconds of every peer, and a number for the reason why it has none."""
+    cells = [cell for cell in ours if _of_peers(parts, cell)]
+    names = list(dict.fromkeys(name for cell in cells for name in _of_peers(parts, cell)))
+    if not names:
+        return
+    yield "### Peers, milliseconds: forward / forward + backward"
+    yield ""
+    yield f"| peer | {' | '.join(cells)} |"
+    yield f"| --- |{' --- |' * len(cells)}"
+    reasons: list[str] = []
+    for name in names:
+        row = []
+        for cell in cells:
+            part = _of_peers(parts, cell).get(name, {})
+            reason = part.get("error", "")
+            if reason and reason not in reasons:
+                reasons.append(reason)
+            times = " / ".join(f"{part[key]:.2f}" for phase in PHASES if (key := f"T{ranks} {phase}") in part)
+            row.append(f"no ({reasons.index(reason) + 1})" if reason else times or "-")
+        yield f"| {name} | {' | '.join(row)} |"
+    yield ""
+    yield from (f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+    yield ""
+
+
 def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
     yield "### Plans"
     yield ""
-    yield "| call | strategy | parts | owners | imbalance | moved | same bits | largest difference |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield "| call | strategy | parts | owners | imbalance | moved | of the least | same bits | difference |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for cell, part in ours.items():
         if "strategy" in part:
-            moved = f"{part['bytes'] / 1e6:.1f} MB"
+            moved, least = f"{part['bytes'] / 1e6:.1f} MB", part.get("least_bytes")
             cells = [
                 cell,
                 part["strategy"],
@@ -85,6 +158,7 @@ def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
                 part["owners"],
                 f"{part['imbalance']:.3f}",
                 moved,
+                f"{part['bytes'] / least:.2f}x" if least else "-",
             ]
             cells += [part.get("same_bits", "-"), part.get("largest_difference", "-")]
             yield f"| {' | '.join(map(str, cells))} |"
@@ -118,9 +192,11 @@ def _listed(value: object) -> str:
 
 
 def _failures(parts: Mapping[str, Any]) -> Iterator[str]:
+    """Parts as a whole that broke; what a peer cannot run is in its table."""
     failed = [(name, part["error"]) for name, part in parts.items() if "error" in part]
+    failed = [(name, error) for name, error in failed if ": " not in name or name.startswith("attnc: ")]
     if failed:
-        yield "### What could not run"
+        yield "### What did not end"
         yield ""
         yield from (f"- {name}: {error}" for name, error in failed)
         yield ""

@@ -14,7 +14,8 @@ import attnc
 from attnc.bench.cells import Phase
 from attnc.bench.peers import Peer
 from attnc.bench.plot import grouped_bars, pyplot, save
-from attnc.bench.run import Result
+from attnc.bench.run import Result, best_peer
+from attnc.runtime.timing import Timing
 
 
 def machine(target: str) -> dict[str, str]:
@@ -73,26 +74,29 @@ def markdown(results: Sequence[Result], peers: Sequence[Peer], machine: dict[str
         *(peer.title for peer in others),
         "to the best",
         "of matmul",
+        f"{ours.title}, flushed",
+        "to the best, flushed",
     ]
     lines = [
         ran_on(machine),
         "",
         "Medians of interleaved rounds in TFLOP/s; spread is the width of the middle 80 % of the samples.",
+        "Launches of a sample follow one another; flushed: one at a time, nothing of its inputs in L2.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
     ]
     for result in results:
-        mine = result.tflops(ours.name)
-        best = result.best_peer()
-        ratio = mine / theirs if mine and best and (theirs := result.tflops(best)) else None
+        mine, flushed = result.tflops(ours.name), result.flushed.get(ours.name)
         row = [
             result.cell.name,
             _figure(mine),
             f"{100 * result.timings[ours.name].spread:.1f} %" if mine else "n/a",
             *(_figure(result.tflops(peer.name)) for peer in others),
-            f"{ratio:.2f}x {best}" if ratio else "n/a",
+            _to_the_best(result.timings, ours.name),
             f"{100 * mine / result.ceiling:.0f} %" if mine else "n/a",
+            f"{result.cell.flops_of(phase) / flushed.median * 1e-9:.0f}" if flushed else "n/a",
+            _to_the_best(result.flushed, ours.name),
         ]
         lines.append(f"| {' | '.join(row)} |")
     reasons = sorted({f"{name}: {reason}" for r in results for name, reason in r.missing.items()})
@@ -109,10 +113,9 @@ def as_json(results: Sequence[Result], machine: dict[str, str]) -> str:
             "matmul_tflops": round(result.ceiling, 1),
             "results": {
                 name: {
-                    "ms": round(timing.median, 5),
-                    "low": round(timing.low, 5),
-                    "high": round(timing.high, 5),
+                    **_milliseconds(timing),
                     "tflops": round(result.tflops(name) or 0.0, 1),
+                    **({"flushed": _milliseconds(result.flushed[name])} if name in result.flushed else {}),
                 }
                 for name, timing in result.timings.items()
             },
@@ -122,6 +125,18 @@ def as_json(results: Sequence[Result], machine: dict[str, str]) -> str:
     ]
     data = {"format": 1, "phase": phase_of(results), "machine": machine, "cells": cells}
     return json.dumps(data, indent=2) + "\n"
+
+
+def _milliseconds(timing: Timing) -> dict[str, float]:
+    figures = {"ms": timing.median, "low": timing.low, "high": timing.high}
+    return {name: round(milliseconds, 5) for name, milliseconds in figures.items()}
+
+
+def _to_the_best(timings: Mapping[str, Timing], ours: str) -> str:
+    best = best_peer(timings)
+    if best is None or ours not in timings:
+        return "n/a"
+    return f"{timings[best].median / timings[ours].median:.2f}x {best}"
 
 
 def _figure(tflops: float | None) -> str:

@@ -11,14 +11,14 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from attnc.bench.cells import Cell, Inputs, Phase, draw
-from attnc.bench.ours import OURS, TRITON, TWO_PASS, ours
+from attnc.bench.ours import OURS, TRITON, ours, two_pass
 from attnc.bench.peers import PEERS, Peer, Unavailable, backward_of
-from attnc.runtime.timing import Launch, Timing, interleave
+from attnc.runtime.timing import Launch, Timing, interleave, interleave_flushed
 
 _MATMUL = 8192
 _MATMUL_FLOPS = 2.0 * _MATMUL**3
@@ -30,6 +30,9 @@ _WORKERS = 8
 class Result:
     """The timings of one phase of a cell by candidate name, why others are missing, and the matmul ceiling
     in TFLOP/s.
+
+    timings: launches in bursts, which find in L2 what the one before left there; flushed: single launches
+    that find nothing there.
     """
 
     cell: Cell
@@ -37,26 +40,29 @@ class Result:
     missing: Mapping[str, str]
     ceiling: float
     phase: Phase = "forward"
+    flushed: Mapping[str, Timing] = field(default_factory=dict)
 
     def tflops(self, name: str) -> float | None:
         timing = self.timings.get(name)
         return None if timing is None else self.cell.flops_of(self.phase) / timing.median * 1e-9
 
-    def best_peer(self) -> str | None:
-        """The fastest candidate besides attnc."""
-        others = {name: timing.median for name, timing in self.timings.items() if name != OURS}
-        return min(others, key=lambda name: others[name]) if others else None
+
+def best_peer(timings: Mapping[str, Timing]) -> str | None:
+    """The fastest candidate besides attnc."""
+    others = {name: timing.median for name, timing in timings.items() if name != OURS}
+    return min(others, key=lambda name: others[name]) if others else None
 
 
 def candidates(names: Iterable[str], target: str = "triton") -> tuple[Peer, ...]:
     """attnc's kernels for a target, and the peers of these names. KeyError for a name that is none."""
-    known = known_peers()
+    known = known_peers(target)
     return (ours(target), *(known[name] for name in names if name != OURS))
 
 
-def known_peers() -> dict[str, Peer]:
-    """All whom attnc's kernels can be timed beside, by name."""
-    return {**PEERS, TRITON.name: TRITON, TWO_PASS.name: TWO_PASS}
+def known_peers(target: str = "cuda.sm_80") -> dict[str, Peer]:
+    """All whom attnc's kernels for a target can be timed beside, by name."""
+    deterministic = two_pass(target if target != TRITON.name else "cuda.sm_80")
+    return {**PEERS, TRITON.name: TRITON, deterministic.name: deterministic}
 
 
 def warm_up(cells: Sequence[Cell], peers: Sequence[Peer], phase: Phase = "forward") -> None:
@@ -100,8 +106,10 @@ def _measure(cell: Cell, peers: Sequence[Peer], rounds: int, phase: Phase) -> Re
             missing[peer.name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
     launches[_CEILING] = _matmul(cell.torch_dtype)
     timings = interleave(launches, rounds)
+    del launches[_CEILING]
+    flushed = interleave_flushed(launches, rounds)
     ceiling = _MATMUL_FLOPS / timings.pop(_CEILING).median * 1e-9
-    return Result(cell=cell, timings=timings, missing=missing, ceiling=ceiling, phase=phase)
+    return Result(cell=cell, timings=timings, missing=missing, ceiling=ceiling, phase=phase, flushed=flushed)
 
 
 def _launch(peer: Peer, cell: Cell, inputs: Inputs, phase: Phase) -> Launch:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from attnc.bench.cells import Cell, Phase
     from attnc.bench.decode import DecodeCell
     from attnc.bench.peers import Peer
+    from attnc.bench.prefill import PrefillCell
     from attnc.bench.serving import ServingCell
 
-_Named = TypeVar("_Named", "Cell", "DecodeCell", "DecodeCell | ServingCell")
+_Named = TypeVar("_Named", "Cell", "DecodeCell", "DecodeCell | ServingCell", "PrefillCell")
 
 
 def bench(
@@ -45,6 +46,9 @@ def bench(
     is_decode: Annotated[
         bool, typer.Option("--decode", help="Time one new token against caches of many sizes.")
     ] = False,
+    is_prefill: Annotated[
+        bool, typer.Option("--prefill", help="Time prompts in one tensor, end to end and in pages.")
+    ] = False,
     is_f32: Annotated[
         bool, typer.Option("--f32", help="Full and causal attention in single precision.")
     ] = False,
@@ -59,26 +63,29 @@ def bench(
         int | None, typer.Option(min=1, help="Share attention out over so many GPUs, beside one.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=10, help="With --ranks: time for everything.")] = 150.0,
-    is_quick: Annotated[bool, typer.Option("--quick", help="One size of each kind.")] = False,
+    is_quick: Annotated[
+        bool, typer.Option("--quick", help="One size of each kind; with --flex, no first results.")
+    ] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
 ) -> None:
     """Time the generated kernels beside cuDNN, FlashAttention-2, FlexAttention and eager PyTorch.
 
     One interleaved run on the same data: medians, spreads, TFLOP/s, the ratio to the best peer and the share
     of the matmul ceiling measured in the same seconds. With --decode GB/s of K and V, under CUDA graph replay
-    with a cold L2, in files named decode.*. With --host, which wants some 50 rounds, microseconds of the host
-    for a call, in files named host.*. With --flex programs of FlexAttention by torch and by attnc.flex, and
-    how long they wait for a first result, in files named flex.*. With --ranks one GPU against several that
-    share the rows of a call (context parallelism), torch's and hand-written ways to do so, and what the links
-    do, in files named ranks.*. Needs a CUDA GPU.
+    with a cold L2, in files named decode.*. With --prefill prompts of many sequences in one tensor, end to
+    end and with keys in pages, in files named prefill.*. With --host, which wants some 50 rounds,
+    microseconds of the host for a call, in files named host.*. With --flex programs of FlexAttention by torch
+    and by attnc.flex, and unless --quick how long they wait for a first result, in files named flex.*. With
+    --ranks one GPU against several that share the rows of a call (context parallelism), torch's and
+    hand-written ways to do so, and what the links do, in files named ranks.*. Needs a CUDA GPU.
 
-    Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), efficient, flex and eager; of attnc triton,
-    its kernels for Triton beside those of --target, two_pass, CUDA gradients that are the same bits in every
-    run, and with --decode page_8 and page_4, small pages.
+    Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4 (flash-attn-4), efficient, flex and
+    eager; of attnc triton, its kernels for Triton beside those of --target, two_pass, CUDA gradients that are
+    the same bits in every run, and with --decode page_8 and page_4, small pages.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """
-    from attnc.bench.cells import masks, quick, single, standard
+    from attnc.bench.cells import extra, masks, quick, single, standard
 
     check_target(target)
     _one_run(
@@ -86,6 +93,7 @@ def bench(
             "--host": bool(host),
             "--ranks": ranks is not None,
             "--decode": is_decode,
+            "--prefill": is_prefill,
             "--flex": is_flex,
             "--papers": is_papers,
             "--f32": is_f32,
@@ -99,12 +107,15 @@ def bench(
         _ranks(out, ranks, cells, target, rounds, seconds, is_list=is_list)
     elif is_decode:
         _decode(out, cells, peers, target, rounds, is_list)
+    elif is_prefill:
+        _prefill(out, cells, peers, target, rounds, is_list=is_list)
     elif is_flex:
-        _flex(out, cells, rounds, is_list=is_list)
+        _flex(out, cells, rounds, waits=not is_quick, is_list=is_list)
     elif is_papers:
         _papers(out, cells, rounds, is_list=is_list)
     else:
-        offered = single() if is_f32 else quick() if is_quick else (*standard(), *masks())
+        further = () if is_backward else extra()
+        offered = single() if is_f32 else quick() if is_quick else (*standard(), *masks(), *further)
         chosen = _matching(offered, cells)
         phase: Phase = "backward" if is_backward else "forward"
         if is_list:
@@ -113,10 +124,13 @@ def bench(
             _kernels(out, chosen, _rivals(peers, target), target, rounds, phase)
 
 
+_TOGETHER = (["--f32", "--backward"], ["--quick", "--backward"], ["--flex", "--quick"])
+
+
 def _one_run(modes: dict[str, bool]) -> None:
     """Raises Mistake for two modes, of which one would be passed over; --f32 and --quick have gradients."""
     given = [mode for mode, is_given in modes.items() if is_given]
-    if len(given) > 1 and given not in (["--f32", "--backward"], ["--quick", "--backward"]):
+    if len(given) > 1 and given not in _TOGETHER:
         raise Mistake(f"{given[0]} and {given[1]} are not one run", "run one after the other")
 
 
@@ -197,7 +211,7 @@ def _host(out: Path, specs: list[Path], rounds: int, *, is_list: bool) -> None:
         note(f"wrote {path}")
 
 
-def _flex(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> None:
+def _flex(out: Path, patterns: str | None, rounds: int, *, waits: bool, is_list: bool) -> None:
     """`attnc bench --flex`: torch's FlexAttention beside ours, from the same mods."""
     with loading():
         from attnc.bench.flex import MODS, markdown, measure_flex, write_flex
@@ -213,8 +227,8 @@ def _flex(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> Non
     from attnc.bench.report import machine
 
     with progress("bench", None) as bar:
-        results = measure_flex(chosen, rounds, bar.advance)
-    made_on = machine("triton")
+        results = measure_flex(chosen, rounds, bar.advance, waits=waits)
+    made_on = machine(", ".join(sorted({result.target for result in results})))
     say_lines(markdown(results, made_on))
     for path in write_flex(results, made_on, out):
         note(f"wrote {path}")
@@ -243,7 +257,7 @@ def _ranks(
     note(f"one GPU and {ranks}, at most {seconds:.0f} seconds")
     path = bench_ranks(ranks, chosen, tuple(PEERS), rounds, seconds, out, target)
     say_lines(markdown(path))
-    for written in (path, write_tables(path)):
+    for written in (path, *write_tables(path)):
         note(f"wrote {written}")
 
 
@@ -286,6 +300,31 @@ def _decode(out: Path, cells: str | None, peers: str, target: str, rounds: int, 
     made_on = machine(target)
     say_lines(f"{markdown(results, eager, taking, made_on)}\n{serving_markdown(serving)}")
     for path in write_decode(results, eager, taking, serving, made_on, out):
+        note(f"wrote {path}")
+
+
+def _prefill(out: Path, cells: str | None, peers: str, target: str, rounds: int, *, is_list: bool) -> None:
+    """`attnc bench --prefill`: prompts however their keys lie, beside the dense kernel at equal work."""
+    from attnc.bench.prefill import prefill_cells
+
+    chosen = _matching(prefill_cells(), cells)
+    if is_list:
+        for cell in chosen:
+            say(f"{cell.name:26} {cell.flops * 1e-9:9.1f} GFLOP")
+        return
+    wanted = _decoding_peers(peers)
+    need_gpu()
+    from attnc.bench.decode_run import warm_up
+    from attnc.bench.prefill_run import markdown, measure_prefill, prefill_jobs, write_prefill
+    from attnc.bench.report import machine
+
+    note(f"compiling for {len(chosen)} cells")
+    warm_up(prefill_jobs(target))
+    with progress("bench", len(chosen)) as bar:
+        results = measure_prefill(chosen, wanted, target, rounds, bar.advance)
+    made_on = machine(target)
+    say_lines(markdown(results, made_on))
+    for path in write_prefill(results, made_on, out):
         note(f"wrote {path}")
 
 

@@ -9,6 +9,7 @@ import typer
 
 from attnc.cli.compile import SPEC
 from attnc.cli.console import Mistake, loading, note, one_spec, say
+from attnc.output import write_text
 
 if TYPE_CHECKING:
     from attnc.calibrate import Calibration
@@ -19,7 +20,7 @@ def calibrate(
     samples: Annotated[
         str, typer.Option(help="A file of inputs by name that torch.save wrote, or 'random' for N(0, 1).")
     ] = "random",
-    keys: Annotated[int, typer.Option(min=16, help="Keys of a share: maxima are taken over so many.")] = 512,
+    keys: Annotated[int, typer.Option(min=16, help="Keys of a split: maxima are taken over so many.")] = 512,
     is_written: Annotated[
         bool, typer.Option("--write", help="Put the new phi and bounds into the spec.")
     ] = False,
@@ -28,7 +29,7 @@ def calibrate(
 
     Scores are evaluated in float64 from the spec's own score and mask. Printed are percentiles of the largest
     scores of rows, the exponents that the type of the probabilities allows, and how many of the maxima lie
-    outside the bounds: their shares of keys would be computed twice.
+    outside the bounds: their splits of keys would be computed twice.
 
     Example: attnc calibrate specs/unified_decode.attn --samples activations.pt --write
     """
@@ -50,8 +51,6 @@ def calibrate(
         for line in report(one):
             say(line)
     if is_written:
-        from attnc.output import write_text
-
         text = found[0].span.source.text  # what the spans are of, ends of lines included
         for one in sorted(found, key=lambda one: one.span.start, reverse=True):
             text = text[: one.span.start] + one.text + text[one.span.end :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,9 +23,7 @@ from attnc.cli.console import (
 from attnc.cli.differences import show_differences
 from attnc.cli.watch import watch_specs
 from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
-
-if TYPE_CHECKING:
-    from attnc.output import Drift, Output
+from attnc.output import Drift, Output, compare, write
 
 SPECS = Annotated[
     list[Path] | None,
@@ -66,8 +64,6 @@ def compile_(
 
     Example: attnc compile specs/causal_gqa.attn
     """
-    from attnc.output import compare, write
-
     _check_modes({"--check": is_check, "--diff": is_diff, "--aot": bool(aot)})
     _check_modes({"--standalone": is_standalone, "--watch": is_watch, "--aot": bool(aot)})
     _check_modes({"--watch": is_watch, "--check": is_check, "--diff": is_diff, "--aot": bool(aot)})
@@ -114,8 +110,6 @@ def _check_modes(asked: dict[str, bool]) -> None:
 
 def _write_again(paths: tuple[Path, ...], out: Path, *, complete: bool) -> None:
     """One round of --watch: what is wrong is said, and the modules of what is right are written."""
-    from attnc.output import write
-
     outputs, diagnostics = _compile_all(paths, out)
     ok = not any(d.severity == "error" for d in diagnostics)
     drifts = write(outputs, out, complete=complete and ok and paths == find_specs([]))
@@ -208,7 +202,6 @@ def _alone(outputs: tuple[Output, ...]) -> tuple[Output, ...]:
     """The modules with all that they need in their own text. Raises Mistake where a name has two meanings
     then.
     """
-    from attnc.output import Output
     from attnc.target.support import FOLDER, standalone
 
     texts = {output.path: output.text for output in outputs}

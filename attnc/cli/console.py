@@ -125,7 +125,9 @@ def one_spec(path: Path) -> Path:
     if path.is_symlink() and not path.exists():
         raise Mistake(f"'{path}' is a link to nothing", f"it points to '{path.readlink()}'")
     if not path.exists():
-        beside = {other.name: str(other) for other in path.parent.glob("*.attn") if other.is_file()}
+        folders = (Path("specs"), path.parent)  # the latter's where both have one of a name
+        specs = (other for folder in folders for other in folder.glob("*.attn") if other.is_file())
+        beside = {other.name: str(other) for other in specs}
         found = suggest(path.name, beside)
         raise Mistake(
             f"there is no file '{path}'",

@@ -10,6 +10,7 @@ import typer
 
 from attnc.cli.compile import SPEC
 from attnc.cli.console import Mistake, counted, loading, one_spec, paint, say, without_kernels
+from attnc.output import write
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -28,7 +29,6 @@ def demo(
     Example: attnc demo specs/local_sink.attn
     """
     from attnc.build import compile_spec, folder_of, front, plan_program, support_outputs
-    from attnc.output import write
     from attnc.runtime.toolchains import toolchain_of
 
     begin = time.perf_counter()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnc.cli.console import counted, note, paint, say
-
-if TYPE_CHECKING:
-    from attnc.output import Drift, Output
+from attnc.output import Drift, Output
 
 #: Changes with every byte of a spec, comments too.
 _RECORD = re.compile(r"[-+]Spec sha256: [0-9a-f]+$")

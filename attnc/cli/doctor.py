@@ -171,6 +171,27 @@ def _caches() -> Iterator[Finding]:
         yield Finding(name="cache", state="missing", detail=str(failure), fix=fix)
 
 
+def _targets() -> Iterator[Finding]:
+    """What `from generated.NAME import NAME` calls here."""
+    try:
+        from attnc.runtime.devices import gpus
+        from attnc.support.by_target import Needs, runs
+    except ImportError:
+        return  # said above
+    from attnc.plan.targets import TARGETS
+    from attnc.target.one_import import fastest_first, needs_of
+
+    names = fastest_first(TARGETS)
+    for index, gpu in enumerate(gpus()):
+        able = [name for name in names if runs(Needs(*needs_of(name)), index)]
+        if able:
+            said = f"{', then '.join(able)}; where a table of {gpu.name} was measured, that decides"
+            yield Finding(name=f"targets {index}", state="ok", detail=said)
+        else:
+            fix = "pip install triton, or 'attnc[cuda]' for CUDA kernels"
+            yield Finding(name=f"targets {index}", state="missing", detail="none runs", fix=fix)
+
+
 _EXAMINATIONS: Mapping[str, Callable[[], Iterator[Finding]]] = {
     "versions": _versions,
     "GPUs": _devices,
@@ -178,4 +199,5 @@ _EXAMINATIONS: Mapping[str, Callable[[], Iterator[Finding]]] = {
     "interpreter": _interpreter,
     "tools": _assembler,
     "CUDA": _cuda,
+    "targets": _targets,
 }

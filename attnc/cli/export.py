@@ -10,6 +10,7 @@ import typer
 
 from attnc.cli.console import Mistake, counted, note, progress, say
 from attnc.diagnostics import did_you_mean
+from attnc.output import write_text
 
 
 def export(
@@ -30,7 +31,6 @@ def export(
     Example: attnc export --hf-kernel attnc-kernels --sizes 64
     """
     from attnc.compat.export import DTYPES, forms, kernel_file, metadata, python_files
-    from attnc.output import write_text
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise Mistake(f"{name!r} is no name of a package", "small letters, digits and underscores")

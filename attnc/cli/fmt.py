@@ -13,6 +13,7 @@ import typer
 from attnc.cli.compile import SPECS
 from attnc.cli.console import find_specs, note, say, show_diagnostics
 from attnc.diagnostics import DiagnosticError
+from attnc.output import write_text
 from attnc.source import Source
 
 #: Pairs of lines up to which a diff is found line by line.
@@ -49,8 +50,6 @@ def fmt(
         elif is_check:
             say(f"would format {path}")
         else:
-            from attnc.output import write_text
-
             write_text(path, new)
             say(f"formatted {path}")
     verb = "to format" if is_check or is_diff else "formatted"

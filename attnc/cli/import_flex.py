@@ -12,6 +12,7 @@ import typer
 from attnc.cli.bench import check_target
 from attnc.cli.console import Mistake, loading, note, say
 from attnc.diagnostics import did_you_mean
+from attnc.output import write_text
 
 #: How many arguments each kind of mod takes.
 _KINDS = {5: "score_mod", 4: "mask_mod"}
@@ -57,7 +58,6 @@ def import_flex(
     check_target(target)
     with loading():
         from attnc.flex.text import SPELLED, to_spec
-        from attnc.output import write_text
     if dtype not in SPELLED:
         raise Mistake(f"there is no dtype '{dtype}'", f"dtypes are {', '.join(SPELLED)}")
     spec = to_spec(

@@ -15,7 +15,7 @@ from attnc.cli.console import Mistake, counted, loading, paint, progress, say, s
 
 if TYPE_CHECKING:
     from attnc.plan import ir
-    from attnc.plan.ir_projection import ProjectionModule
+    from attnc.plan.ir.projection import ProjectionModule
     from attnc.verify.case import Case, Fit
     from attnc.verify.check import Rules
     from attnc.verify.cover import Summary

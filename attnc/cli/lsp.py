@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from attnc.cli.console import Mistake
 
@@ -10,11 +12,18 @@ if TYPE_CHECKING:
     from pygls.lsp.server import LanguageServer
 
 
-def lsp() -> None:
+def lsp(
+    is_stdio: Annotated[
+        bool,
+        typer.Option(
+            "--stdio", help="What is done in any case; editors name it, as some servers ask for it."
+        ),
+    ] = False,
+) -> None:
     """Serve editors over standard input and output, in the language server protocol.
 
     Messages while a spec is written, hovers with the tiles that a mask visits, completion of names,
-    formatting. Started by an editor; needs the package pygls (pip install 'attnc[lsp]').
+    formatting. Started by an editor; needs the package pygls, which the extra 'lsp' brings.
 
     Example: attnc lsp
     """

@@ -11,6 +11,7 @@ import typer
 
 from attnc.cli.console import Mistake, note, say
 from attnc.diagnostics import DiagnosticError, did_you_mean
+from attnc.output import write_text
 from attnc.resources import resource
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -41,8 +42,6 @@ def new(
 
     Example: attnc new my_window --like window
     """
-    from attnc.output import write_text
-
     if like not in starters():
         hint = "".join(did_you_mean(like, starters())) or f"known are {', '.join(starters())}"
         raise Mistake(f"there is nothing like '{like}' to start from", hint)

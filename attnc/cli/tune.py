@@ -10,9 +10,11 @@ import typer
 from attnc.cli.bench import check_target, need_gpu
 from attnc.cli.compile import SPECS
 from attnc.cli.console import Mistake, find_specs, note, progress, say
+from attnc.output import write_text
 
 if TYPE_CHECKING:
     from attnc.tune.schedules import TunedSchedules
+    from attnc.tuned.tables import Row, Table
 
 
 def tune(
@@ -26,18 +28,25 @@ def tune(
         Path | None,
         typer.Option(help="Time only the schedules of one attention, and write every time there as JSON."),
     ] = None,
+    is_among_targets: Annotated[
+        bool, typer.Option("--among-targets", help="Measure which target is fastest, in place of configs.")
+    ] = False,
 ) -> None:
     """Measure which config of a schedule is fastest on this GPU, and write it to specs/tuned/.
 
     'attnc compile' embeds the choices in the generated modules, by device and key length; importing or
     calling a kernel never measures anything. Commit the file. Needs a CUDA GPU. For projections it is the
-    implementation too that is chosen, by M.
+    implementation too that is chosen, by M. With --among-targets it is the target that the function of an
+    attention calls (`from generated.NAME import NAME`), by sizes, with gradients and without.
 
     Example: attnc tune specs/causal_gqa.attn
     """
     paths = find_specs(specs or [])
     check_target(target)
     need_gpu()
+    if is_among_targets:
+        tune_among_targets(paths, rounds)
+        return
     if points is not None:
         tune_points(paths, rounds, points)
         return
@@ -64,6 +73,29 @@ def tune(
                 f"  {choice.microseconds:.1f} us, {winner.gain:.2f}x the default"
             )
         note(f"wrote {tuned_path(path)}; 'attnc compile {path}' embeds it")
+
+
+def tune_among_targets(paths: tuple[Path, ...], rounds: int) -> None:
+    """Tunes which target is taken for which sizes, and prints the tables."""
+    from attnc.build import dispatch_path
+    from attnc.tune.targets import tune_targets
+
+    for path in paths:
+        if not has_attentions(path):
+            continue
+        with progress(path.name, None) as bar:
+            tables = tune_targets(path, rounds, bar.advance)
+        for table in tables:
+            for row in table.rows:
+                say(f"{table.name} {table.variant} {limits_of(table, row)}: {row.choice['target']}")
+        if tables:
+            note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
+
+
+def limits_of(table: Table, row: Row) -> str:
+    """The largest sizes that a row admits, in words."""
+    sizes = zip(table.sizes, row.limits, strict=True)
+    return ", ".join("any" if limit is None else f"{size} <= {limit}" for size, limit in sizes)
 
 
 def has_attentions(path: Path) -> bool:
@@ -93,7 +125,6 @@ def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
     """Tunes the schedules of the one attention that has several, and writes all times to a file. Raises
     Mistake when it is not one.
     """
-    from attnc.output import write_text
     from attnc.tune.schedules import dump_points, families
 
     several = [path for path in paths for _ in families(path)]
@@ -117,9 +148,7 @@ def tune_labels(path: Path, rounds: int) -> tuple[TunedSchedules, ...]:
         tuned = tune_schedules(path, rounds, bar.advance)
     for found in tuned:
         for row in found.table.rows:
-            sizes = zip(found.table.sizes, row.limits, strict=True)
-            limits = ", ".join("any" if limit is None else f"{size} <= {limit}" for size, limit in sizes)
-            say(f"{found.name} {found.variant} {limits}: {row.choice['schedule']}")
+            say(f"{found.name} {found.variant} {limits_of(found.table, row)}: {row.choice['schedule']}")
     if tuned:
         note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
     return tuned

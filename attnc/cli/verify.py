@@ -50,13 +50,13 @@ def verify(
     """Run kernels on chosen inputs and judge every element against the float64 reference.
 
     The tolerance is no constant but the error bound that the plan proves. The cases are the same on every
-    run: an array that meets the boundaries of the plan (tiles, shares, searches, sections: one less, as many,
+    run: an array that meets the boundaries of the plan (tiles, splits, searches, sections: one less, as many,
     one more) and pairs of layouts, lengths, styles of inputs, configs and ways to call; --coverage lists
     which. Failures once found are replayed. What --record notes is of twelve cases at least, in ten times
     the time if need be. Memory around tensors is guarded. On the GPU where there is one,
     else interpreted. Every eighth case is also held to what must be true between runs: determinism,
     invariance, identities of the gradients, and that a call launches the same whatever was called before.
-    Sizes that only a GPU reaches (thousands of rows, sequences and shares, 65536 heads) are run by --large.
+    Sizes that only a GPU reaches (thousands of rows, sequences and splits, 65536 heads) are run by --large.
     With --ranks the attentions are run by several processes, forward and gradients, under every strategy:
     with a GPU each where there are as many, else interpreted, over gloo.
 

@@ -54,22 +54,30 @@ def flash_attn_func(
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    out: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_softmax_lse: bool = False,
+    ver: int = 0,
+    fa_version: int = 0,
 ) -> Result:
     """o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv].
 
-    alibi_slopes: f32[H] or f32[B, H]; s_aux, or learnable_sink: [H], a logit for each head that joins the
-    denominator. return_lse: (o, lse f32[B, H, M], natural logarithm); return_attn_probs: (o, lse, an empty
-    tensor), as probabilities are never kept.
-    deterministic, num_splits, pack_gqa, sm_margin: results are the same bits whatever they say.
+    alibi_slopes: f32[H] or f32[B, H]; s_aux, learnable_sink or sinks: [H], a logit for each head that joins
+    the denominator. return_lse, or return_softmax_lse: (o, lse f32[B, H, M], natural logarithm);
+    return_attn_probs: (o, lse, an empty tensor), as probabilities are never kept. out: where o goes, without
+    gradients. deterministic, num_splits, pack_gqa, sm_margin, ver, fa_version: results are the same bits
+    whatever they say.
     """
     name = "flash_attn_func"
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
     call = Call(name, q, k, v)
-    call.score(softmax_scale, softcap, alibi_slopes, one_of(name, s_aux=s_aux, learnable_sink=learnable_sink))
+    sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
+    call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
     call.drop(dropout_p)
-    return _returned(*call.run(), return_attn_probs, return_lse, dropout_p, name)
+    o, lse = call.run(out=out)
+    return _returned(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 
 
 def flash_attn_varlen_func(
@@ -104,6 +112,12 @@ def flash_attn_varlen_func(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    out: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_softmax_lse: bool = False,
+    scheduler_metadata: torch.Tensor | None = None,
+    ver: int = 0,
+    fa_version: int = 0,
 ) -> Result:
     """o [Tq, H, Dv] of q [Tq, H, D], k [Tk, Hkv, D] and v [Tk, Hkv, Dv], sequences end to end.
 
@@ -111,13 +125,14 @@ def flash_attn_varlen_func(
     block_table, or page_table: i32[B, P], then k and v are [pages, page, Hkv, D] and their lengths seqused_k
     or the differences of cu_seqlens_k. lse is f32[H, Tq]. The rest as in `flash_attn_func`.
     max_seqlen_q: 1 is a promise that makes decoding fast; otherwise kernels find it, and max_seqlen_k, by
-    themselves. num_splits, pack_gqa, sm_margin: hints that are not needed.
+    themselves. num_splits, pack_gqa, sm_margin, scheduler_metadata, ver and fa_version are hints that are not
+    needed.
     """
     name = "flash_attn_varlen_func"
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
     table = one_of(name, block_table=block_table, page_table=page_table)
-    sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink)
+    sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     if cu_seqlens_k is None and (table is None or seqused_k is None):
         raise ValueError(f"{name}: cu_seqlens_k: expected a tensor, or seqused_k with block_table, got None")
     single = table is not None and max_seqlen_q == 1 and len(q) == len(table) and seqused_q is None
@@ -139,10 +154,10 @@ def flash_attn_varlen_func(
             f"{name}: deterministic: expected False, as gradients of s_aux and alibi_slopes of packed"
             " sequences are added in any order, got True"
         )
-    o, lse = call.run()
+    o, lse = call.run(out=out.unsqueeze(1) if single and out is not None else out)
     if single:
         o, lse = o.squeeze(1), lse.squeeze(2).mT.contiguous()
-    return _returned(o, lse, return_attn_probs, return_lse, dropout_p, name)
+    return _returned(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 
 
 def flash_attn_with_kvcache(
@@ -182,6 +197,10 @@ def flash_attn_with_kvcache(
     scheduler_metadata: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    ver: int = 0,
+    fa_version: int = 0,
 ) -> Result:
     """o [B, M, H, Dv] of q [B, M, H, D] against caches [B, capacity, Hkv, D], inference alone.
 
@@ -192,8 +211,8 @@ def flash_attn_with_kvcache(
     capacity is no multiple of 16). block_table, or page_table: i32[B, P]; caches are [pages, page, Hkv, D].
     cu_seqlens_q: i32[B + 1], then q is [Tq, H, D] and lse f32[H, Tq], else f32[B, H, M].
     num_splits: programs that share the keys of up to 16 queries, 0 for the device's choice.
-    rotary_interleaved says nothing without rotary_cos; max_seqlen_q, scheduler_metadata, pack_gqa and
-    sm_margin are hints that are not needed.
+    out: where o goes. rotary_interleaved says nothing without rotary_cos; max_seqlen_q, scheduler_metadata,
+    pack_gqa, sm_margin, ver and fa_version are hints that are not needed.
     """
     name = "flash_attn_with_kvcache"
     refuse(name, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
@@ -237,8 +256,8 @@ def flash_attn_with_kvcache(
         call.length("cache_seqlens", lengths)
     if cache_leftpad is not None:
         call.pad(cache_leftpad)
-    o, lse = call.run(num_splits)
-    return (o, lse) if return_softmax_lse else o
+    o, lse = call.run(num_splits, out)
+    return (o, lse) if return_softmax_lse or return_lse else o
 
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *arguments: Any, **options: Any) -> Result:

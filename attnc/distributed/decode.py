@@ -5,15 +5,14 @@ keys, and what they find is joined by lse.
     counts = keys.spread.counts(kv_len, rank)        # rows of this rank's cache, once a step for all layers
     o = keys(q, k_cache, v_cache, kv_len, counts=counts)
 
-Position p of a sequence is row (p // (ranks * block)) * block + p % block of rank p // block % ranks, so that
-sequences that grow do so everywhere. Pages hold rows of a rank as they do those of one GPU.
+`Spread` says which rank has a position, and in which row. Pages hold rows of a rank as they do those of one
+GPU; `attnc.paging.PagedCache` keeps them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,36 +25,11 @@ from attnc.expr.arithmetic import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Role
+from attnc.paging.spread import Spread
 from attnc.runtime.dtypes import TORCH
 
 #: Columns behind those of o that lse has in a message: 16 bytes keep rows aligned.
 _PADDING = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Where the keys of a sequence lie: blocks of so many go round the ranks."""
-
-    ranks: int
-    block: int
-
-    def rank(self, position: torch.Tensor) -> torch.Tensor:
-        """Who has the key at each position."""
-        return position // self.block % self.ranks
-
-    def row(self, position: torch.Tensor) -> torch.Tensor:
-        """Which row of its rank's cache the key at each position is."""
-        return position // (self.block * self.ranks) * self.block + position % self.block
-
-    def counts(self, lengths: torch.Tensor, rank: int) -> torch.Tensor:
-        """How many keys of sequences of these lengths a rank has; of the type of lengths, without a wait."""
-        round_ = self.block * self.ranks
-        return lengths // round_ * self.block + (lengths % round_ - rank * self.block).clamp(0, self.block)
-
-    def positions(self, rows: int, rank: int, device: torch.device) -> torch.Tensor:
-        """The positions of a rank's first rows, ascending, i32."""
-        row = torch.arange(rows, dtype=torch.int32, device=device)
-        return row // self.block * (self.block * self.ranks) + rank * self.block + row % self.block
 
 
 class SpreadKeys:

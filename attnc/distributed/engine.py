@@ -12,11 +12,13 @@ them.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch._compile import _disable_dynamo
 
 from attnc.distributed.dtensors import is_dtensor, like, local, local_input, whole_shape
 from attnc.distributed.estimate import Rates, Strategy, rates_of
@@ -39,8 +41,8 @@ class ContextParallel:
     heads of a rank are computed in. rows: "planned" where the plan says who has which, "slices" where those
     of a rank follow those of the one before, as many on each, as DTensors lie. rates: of the machine and its
     kernels, for the estimate. sums: whether gradients of inputs that are whole on every rank are added up
-    over the ranks; False where whoever owns them does so (DDP, FSDP). params: of the spec, where its types
-    and sizes do not say (`cap = 30.0`).
+    over the ranks; False where whoever owns them does so (DDP, FSDP). symmetric: as of `Group`. params: of
+    the spec, where its types and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -57,11 +59,13 @@ class ContextParallel:
         rows: Literal["planned", "slices"] = "planned",
         rates: Rates | None = None,
         sums: bool = True,
+        symmetric: bool = False,
         **params: object,
     ) -> None:
         self.spec: Spec = spec_of(source, attention, target)
-        self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
-        self.strategy, self.groups, self.rates = strategy, groups, rates or rates_of(self.spec.target)
+        self.group: Ranks = group if isinstance(group, Ranks) else Group(group, symmetric=symmetric)
+        self.strategy, self.groups = strategy, groups
+        self.rates = rates or rates_of(self.spec.target, symmetric=symmetric)
         if rows not in ("planned", "slices"):
             raise ValueError(f"rows: expected 'planned' or 'slices', got {rows!r}")
         self.in_slices, self.sums, self.params = rows == "slices", sums, params
@@ -155,6 +159,18 @@ class ContextParallel:
         plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
         has other rows than the plan says.
         """
+        call = _uncompiled if "torch._dynamo" in sys.modules else ContextParallel._call
+        return call(self, q, k, v, inputs, plan, named)
+
+    def _call(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        inputs: tuple[Any, ...],
+        plan: Plan | None,
+        named: Mapping[str, Any],
+    ) -> Any:
         if plan is not None:
             self._plan = plan
         stages, shards, extras = self._prepared(q, k, v, inputs, named)
@@ -357,9 +373,9 @@ class ContextParallel:
         return attention.tensor(name)
 
 
-# What torch.compiler.disable does, without importing the compiler.
-ContextParallel.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # dynamo's own mark
-ContextParallel.__call__._torchdynamo_disable_msg = "exchanges run on streams of their own"  # type: ignore[attr-defined]  # too
+#: A call that torch.compile leaves alone, and all that it calls; torch.compiler.disable would import the
+#: compiler, which takes as long as torch itself, for those who have no use for it.
+_uncompiled = _disable_dynamo(ContextParallel._call)
 
 
 class _Attention(torch.autograd.Function):

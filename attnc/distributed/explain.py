@@ -106,7 +106,6 @@ def least(plan: Plan, visibility: Visibility) -> npt.NDArray[np.int64]:
 
 def as_dict(plan: Plan, visibility: Visibility, remarks: tuple[str, ...] = ()) -> dict[str, Any]:
     """Figures by name, for JSON."""
-    assert plan.chosen.moved is not None
     return {
         "ranks": plan.ranks,
         "queries": plan.sizes.queries,
@@ -117,7 +116,7 @@ def as_dict(plan: Plan, visibility: Visibility, remarks: tuple[str, ...] = ()) -
         "owner": plan.owner.tolist(),
         "imbalance": plan.imbalance,
         "work": plan.load.tolist(),
-        "bytes": plan.chosen.moved.tolist(),
+        "bytes": plan.moved.tolist(),
         "least_bytes": least(plan, visibility).tolist(),
         "chosen": plan.chosen.strategy,
         "stages": plan.chosen.groups,
@@ -189,8 +188,7 @@ def _runs(rows: Ints, most: int = 6) -> str:
 
 
 def _matrix(plan: Plan, minimum: npt.NDArray[np.int64]) -> Iterator[str]:
-    moved = plan.chosen.moved
-    assert moved is not None
+    moved = plan.moved
     total, smallest = int(moved.sum()), int(minimum.sum())
     ratio = f", {total / smallest:.2f} times that" if smallest else ""
     yield (

@@ -6,20 +6,58 @@ where it is and never sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
-from attnc.distributed.group import Ranks
+from attnc.distributed.group import Box, Ranks
 from attnc.distributed.plan import Plan
-from attnc.distributed.rows import Places, holes, key_route, query_route
+from attnc.distributed.rows import Places, key_route, key_sources, query_route
+from attnc.distributed.spans import BLOCK, Ints
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
 #: A tensor, the axis of its rows, and which of them are meant.
 Rows: TypeAlias = tuple[torch.Tensor, int, Places]
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Keys on their way, for one part of the heads: the rows of k and v for each other rank, and the rank's
+    own with room behind them for those of others.
+    """
+
+    sent: torch.Tensor
+    came: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How parcels are packed and opened, whatever part of the heads they are of.
+
+    sent, came: elements; counts_out, counts_in: to and from each rank; pieces: rank, 0 for k and 1 for v,
+    first element, shape; own: elements of the rank's own; unit: elements of what is moved at once when a
+    parcel is opened, index: which of them make the windows; holes: whether the last one, which is zero, is
+    one of them; shapes: of the windows; posts: elements from each rank to each other, where they are copied
+    out of each other's memory.
+    """
+
+    sent: int
+    came: int
+    counts_out: Sequence[int]
+    counts_in: Sequence[int]
+    pieces: Sequence[tuple[int, int, int, torch.Size]]
+    own: int
+    unit: int
+    index: torch.Tensor
+    holes: bool
+    shapes: tuple[torch.Size, torch.Size]
+    posts: Ints | None
 
 
 class Moves:
@@ -30,32 +68,130 @@ class Moves:
         self.rank = group.rank
         self.keys = key_route(plan, self.rank, device)
         self.queries = query_route(plan, self.rank, device)
-        self.holes = holes(plan, self.rank, device)
-        lo, hi = plan.window(self.rank)
-        self.window = hi - lo
+        self._keyed = tuple((tensor, axis_of(tensor, Role.KEY)) for tensor in (attention.k, attention.v))
+        self._known: Layout | None = None
+        self._box: Box | None = None
 
-    def fetch_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
-        """The window of k and v that the waiting rows see, for the heads of one part."""
-        tensors = self.attention.k, self.attention.v
-        axes = [axis_of(tensor, Role.KEY) for tensor in tensors]
-        sent = [
-            [
-                (heads_of(tensor, x, *self.plan.heads(r, number)), axis, at)
-                for tensor, x, axis in zip(tensors, (k, v), axes, strict=True)
-            ]
-            for r, at in enumerate(self.keys.sent)
+    def pack_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Parcel:
+        """Copies the rows of k and v that others need, and the rank's own that it needs itself."""
+        layout = self._layout(k, v)
+        if self._box is None:
+            sent = torch.empty(layout.sent, dtype=k.dtype, device=self.device)
+        else:
+            sent = self._box.memory.view(k.dtype).narrow(0, number * layout.sent, layout.sent)
+        came = torch.empty(layout.came, dtype=k.dtype, device=self.device)
+        if layout.holes:  # keys that nobody asked for have to be finite
+            came.narrow(0, layout.came - layout.unit, layout.unit).zero_()
+        for r, which, at, size in layout.pieces:
+            (tensor, axis), x = self._keyed[which], (k, v)[which]
+            into = (came if r == self.rank else sent).narrow(0, at, size.numel()).view(size)
+            self.keys.sent[r].copy(heads_of(tensor, x, *self.plan.heads(r, number)), axis, into)
+        return Parcel(sent, came)
+
+    def meet(self) -> None:
+        """Before keys are copied out of others' memory they have to lie there, and until all have copied
+        they stay.
+        """
+        if self._box is not None:
+            self._box.meet()
+
+    def exchange(self, parcel: Parcel, number: int) -> None:
+        """Sends, and receives what others send."""
+        layout = self._known
+        assert layout is not None
+        if self.group.size == 1:
+            return
+        arriving = parcel.came.narrow(0, layout.own, sum(layout.counts_in))
+        if layout.posts is None or self._box is None:
+            self.group.exchange(arriving, layout.counts_in, parcel.sent, layout.counts_out)
+            return
+        for r, into in enumerate(torch.split(arriving, list(layout.counts_in))):
+            first = number * int(layout.posts[r].sum()) + int(layout.posts[r, : self.rank].sum())
+            if len(into):
+                into.copy_(self._box.peers[r].view(into.dtype).narrow(0, first, len(into)))
+
+    def open_keys(self, parcel: Parcel) -> Pair:
+        """The window of k and v that the waiting rows see, in the order of the keys."""
+        layout = self._known
+        assert layout is not None
+        of_k, of_v = layout.shapes
+        rows = parcel.came.view(-1, layout.unit).index_select(0, layout.index).view(-1)
+        k = rows.narrow(0, 0, of_k.numel()).view(of_k)
+        return k, rows.narrow(0, of_k.numel(), of_v.numel()).view(of_v)
+
+    def _layout(self, k: torch.Tensor, v: torch.Tensor) -> Layout:
+        """Made once: the plan says how many sequences, rows and heads there are."""
+        if self._known is not None:
+            return self._known
+        mine = [
+            (heads_of(tensor, x, *self.plan.heads(self.rank, 0)), axis)
+            for (tensor, axis), x in zip(self._keyed, (k, v), strict=True)
         ]
-        mine = sent[self.rank]
-        sizes = [sized(x, axis, self.window) for x, axis, _ in mine]
-        window = [torch.empty(size, dtype=k.dtype, device=self.device) for size in sizes]
-        came = self._swap(sent, [[(axis, at.count) for axis in axes] for at in self.keys.kept], window)
-        for x, axis in zip(window, axes, strict=True):
-            self.holes.clear(x, axis)  # keys that nobody asked for must be finite
-        for r, at in enumerate(self.keys.kept):
-            own = [rows.of(x, axis) for x, axis, rows in mine] if r == self.rank else came[r]
-            for x, axis, rows in zip(window, axes, own, strict=True):
-                at.put(x, axis, rows)
-        return window[0], window[1]
+        # A rank sends heads that another one computes, which are as many as its own.
+        out, in_ = (
+            [[sized(x, axis, at.count) for x, axis in mine] for at in places]
+            for places in (self.keys.sent, self.keys.kept)
+        )
+        others = [r for r in range(self.plan.ranks) if r != self.rank]
+        pieces, counts = list[tuple[int, int, int, torch.Size]](), list[list[int]]()
+        for ranks in ([self.rank], others):
+            at, begin = 0, [0] * self.plan.ranks
+            for r in ranks:
+                for which, size in enumerate(out[r]):
+                    if size.numel():
+                        pieces.append((r, which, at, size))
+                    at, begin[r] = at + size.numel(), begin[r] + size.numel()
+            counts.append(begin)
+        own = counts[0][self.rank]
+        counts_in = [0 if r == self.rank else sum(size.numel() for size in in_[r]) for r in range(len(in_))]
+        unit, index, holes = self._windows(in_, [self.rank, *others])
+        window = self.plan.window(self.rank)
+        of_k, of_v = (sized(x, axis, window[1] - window[0]) for x, axis in mine)
+        self._known = Layout(
+            sent=sum(counts[1]),
+            came=own + sum(counts_in) + unit,
+            counts_out=counts[1],
+            counts_in=counts_in,
+            pieces=pieces,
+            own=own,
+            unit=unit,
+            index=torch.from_numpy(index).to(self.device),
+            holes=holes,
+            shapes=(of_k, of_v),
+            posts=self._posts(counts[1], k.element_size()),
+        )
+        return self._known
+
+    def _posts(self, counts: Sequence[int], wide: int) -> Ints | None:
+        """`Layout.posts`, and a box that has room for all parts of the heads."""
+        if self.group.size == 1 or self.group.outbox(1) is None:
+            return None
+        every = self.group.gather(torch.tensor(counts, device=self.device)).cpu().numpy()
+        most = int(every.sum(axis=1).max()) * self.plan.chosen.groups * wide
+        self._box = self.group.outbox(-(-max(most, 1) // BLOCK) * BLOCK)
+        return every
+
+    def _windows(self, sizes: Sequence[Sequence[torch.Size]], order: Sequence[int]) -> tuple[int, Ints, bool]:
+        """The unit, the index and whether there are holes (`Layout`).
+
+        sizes: of the rows of k and v that come from each rank; order: of the ranks, as they lie.
+        """
+        axes = [axis for _, axis in self._keyed]
+        inner = [size[axis + 1 :].numel() for size, axis in zip(sizes[self.rank], axes, strict=True)]
+        unit = math.gcd(*inner)
+        source, number = key_sources(self.plan, self.rank)
+        begins, end = np.zeros((self.plan.ranks, len(axes)), np.int64), 0
+        for r in order:
+            for which, size in enumerate(sizes[r]):
+                begins[r, which], end = end, end + size.numel()
+        counts, found = np.asarray([at.count for at in self.keys.kept]), []
+        for which, axis in enumerate(axes):
+            lead = np.arange(sizes[self.rank][which][:axis].numel())[:, None]
+            first = begins[source, which] + (lead * counts[source] + number) * inner[which]
+            first = np.where(source < 0, end, first)[..., None] // unit
+            within = np.arange(inner[which] // unit) * (source >= 0)[:, None]
+            found.append((first + within).ravel())
+        return unit, np.concatenate(found), bool((source < 0).any())
 
     def return_keys(self, sums: Pair, totals: Pair, number: int, *, fresh: bool) -> None:
         """What this rank's rows add to dk and dv, to the owners of the keys, who add it to `totals`: what is

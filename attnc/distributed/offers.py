@@ -6,7 +6,7 @@ keys, so that a plan costs the host some hundred calls of numpy, whatever its si
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -38,8 +38,9 @@ class Needs:
         self.size, self.ranks, self.tied, self._slices = size, ranks, tied, slices // BLOCK
         self._chunks = -(-sizes.queries // size)
         blocks = -(-sizes.keys // BLOCK)
-        some = (tiles.lo < tiles.hi).nonzero()[0]
-        self._spans = tiles.row[some] // size, tiles.lo[some] // BLOCK, -(-tiles.hi[some] // BLOCK)
+        some = tiles.lo < tiles.hi
+        row, lo, hi = (x if some.all() else x[some] for x in (tiles.row, tiles.lo, tiles.hi))
+        self._spans = _merged(row // size, lo // BLOCK, -(-hi // BLOCK))
         self._chunk, first, stop = self._spans
         if tiles.seen is not None:
             self._chunk, first = tiles.row[tiles.seen[0]] // size, tiles.seen[1]
@@ -98,28 +99,41 @@ class Needs:
         return lo, hi
 
 
+def _merged(chunk: Ints, first: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
+    """The spans of blocks, those of a chunk that follow each other and touch as one."""
+    if not len(chunk):
+        return chunk, first, stop
+    apart = np.ones(len(chunk), np.bool_)
+    np.not_equal(chunk[1:], chunk[:-1], out=apart[1:])
+    apart[1:] |= (first[1:] > stop[:-1]) | (stop[1:] < first[:-1])
+    at = apart.nonzero()[0]
+    return chunk[at], np.minimum.reduceat(first, at), np.maximum.reduceat(stop, at)
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """One way to give chunks to ranks.
 
-    owner: the rank of each chunk; key_owner: of each run of keys; keys: of each run by owner, [runs, ranks];
-    needed: runs that the rows of each rank see; pairs: keys of each owner that they see, [rank, owner];
-    ready: chunks that see one stretch of their owner's keys alone, stretch[rank], or none where that is -1;
-    load, rows: scores and queries of each rank; share: of the work of any rank that waits for others, the
-    least that is ready; in_slices: whether what is ready follows each other among the rows of every rank, and
-    so does what is not.
+    owner: the rank of each chunk; key_owner: of each run of keys; needed: runs that the rows of each rank
+    see; of each rank, load: scores, rows: queries, keys: that it has, own: of these those that its rows see,
+    received: keys of others that they see, sent: its keys that rows of others see; ready: chunks that see one
+    stretch of their owner's keys alone, stretch[rank], or none where that is -1; share: of the work of any
+    rank that waits for others, the least that is ready; in_slices: whether what is ready follows each other
+    among the rows of every rank, and so does what is not.
     """
 
     name: str
     owner: Ints
     key_owner: Ints
-    keys: Floats
     needed: Bools
-    pairs: Floats
+    load: list[float]
+    rows: list[int]
+    keys: list[int]
+    own: list[int]
+    received: list[int]
+    sent: list[int]
     ready: Bools
     stretch: Ints
-    load: Floats
-    rows: Floats
     share: float
     in_slices: bool
 
@@ -131,11 +145,14 @@ def offers(needs: Needs, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer
     key_owner, needed = needs.owners(owner), needs.seen(owner, needs.ranks)
     mine = (owner[:, None] == ranks[:, None]).astype(np.float64)  # [ways, ranks, chunks]
     load, rows = mine @ chunks.work, mine @ chunks.rows
-    keys = (key_owner[:, :, None] == ranks) * needs.keys[:, None].astype(np.float64)
-    pairs = needed.astype(np.float64) @ keys
+    keys = (key_owner[:, None] == ranks[:, None]) * needs.keys  # [ways, ranks, runs]
+    pairs = needed.astype(np.float64) @ keys.astype(np.float64).transpose(0, 2, 1)
+    own = pairs.diagonal(axis1=1, axis2=2)
+    numbers = (rows, keys.sum(2), own, pairs.sum(2) - own, pairs.sum(1) - own)
     ready, stretch, share = _ready(needs, owner, key_owner, chunks.work, load)
-    in_slices = _are_slices(owner, ready, needs.ranks).tolist()
-    figures = (owner, key_owner, keys, needed, pairs, ready, stretch, load, rows, share.tolist(), in_slices)
+    in_slices = _are_slices(owner, ready, needs.ranks).tolist() if share.any() else [False] * len(owner)
+    lists = load.tolist(), *(x.astype(np.int64).tolist() for x in numbers)
+    figures = owner, key_owner, needed, *lists, ready, stretch, share.tolist(), in_slices
     return [Offer(*figures_of_way) for figures_of_way in zip(ways, *figures, strict=True)]
 
 
@@ -156,23 +173,27 @@ def _ready(
     inside = some & (own == stretch[:, last]) & (key_owner[:, first] == owner)
     width = int(stretch[:, -1].max()) + 1
     at = (np.arange(count)[:, None] * ranks + owner) * width + own
-    found = np.bincount(at.ravel(), (work * inside).ravel(), count * ranks * width).reshape(
-        count, ranks, width
-    )
+    found = np.bincount(at.ravel(), (work * inside).ravel(), count * ranks * width)
+    found = found.reshape(count, ranks, width)
     best, most = found.argmax(axis=2), found.max(axis=2)
-    best[(load == 0) | (most < _WORTH * load)] = -1
-    chosen = np.take_along_axis(best, owner, 1)
+    worth = (load > 0) & (most >= _WORTH * load)
+    if not worth.any():
+        best[:] = -1
+        return np.zeros(owner.shape, np.bool_), best, np.zeros(count)
+    best[~worth] = -1
+    chosen = best[np.arange(count)[:, None], owner]
     ready = np.where(some, inside & (own == chosen), chosen >= 0)
-    share = np.where(best >= 0, most, 0.0) / np.maximum(load, 1.0)
+    share = np.where(worth, most, 0.0) / np.maximum(load, 1.0)
     return ready, best, np.where(share < 1.0 - 1e-9, share, 1.0).min(axis=1)
 
 
 def _are_slices(owner: Ints, ready: Bools, ranks: int) -> Bools:
     """Whether the rows of every rank are ready up to one of its chunks, or from one on: [ways]."""
-    order = owner.argsort(axis=1, kind="stable")
-    ready, owner = np.take_along_axis(ready, order, 1), np.take_along_axis(owner, order, 1)
+    way = np.arange(len(owner))[:, None]
+    at = way, owner.argsort(axis=1, kind="stable")
+    ready, owner = ready[at], owner[at]
     changes = (ready[:, 1:] != ready[:, :-1]) & (owner[:, 1:] == owner[:, :-1])
-    group = owner[:, 1:] + np.arange(len(owner))[:, None] * ranks
+    group = owner[:, 1:] + way * ranks
     count = np.bincount(group.ravel(), changes.ravel(), len(owner) * ranks)
     return np.asarray(count.reshape(-1, ranks).max(axis=1) <= 1)
 
@@ -184,100 +205,92 @@ def stretches(key_owner: Ints) -> Ints:
     return changes.cumsum(axis=-1)
 
 
-def estimates(
-    kinds: Sequence[tuple[Strategy, int, Offer]],
+def estimate(
+    strategy: Strategy,
+    ways: int,
+    offer: Offer,
+    run_keys: Ints,
     sizes: Sizes,
     widths: Widths,
     rates: Rates,
     groups: int | None = None,
-) -> list[Estimate]:
-    """Of each strategy, with so many ranks that share the heads, for the owners of an offer.
+) -> Estimate:
+    """Of a strategy, with so many ranks that share the heads, for the owners of an offer.
 
-    groups: parts that follow each other, in place of those that take least time.
+    run_keys: how many keys each run has; groups: parts that follow each other, in place of those that take
+    least time.
     """
-    if not kinds:
-        return []
-    arriving, leaving = traffic(kinds, sizes, widths)
-    moved = arriving + leaving
-    figures = zip(
-        moved.sum(axis=(1, 2)).tolist(),
-        arriving.sum(axis=1).max(axis=1).tolist(),
-        *(np.maximum(x.sum(axis=1), x.sum(axis=2)).max(axis=1).tolist() for x in (arriving, leaving)),
-        strict=True,
+    offered, refusal = _parts(sizes, ways, groups)
+    if refusal:
+        return Estimate(strategy=strategy, owners=offer.name, ways=ways, refusal=refusal)
+    unit = sizes.batch * widths.bytes  # bytes of a column of all sequences
+    key = unit * sizes.kv_heads // ways * (widths.d + widths.dv)
+    column = unit * sizes.heads // ways  # of all heads that a rank computes, in a row of q or o
+    received, sent = ([key * x for x in some] for some in _keys_moved(strategy, ways, offer, run_keys))
+    most, leaving, returned = max(received), 0, 0
+    if ways > 1:  # rows of q to those who compute some of the heads, and of o back
+        of_mates = [sum(offer.rows[r // ways * ways :][:ways]) - rows for r, rows in enumerate(offer.rows)]
+        to_mates = [(ways - 1) * rows for rows in offer.rows]
+        received = [x + column * widths.d * rows for x, rows in zip(received, of_mates, strict=True)]
+        sent = [x + column * widths.d * rows for x, rows in zip(sent, to_mates, strict=True)]
+        leaving = column * widths.dv * max(*of_mates, *to_mates)
+        returned = column * widths.dv * sum(of_mates)
+        most += (
+            column
+            * (widths.d + widths.dv)
+            * max(x + rows for x, rows in zip(of_mates, offer.rows, strict=True))
+        )
+    moved = sum(received) + returned
+    load = max(sum(offer.load[r : r + ways]) / ways for r in range(0, len(offer.load), ways))
+    compute = 2.0 * load * sizes.batch * sizes.heads * (widths.d + widths.dv) / rates.compute
+    seconds_in, seconds_out = max(*received, *sent) / rates.link, leaving / rates.link
+    # Every row waits, and with it the rank's own keys, which are copied to those that arrive and again into
+    # the window, as rows of q and o are; or some do not, and those that are no slice are copied, as is what
+    # is computed of them.
+    own = max(offer.own) * unit * sizes.kv_heads * (widths.d + widths.dv) if moved else 0
+    cases = [(True, compute, 0.0, 4.0 * (most + own) / rates.memory)]
+    if strategy == "need" and offer.share:
+        row = unit * sizes.heads * (widths.d + widths.dv)  # of q and of o
+        copied = 0.0 if offer.in_slices else 2.0 * max(offer.rows) * row / rates.memory
+        cases.append((False, compute + copied, (compute + copied) * offer.share, 4.0 * most / rates.memory))
+    total, waits, count = min(
+        (pipelined(busy, ready, seconds_in, seconds_out, packing, count, rates), waits, count)
+        for waits, busy, ready, packing in cases
+        for count in offered
     )
-    row = sizes.batch * sizes.heads * (widths.d + widths.dv) * widths.bytes  # of q and of o
-    key = sizes.batch * sizes.kv_heads * (widths.d + widths.dv) * widths.bytes
-    found = []
-    for (strategy, ways, offer), matrix, (all_bytes, most, most_in, most_out) in zip(
-        kinds, moved, figures, strict=True
-    ):
-        offered, refusal = _parts(sizes, ways, groups)
-        if refusal:
-            found.append(Estimate(strategy=strategy, owners=offer.name, ways=ways, refusal=refusal))
-            continue
-        load = float(offer.load.reshape(-1, ways).mean(axis=1).max())
-        compute = 2.0 * load * sizes.batch * sizes.heads * (widths.d + widths.dv) / rates.compute
-        seconds_in, seconds_out = most_in / rates.link, most_out / rates.link
-        # Every row waits, and with it the rank's own keys, which are copied to those that arrive; or some do
-        # not, and those that are no slice are copied, as is what is computed of them.
-        own = float(offer.pairs.diagonal().max(initial=0.0)) * key if all_bytes else 0.0
-        cases = [(True, compute, 0.0, (4.0 * most + 2.0 * own) / rates.memory)]
-        if strategy == "need" and offer.share:
-            copied = 0.0 if offer.in_slices else 2.0 * float(offer.rows.max()) * row / rates.memory
-            cases.append(
-                (False, compute + copied, (compute + copied) * offer.share, 4.0 * most / rates.memory)
-            )
-        total, waits, count = min(
-            (total, waits, count)
-            for waits, busy, ready, packing in cases
-            for count in offered
-            for total in (pipelined(busy, ready, seconds_in, seconds_out, packing, count, rates),)
-        )
-        found.append(
-            Estimate(
-                strategy=strategy,
-                owners=offer.name,
-                ways=ways,
-                groups=count,
-                splits=not waits,
-                compute=compute,
-                exchange=seconds_in + seconds_out,
-                exposed=total - compute,
-                total=total,
-                bytes=int(all_bytes),
-                moved=matrix.astype(np.int64),
-            )
-        )
-    return found
+    return Estimate(
+        strategy=strategy,
+        owners=offer.name,
+        ways=ways,
+        groups=count,
+        splits=not waits,
+        compute=compute,
+        exchange=seconds_in + seconds_out,
+        exposed=total - compute,
+        total=total,
+        bytes=moved,
+    )
 
 
-def traffic(
-    kinds: Sequence[tuple[Strategy, int, Offer]], sizes: Sizes, widths: Widths
-) -> tuple[Floats, Floats]:
-    """Bytes of q, k and v before the kernels, and of o after them, [strategies, source, destination]."""
-    ranks = len(kinds[0][2].load)
-    ways = np.asarray([ways for _, ways, _ in kinds])
-    element = (sizes.batch * widths.bytes / ways)[:, None, None] * (1.0 - np.eye(ranks))
-    pairs = np.array([_pairs(*kind) for kind in kinds])
-    arriving = pairs.transpose(0, 2, 1) * (sizes.kv_heads * (widths.d + widths.dv) * element)
-    if (ways == 1).all():
-        return arriving, np.zeros_like(arriving)
-    group = np.arange(ranks) // ways[:, None]
-    mates = (ways > 1)[:, None, None] & (group[:, :, None] == group[:, None, :])
-    rows = np.array([offer.rows for _, _, offer in kinds])
-    arriving += mates * rows[:, :, None] * (sizes.heads * widths.d * element)
-    return arriving, mates * rows[:, None, :] * (sizes.heads * widths.dv * element)
-
-
-def _pairs(strategy: Strategy, ways: int, offer: Offer) -> Floats:
-    """Keys that each rank reads of each owner: [reader, owner]."""
-    ranks, runs = offer.needed.shape
+def _keys_moved(strategy: Strategy, ways: int, offer: Offer, run_keys: Ints) -> tuple[list[int], list[int]]:
+    """Keys that each rank receives from others, and that it sends."""
+    ranks = len(offer.keys)
     if strategy in ("gather", "heads"):
-        return np.broadcast_to(offer.keys.sum(axis=0), (ranks, ranks))
+        total = sum(offer.keys)
+        return [total - own for own in offer.keys], [(ranks - 1) * own for own in offer.keys]
     if ways == 1:
-        return offer.pairs
-    needed = offer.needed.reshape(ranks // ways, ways, runs).any(axis=1).astype(np.float64)
-    return np.repeat(needed @ offer.keys, ways, axis=0)
+        return offer.received, offer.sent
+    read = keys_read(offer.needed, offer.key_owner, run_keys, ways)
+    own = read.diagonal()
+    return (read.sum(axis=1) - own).tolist(), (read.sum(axis=0) - own).tolist()
+
+
+def keys_read(needed: Bools, key_owner: Ints, keys: Ints, ways: int) -> Ints:
+    """Keys of each owner that ranks in groups of so many read, [reader, owner]; of runs of so many keys."""
+    ranks = len(needed)
+    by_group = needed.reshape(ranks // ways, ways, -1).any(axis=1).astype(np.float64)
+    owned = (key_owner[:, None] == np.arange(ranks)) * keys[:, None].astype(np.float64)
+    return np.repeat((by_group @ owned).astype(np.int64), ways, axis=0)
 
 
 def _parts(sizes: Sizes, ways: int, groups: int | None) -> tuple[list[int], str]:

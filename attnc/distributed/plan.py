@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from attnc.distributed.cut import assignments, chunk_of_slices, chunk_rows, chunked, slices, tile_rows
 from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy
-from attnc.distributed.offers import Needs, estimates, offers
+from attnc.distributed.offers import Needs, Offer, estimate, keys_read, offers
 from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Visibility, Widths
 from attnc.model.tensors import DType
 
@@ -169,6 +169,24 @@ class Plan:
         return np.asarray([len(self.owned(rank)) for rank in range(self.ranks)])
 
     @cached_property
+    def moved(self) -> Ints:
+        """Bytes of q, k, v and o from each rank to each other, [source, destination], in a forward."""
+        sizes, widths, ways = self.sizes, self.widths, self.chosen.ways
+        keys = np.full(len(self.key_owner), BLOCK)
+        if len(keys):
+            keys[-1] -= len(keys) * BLOCK - sizes.keys
+        needed = self.needed
+        if self.chosen.strategy in ("gather", "heads"):
+            needed = np.ones_like(needed)
+        found = keys_read(needed, self.key_owner, keys, ways).T * (sizes.kv_heads * (widths.d + widths.dv))
+        if ways > 1:
+            group, rows = np.arange(self.ranks) // ways, self.owner_rows
+            rows = rows[:, None] * widths.d + rows * widths.dv
+            found += (group[:, None] == group) * rows * sizes.heads
+        np.fill_diagonal(found, 0)
+        return found * (sizes.batch * widths.bytes) // ways
+
+    @cached_property
     def load(self) -> npt.NDArray[np.float64]:
         """Scores that each rank computes, as if it had all heads."""
         own = np.bincount(self.owner, weights=self.work, minlength=self.ranks)
@@ -263,17 +281,25 @@ def make_plan(
         of_keys = -(-sizes.keys // (ranks * BLOCK)) * BLOCK
     needs = Needs(tiles, size, sizes, ranks, tied=tied, slices=of_keys)
     offered = offers(needs, chunks, (slices if in_slices else assignments)(chunks, ranks))
-    found = estimates([("need", 1, offer) for offer in offered], sizes, widths, rates, groups)
+
+    def estimated(strategy: Strategy, ways: int, offer: Offer) -> Estimate:
+        return estimate(strategy, ways, offer, needs.keys, sizes, widths, rates, groups)
+
+    found = [estimated("need", 1, offer) for offer in offered]
     best = 0
     for i in range(1, len(found)):
         if _is_better(found[i], found[best]):
             best = i
     offer = offered[best]
     asked: list[Strategy] = [kind for kind in STRATEGIES if strategy in (None, kind)]
-    others = [(kind, ways, offer) for kind in asked if kind != "need" for ways in _ways(kind, ranks)]
-    made = estimates(others, sizes, widths, rates, groups)  # for the same owners
-    if "need" in asked:
-        made.insert(0, found[best])
+    made = [found[best]] if "need" in asked else []
+    # The others for the same owners; where all rows meet, for those that have runs of them.
+    made += [
+        estimated(kind, ways, offered[0] if ways == ranks else offer)
+        for kind in asked
+        if kind != "need"
+        for ways in _ways(kind, ranks)
+    ]
     if not made:
         raise ValueError(f"strategy: {strategy} is not possible here: {ranks} ranks make no groups")
     kept = {kind: min((x for x in made if x.strategy == kind), key=_total, default=None) for kind in asked}
@@ -281,6 +307,7 @@ def make_plan(
     chosen = min(every, key=_total)
     if chosen.refusal:
         raise ValueError(f"strategy: {chosen.strategy} is not possible here: {chosen.refusal}")
+    offer = next(offer for offer in offered if offer.name == chosen.owners)
     ready, awaited = offer.ready & chosen.splits, offer.needed
     if ready.any():
         awaited = needs.seen(np.where(ready, ranks, offer.owner)[None], ranks + 1)[0, :ranks]

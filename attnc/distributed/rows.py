@@ -95,10 +95,17 @@ def key_route(plan: Plan, rank: int, device: torch.device) -> Route:
     return Route(tuple(places(x, device) for x in sent), tuple(places(x, device) for x in kept))
 
 
-def holes(plan: Plan, rank: int, device: torch.device) -> Places:
-    """Rows of a rank's window of keys that nobody sends."""
-    lo, hi = plan.window(rank)
-    return places(np.setdiff1d(np.arange(lo, hi), plan.keys(rank), assume_unique=True) - lo, device)
+def key_sources(plan: Plan, rank: int) -> tuple[Ints, Ints]:
+    """Of each key of a rank's window: who has it, and which of the keys it is that this rank sends; -1 for
+    holes, which nobody sends.
+    """
+    first, stop = plan.window(rank)
+    source, number = np.full(stop - first, -1, np.int64), np.full(stop - first, -1, np.int64)
+    keys = plan.keys(rank)
+    for other in range(plan.ranks):
+        rows = np.intersect1d(plan.owned_keys(other), keys, assume_unique=True) - first
+        source[rows], number[rows] = other, np.arange(len(rows))
+    return source, number
 
 
 def query_route(plan: Plan, rank: int, device: torch.device) -> Route:

@@ -7,15 +7,16 @@ one of all sequences. Spans of keys are rows of k in the same sense.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Dim, Expr, Index, Load, Ref, Search, children, walk
+from attnc.distributed.values import Function, Value, function_of
+from attnc.expr.evaluate import Env
+from attnc.expr.nodes import Expr, Index, Load, Ref, Search, children, walk
 from attnc.expr.simplify import make, nnf, substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention
@@ -82,15 +83,16 @@ class Visibility:
         mask = nnf(attention.mask)
         ranges = solve(mask, "kv_idx")
         self._names: dict[Expr, Ref] = {}
-        self._named: list[tuple[str, Expr]] = []
+        self._named: list[tuple[str, Function]] = []
         found = [e for e in (ranges.may_lo, ranges.may_hi, ranges.tile_may) if e is not None]
         self._name(found)
         self._lo, self._hi, self._tile_may = (
-            None if e is None else substitute(e, self._names)
+            None if e is None else function_of(substitute(e, self._names))
             for e in (ranges.may_lo, ranges.may_hi, ranges.tile_may)
         )
         self._never = ranges.never
         lengths = tuple(attention.lengths.values())
+        self._lengths_of = {name: function_of(e) for name, e in attention.lengths.items()}
         exprs = [e for e in (ranges.may_lo, ranges.may_hi, ranges.tile_may, *lengths) if e is not None]
         nodes = [node for expr in exprs for node in walk(expr)]
         self.reads = tuple(
@@ -102,28 +104,31 @@ class Visibility:
     def tiles(self, sizes: Sizes, tile: int = TILE) -> Tiles:
         """The tiles of all query rows, cut at the ends of sequences."""
         b, row, q_lo, rows, lengths = self._cut(sizes, tile)
-        first = np.zeros(1, np.int64) if sizes.ends_k is None else sizes.ends_k[b]
+        first: Value = 0 if sizes.ends_k is None else sizes.ends_k[b]
+        h: Value = 0
         if self._by_head:
-            heads = np.arange(sizes.heads, dtype=np.int64)
-            h = np.repeat(heads, len(row))
-            b, row, q_lo, rows = (np.tile(x, sizes.heads) for x in (b, row, q_lo, rows))
-            lengths = {name: np.tile(x, sizes.heads) for name, x in lengths.items()}
-            first = np.tile(first, sizes.heads) if len(first) > 1 else first
-        else:
-            h = np.zeros(len(row), np.int64)
+            h = np.repeat(np.arange(sizes.heads, dtype=np.int64), len(row))
+            row, q_lo, rows = (np.tile(x, sizes.heads) for x in (row, q_lo, rows))
+            b, first = (np.tile(x, sizes.heads) if np.ndim(x) else x for x in (b, first))
+            lengths = {name: np.tile(x, sizes.heads) if np.ndim(x) else x for name, x in lengths.items()}
         indices = {"b": b, "h": h, "q_lo": q_lo, "q_hi": q_lo + rows - 1}
         env = self._environment(sizes, indices, lengths)
         keys = lengths["N"]
-        lo = np.zeros(len(row), np.int64) if self._lo is None else np.maximum(evaluate(self._lo, env), 0)
-        hi = keys if self._hi is None else np.minimum(evaluate(self._hi, env), keys)
-        lo, hi = np.broadcast_to(lo, row.shape), np.broadcast_to(hi, row.shape)
+        first_seen: Value = 0 if self._lo is None else np.maximum(self._lo(env), 0)
+        behind: Value = keys if self._hi is None else np.minimum(self._hi(env), keys)
         if self._never:
-            hi = lo
-        seen = self._seen(env, lo, hi, np.broadcast_to(first, row.shape))
-        return Tiles(row, rows, lo + first, hi + first, seen)
+            behind = first_seen
+        lo, hi = (x if np.ndim(x) else np.full(len(row), x, np.int64) for x in (first_seen, behind))
+        seen = None if self._tile_may is None else self._seen(self._tile_may, env, lo, hi, first)
+        if sizes.ends_k is not None:
+            lo, hi = lo + first, hi + first
+        return Tiles(row, rows, lo, hi, seen)
 
-    def _cut(self, sizes: Sizes, tile: int) -> tuple[Ints, Ints, Ints, Ints, dict[str, Ints]]:
-        """Of each tile: sequence, first row, first query in its sequence, rows, and lengths M and N."""
+    def _cut(self, sizes: Sizes, tile: int) -> tuple[Value, Ints, Ints, Ints, dict[str, Value]]:
+        """Of each tile: sequence, first row, first query in its sequence, rows, and lengths M and N; one
+        number where all have the same.
+        """
+        b: Value = 0
         if sizes.ends_q is not None:
             ends = sizes.ends_q
             total = int(ends[-1]) if len(ends) else 0
@@ -132,32 +137,34 @@ class Visibility:
             b = np.searchsorted(ends, row, "right") - 1
             q_lo = row - ends[b]
         else:
-            starts = np.arange(0, sizes.queries, tile, dtype=np.int64)
+            row = np.arange(0, sizes.queries, tile, dtype=np.int64)
             count = sizes.batch if self._by_sequence or sizes.ends_k is not None else min(sizes.batch, 1)
-            b, row = np.repeat(np.arange(count), len(starts)), np.tile(starts, count)
-            rows, q_lo = np.minimum(row + tile, sizes.queries) - row, row
+            if count != 1:
+                b, row = np.repeat(np.arange(count), len(row)), np.tile(row, count)
+            q_lo, rows = row, np.minimum(row + tile, sizes.queries) - row
         lengths = self._lengths(sizes, b)
-        if "M" in self.attention.lengths:
+        if "M" in self._lengths_of:
             rows = np.clip(lengths["M"] - q_lo, 0, rows)
             kept = rows > 0
-            b, row, rows, q_lo = b[kept], row[kept], rows[kept], q_lo[kept]
-            lengths = {name: x[kept] for name, x in lengths.items()}
+            row, rows, q_lo = row[kept], rows[kept], q_lo[kept]
+            b = b[kept] if np.ndim(b) else b
+            lengths = {name: x[kept] if np.ndim(x) else x for name, x in lengths.items()}
         return b, row, q_lo, rows, lengths
 
-    def _lengths(self, sizes: Sizes, b: Ints) -> dict[str, Ints]:
-        found = {}
+    def _lengths(self, sizes: Sizes, b: Value) -> dict[str, Value]:
+        found: dict[str, Value] = {}
         for name, whole, ends in (
             ("M", sizes.queries, sizes.ends_q),
             ("N", sizes.keys, sizes.ends_k),
         ):
-            length = np.full(len(b), whole, np.int64) if ends is None else np.diff(ends)[b]
-            if name in self.attention.lengths:
-                env = self._environment(sizes, {"b": b}, {})
-                length = np.clip(evaluate(self.attention.lengths[name], env), 0, length)
-            found[name] = np.asarray(length, np.int64)
+            length = whole if ends is None else np.diff(ends)[b]
+            if name in self._lengths_of:
+                given = self._lengths_of[name](self._environment(sizes, {"b": b}, {}))
+                length = np.minimum(np.maximum(given, 0), length)
+            found[name] = length if np.ndim(length) else int(length)
         return found
 
-    def _environment(self, sizes: Sizes, indices: Mapping[str, Ints], lengths: Mapping[str, Ints]) -> Env:
+    def _environment(self, sizes: Sizes, indices: Mapping[str, Value], lengths: Mapping[str, Value]) -> Env:
         dims: dict[str, Any] = {
             "B": sizes.batch,
             "M": sizes.queries,
@@ -171,8 +178,8 @@ class Visibility:
         names: dict[str, Any] = {}
         env = Env(indices=indices, dims=dims, tensors=sizes.tensors, names=names)
         if "q_lo" in indices:
-            for name, node in self._named:
-                names[name] = _value(node, env)
+            for name, function in self._named:
+                names[name] = function(env)
         return env
 
     def _name(self, exprs: list[Expr]) -> None:
@@ -188,24 +195,25 @@ class Visibility:
             if (is_read or (times > 1 and children(node))) and not _KEYS & set(walk(node)):
                 name = f"value_{len(self._named)}"
                 operands = tuple(substitute(child, self._names) for child in children(node))
-                self._named.append((name, make(node, operands)))
+                self._named.append((name, function_of(make(node, operands))))
                 self._names[node] = Ref(name, node.type, ("q",))
 
-    def _seen(self, env: Env, lo: Ints, hi: Ints, first: Ints) -> tuple[Ints, Ints] | None:
-        """The tiles and blocks of keys within the spans that the test of a tile leaves; None where spans have
-        no gaps, or are too long to look for them.
+    @staticmethod
+    def _seen(tile_may: Function, env: Env, lo: Ints, hi: Ints, first: Value) -> tuple[Ints, Ints] | None:
+        """The tiles and blocks of keys within the spans that the test of a tile leaves; None where spans are
+        too long to look for gaps in them.
         """
         begin = (lo + first) // BLOCK
         count = np.maximum(-(-(hi + first) // BLOCK) - begin, 0) * (lo < hi)
-        if self._tile_may is None or int(count.sum()) > _PAIRS:
+        if int(count.sum()) > _PAIRS:
             return None
         tile = np.repeat(np.arange(len(lo), dtype=np.int64), count)
         block = np.arange(len(tile), dtype=np.int64) + np.repeat(begin - (count.cumsum() - count), count)
 
         def of_pairs(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: np.asarray(x)[tile] if np.ndim(x) else x for name, x in values.items()}
+            return {name: x[tile] if np.ndim(x) else x for name, x in values.items()}
 
-        key = block * BLOCK - first[tile]
+        key = block * BLOCK - (first[tile] if np.ndim(first) else first)
         ends = {"kv_lo": np.maximum(key, lo[tile]), "kv_hi": np.minimum(key + BLOCK, hi[tile]) - 1}
         pairs = Env(
             indices={**of_pairs(env.indices), **ends},
@@ -213,72 +221,8 @@ class Visibility:
             tensors=env.tensors,
             names=of_pairs(env.names),
         )
-        kept = np.broadcast_to(evaluate(self._tile_may, pairs), tile.shape)
+        kept = np.broadcast_to(tile_may(pairs), tile.shape)
         return tile[kept], block[kept]
-
-
-def _value(node: Expr, env: Env) -> npt.NDArray[Any]:
-    match node:
-        case Index(name=name) if name in env.indices:
-            return np.asarray(env.indices[name])
-        case Dim(name=name):
-            return np.asarray(env.dims[name])
-        case Ref(name=name):
-            return np.asarray(env.names[name])
-        case Load():
-            return _load(node, env)
-        case Search():
-            return _search(node, env)
-        case _:
-            return evaluate(node, env)
-
-
-def _load(node: Load, env: Env) -> npt.NDArray[Any]:
-    """As `evaluate` does it, with fewer operations."""
-    table = np.asarray(env.tensors[node.tensor])
-    at, inside = _place(table.shape, node.indices, node.extents, env)
-    read = table.reshape(-1).take(at, mode="clip") if table.size else np.zeros((), table.dtype)
-    return np.where(inside, read, 0)
-
-
-def _search(node: Search, env: Env) -> Ints:
-    """As `evaluate` does it, by bisection: the axis is sorted."""
-    table = np.asarray(env.tensors[node.tensor])
-    length = table.shape[-1]
-    value = _value(node.value, env)
-    row, inside = _place(table.shape[:-1], node.prefix, node.extents[:-1], env)
-    extent = np.minimum(np.maximum(_value(node.extents[-1], env), 0), length)
-    key = np.where(inside, row, -1) * (length + 1) + extent  # a row of the table, and how much of it
-    side: Literal["left", "right"] = "left" if node.side == "lower" else "right"
-    table, distinct = table.reshape(-1, length), _distinct(key)
-    value, key = np.broadcast_arrays(value, key)
-    found = np.zeros(value.shape, np.int64)
-    for one in distinct:
-        row, end = divmod(one, length + 1)
-        line = table[row, :end] if row >= 0 else np.zeros(end, table.dtype)
-        if len(distinct) == 1:
-            return line.searchsorted(value, side)
-        same = key == one
-        found[same] = line.searchsorted(value[same], side)
-    return found
-
-
-def _place(
-    shape: tuple[int, ...], indices: Sequence[Expr], extents: Sequence[Expr], env: Env
-) -> tuple[Ints, Bools]:
-    """Which element of a tensor is read, and whether it is inside."""
-    at, inside = np.zeros((), np.int64), np.ones((), np.bool_)
-    for index, extent, size in zip(indices, extents, shape, strict=True):
-        i = _value(index, env)
-        inside = inside & (i >= 0) & (i < np.minimum(_value(extent, env), size))
-        at = at * size + i
-    return at, inside
-
-
-def _distinct(keys: Ints) -> list[int]:
-    if keys.size and (keys == keys.flat[0]).all():
-        return [int(keys.flat[0])]
-    return [int(key) for key in np.unique(keys)]
 
 
 #: What differs from key to key.

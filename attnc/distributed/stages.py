@@ -1,8 +1,9 @@
 """One plan on one rank: tables and routes made once, and the calls that follow them, forward and backward.
 
-    ready rows   ----------- kernel -----------
-    part 0       exchange -> kernel (-> exchange of results)
-    part 1                   exchange -> kernel ...
+    exchanges    part 0  part 1  part 2 ...
+    ready rows   --- kernel ---
+    part 0               --- kernel --- (-> exchange of results)
+    part 1                              --- kernel --- ...
 
 A part has some of the heads. What a rank computes of a row is complete, so no results meet but gradients of
 keys: these leave as f32 and are added in the order of the ranks, the same bits in every run.
@@ -10,7 +11,7 @@ keys: these leave as f32 and are added in the order of the ranks, the same bits 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
@@ -20,7 +21,7 @@ from attnc.distributed.derive import View
 from attnc.distributed.group import Ranks
 from attnc.distributed.kernels import Kernels
 from attnc.distributed.lanes import Lanes
-from attnc.distributed.moves import Moves, Pair, axis_of, heads_of
+from attnc.distributed.moves import Moves, Pair, Parcel, axis_of, heads_of
 from attnc.distributed.plan import Part, Plan
 from attnc.distributed.rows import Places, places
 from attnc.distributed.tables import tables_of
@@ -99,19 +100,21 @@ class Stages:
         results = self._results(len(plan.owned(self.rank)), plan.sizes.heads)
         rectangles: list[Pair] = []
         lanes = Lanes(self.device)
+        coming = self._coming(lanes, k, v, lambda n: (self.moves.fetch_queries(attention.q, q, n),))
         if self.ready is not None:
             keys = self._run(k), self._run_of_v(v)
             self._compute(self.ready, q, keys, extras, 0, results)
-        for number, (q_part, keys), event in self._ahead(lanes, lambda n: self._fetch(q, k, v, n)):
+        for number, (parcel, (q_part,), event) in enumerate(coming):
             first, heads = self.moves.heads(self.rank, number)
             if shares:
                 into = self._results(len(plan.rows(self.rank)), heads)
                 rectangles.append(into)
             else:
                 into = self._heads(results, first, heads)
-            with lanes.kernel(number + self._shift, q_part, *keys, *into):
+            with lanes.kernel(number + self._shift, q_part, parcel.came, *into):
                 lanes.after(event)
                 if self.waiting is not None:
+                    keys = self.moves.open_keys(parcel)
                     self._compute(self.waiting, q_part, keys, extras, first, into)
                 done = lanes.mark()
             if shares:
@@ -144,6 +147,14 @@ class Stages:
                 for view in self.kernels.derived.grads
             },
         )
+
+        def fetch(number: int) -> Tensors:
+            q_part = self.moves.fetch_queries(self.attention.q, q, number)
+            do_part = self.moves.fetch_queries(self.attention.o, do, number)
+            dlse_part = [] if dlse is None else [self.moves.fetch_queries(self.lse, dlse, number)]
+            return (q_part, do_part, *dlse_part)
+
+        coming = self._coming(lanes, k, v, fetch)
         added = None
         if self.ready is not None:
             run = self._run(made.dk), self._run_of_v(made.dv)
@@ -153,20 +164,13 @@ class Stages:
             for total, part in zip(run, sums, strict=True):
                 total.copy_(part)
             added = lanes.mark()
-
-        def fetch(number: int) -> Tensors:
-            q_part, keys = self._fetch(q, k, v, number)
-            do_part = self.moves.fetch_queries(self.attention.o, do, number)
-            dlse_part = [] if dlse is None else [self.moves.fetch_queries(self.lse, dlse, number)]
-            return (q_part, *keys, do_part, *dlse_part)
-
-        for number, (q_part, k_part, v_part, do_part, *rest), event in self._ahead(lanes, fetch):
+        for number, (parcel, (q_part, do_part, *rest), event) in enumerate(coming):
             first, heads = self.moves.heads(self.rank, number)
             into = rectangles[number] if shares else self._heads(results, first, heads)
-            keys = k_part, v_part
             lane = 0 if made.extras else number + self._shift
-            with lanes.kernel(lane, q_part, *keys, do_part, *rest):
+            with lanes.kernel(lane, q_part, parcel.came, do_part, *rest):
                 lanes.after(event)
+                keys = self.moves.open_keys(parcel)
                 dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
                 if self.waiting is not None:
                     given = do_part, (rest[0] if rest else None)
@@ -178,7 +182,7 @@ class Stages:
                     else:
                         self.waiting.queries.put(dq, axis_of(self.attention.q, Role.QUERY), own)
                 else:
-                    sums = [nothing_for(k_part), nothing_for(v_part)]
+                    sums = [nothing_for(keys[0]), nothing_for(keys[1])]
                 done = lanes.mark()
             with lanes.exchanging(dq, *sums, made.dk, made.dv):
                 lanes.after(done)
@@ -251,27 +255,34 @@ class Stages:
 
     # --- pieces -------------------------------------------------------------------------------------------
 
-    def _fetch(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int
-    ) -> tuple[torch.Tensor, Pair]:
-        return self.moves.fetch_queries(self.attention.q, q, number), self.moves.fetch_keys(k, v, number)
+    def _coming(
+        self, lanes: Lanes, k: torch.Tensor, v: torch.Tensor, fetch: Callable[[int], _Result]
+    ) -> list[tuple[Parcel, _Result, torch.cuda.Event | None]]:
+        """What each part of the heads needs, on its way: keys that are opened where they are computed with,
+        and what else is fetched.
 
-    def _ahead(
-        self, lanes: Lanes, fetch: Callable[[int], _Result]
-    ) -> Iterator[tuple[int, _Result, torch.cuda.Event | None]]:
-        """What each part of the heads needs, asked for one part before it is used."""
-        count = self.plan.chosen.groups
-
-        def started(number: int) -> tuple[int, _Result, torch.cuda.Event | None]:
-            with lanes.exchanging():
-                return number, fetch(number), lanes.mark()
-
-        coming = started(0)
-        for number in range(1, count + 1):
-            now, coming_next = coming, (started(number) if number < count else None)
-            yield now
-            if coming_next is not None:
-                coming = coming_next
+        All exchanges are asked for before the first kernel, and nothing that they wait for comes behind one:
+        a kernel that fills the GPU lets nobody in before its last blocks.
+        """
+        moves, count = self.moves, self.plan.chosen.groups
+        with lanes.exchanging():
+            parcels = [moves.pack_keys(k, v, 0)]
+            moves.meet()
+            moves.exchange(parcels[0], 0)
+            found = [(parcels[0], fetch(0), lanes.mark())]
+        if count > 1:
+            with lanes.kernel(1):
+                parcels += [moves.pack_keys(k, v, number) for number in range(1, count)]
+                packed = lanes.mark()
+            with lanes.exchanging(*(x for parcel in parcels[1:] for x in (parcel.sent, parcel.came))):
+                lanes.after(packed)
+                moves.meet()
+                for number in range(1, count):
+                    moves.exchange(parcels[number], number)
+                    found.append((parcels[number], fetch(number), lanes.mark()))
+        with lanes.exchanging():
+            moves.meet()
+        return found
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of k, or of its gradient, that ready rows see."""

@@ -24,7 +24,7 @@ from attnc.distributed.launch import on_processes
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import ErrorBound
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.problem import build
@@ -34,7 +34,9 @@ from attnc.verify.tolerance import expect
 from attnc.verify.verdict import Verdict, judge, to_float64
 
 #: (M, N) of cases: one row, parts of a block, some blocks and more, rows that no number of ranks divides.
-_SIZES = ((70, 70), (1, 1), (33, 80), (130, 130), (16, 16), (97, 97), (5, 64))
+_SIZES = ((70, 70), (1, 1), (33, 80), (97, 97), (16, 16), (130, 130), (5, 64))
+#: How many times as long they are on GPUs: several tiles for a rank. The reference is that of the CPU.
+_GPU_SCALE = 4
 #: (B, Hkv, G)
 _BATCHES = ((1, 2, 2), (2, 4, 1), (1, 1, 3), (3, 2, 1))
 
@@ -178,6 +180,22 @@ def verify_on_ranks(
 def _verify_rank(
     rank: int, source: str, attention: str, target: str, wanted: str | None, count: int, path: str
 ) -> None:
+    found = verify_here(rank, source, attention, target, count, wanted)
+    if rank == 0:
+        rows = [
+            {"case": json.loads(made.case.to_json()), "strategy": made.strategy, "ok": verdict.ok,
+             "message": verdict.message, "worst": verdict.worst, "where": verdict.where}
+            for made, verdict in found.verdicts
+        ]  # fmt: skip
+        Path(path).write_text(json.dumps({"place": found.place, "cases": rows}), encoding="utf-8")
+
+
+def verify_here(
+    rank: int, source: str, attention: str | None, target: str, count: int, wanted: str | None = None
+) -> Found:
+    """The verdicts on cases of a variant (the first, if none is named) in a process that is this rank of the
+    default group; the same on every rank, all of which call it.
+    """
     gpus = torch.cuda.is_available() and torch.cuda.device_count() > rank
     device = f"cuda:{rank}" if gpus else "cpu"
     variants = spec_of(source, attention, target).variants
@@ -186,14 +204,12 @@ def _verify_rank(
         name: x for name, x in variant.params.items() if name != "D" and not isinstance(x, DType)
     }
     cp = ContextParallel(source, attention=attention, target=target, **params)
-    rows = []
-    for made in cases(variant.attention, count, 8 if gpus else 1):
-        verdict = run_case(cp, variant, made, device)
-        row = {"case": json.loads(made.case.to_json()), "strategy": made.strategy, "ok": verdict.ok}
-        rows.append({**row, "message": verdict.message, "worst": verdict.worst, "where": verdict.where})
-    if rank == 0:
-        place = torch.cuda.get_device_name(0) if gpus else f"{runner_of(target).without_gpu}, gloo"
-        Path(path).write_text(json.dumps({"place": place, "cases": rows}), encoding="utf-8")
+    verdicts = tuple(
+        (made, run_case(cp, variant, made, device))
+        for made in cases(variant.attention, count, _GPU_SCALE if gpus else 1)
+    )
+    place = torch.cuda.get_device_name(0) if gpus else f"{runner_of(target).without_gpu}, gloo"
+    return Found(ranks=cp.group.size, place=place, verdicts=verdicts)
 
 
 def joined_bound(spec: Spec, ranks: int) -> ErrorBound:

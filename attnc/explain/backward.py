@@ -17,7 +17,7 @@ from attnc.plan.columns import feature
 from attnc.plan.device import Device
 from attnc.plan.estimate import Estimate
 from attnc.plan.ir import kernels_of
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.layout import KernelName
 from attnc.plan.picture import picture
 from attnc.plan.targets import target_of

@@ -23,7 +23,7 @@ from attnc.plan import ir
 from attnc.plan.columns import feature
 from attnc.plan.device import Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
-from attnc.plan.ir_decode import UnifiedMax
+from attnc.plan.ir.decode import UnifiedMax
 from attnc.plan.picture import Picture, picture
 from attnc.plan.targets import target_of
 from attnc.source import Span, visible

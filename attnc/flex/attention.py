@@ -11,10 +11,13 @@ from attnc.flex.block_mask import mask_mod_of
 from attnc.flex.options import read_options
 from attnc.flex.programs import kernel_of
 from attnc.flex.spec import DTYPES, Layout
+from attnc.flex.targets import targets_of
 from attnc.flex.trace import MaskMod, ScoreMod, trace
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
+
+    from attnc.api.family import Family
 
 
 def flex_attention(
@@ -30,7 +33,7 @@ def flex_attention(
     *,
     return_aux: AuxRequest | None = None,
     mask_mod: MaskMod | None = None,
-    target: str = "triton",
+    target: str | None = None,
 ) -> Any:
     """Attention whose scores and mask are functions of positions: `torch.nn.attention.flex_attention`'s.
 
@@ -41,7 +44,7 @@ def flex_attention(
     scale: 1 / sqrt(D) if None; enable_gqa: Hq may be a multiple of Hkv
     return_lse: (o, lse) instead of o; return_aux: the same by torch's AuxRequest, lse alone
     kernel_options: BLOCK_M, BLOCK_N, num_warps and num_stages, of the forward kernel
-    target: of `attnc.compile`
+    target: of `attnc.compile`; None for the fastest, see `attnc.flex.targets`
 
     o: [B, Hq, M, Dv], laid out as query; lse: f32[B, Hq, M], natural logarithm. Differentiable in query, key,
     value and captured tensors of floats. Mods are read at every call; what they say is compiled once,
@@ -50,14 +53,10 @@ def flex_attention(
     FlexError, with the place in the caller's file, for what no spec can say; ValueError and TypeError name an
     argument, what was expected and what came.
     """
-    if mask_mod is not None and block_mask is not None:
-        raise ValueError("mask_mod: expected None beside a block_mask, which has its own")
     sizes = _check(query, key, value, enable_gqa)
-    mods = (score_mod, mask_mod if block_mask is None else mask_mod_of(block_mask, sizes))
+    mods = _mods(score_mod, block_mask, mask_mod, sizes)
     lse, wrapped = _wants_lse(return_lse, return_aux)
-    if key.shape[0] != query.shape[0]:
-        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
-    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    query, key, value = _laid_out(query, key, value)
     if torch.compiler.is_compiling():
         from attnc.flex.compiled import attend
 
@@ -71,6 +70,54 @@ def flex_attention(
     if layout.rows_first:
         o = o.transpose(1, 2)
     return wrapped(o, log_sum)
+
+
+def family_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: ScoreMod | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Mapping[str, Any] | None = None,
+    *,
+    mask_mod: MaskMod | None = None,
+    target: str | None = None,
+) -> Family:
+    """The kernels that `flex_attention` runs on for these arguments, to be read: `spec`, `source`, `target`,
+    `explain()`. Nothing is run.
+    """
+    sizes = _check(query, key, value, enable_gqa)
+    mods = _mods(score_mod, block_mask, mask_mod, sizes)
+    query, key, value = _laid_out(query, key, value)
+    traced = trace(*mods, scale=scale, sizes=sizes, device=query.device)
+    layout = _layout(query, key, value, scale, return_lse, kernel_options, target)
+    return kernel_of(traced, layout, mods).family
+
+
+def _mods(
+    score_mod: ScoreMod | None,
+    block_mask: BlockMask | None,
+    mask_mod: MaskMod | None,
+    sizes: dict[str, int],
+) -> tuple[ScoreMod | None, MaskMod | None]:
+    if block_mask is None:
+        return score_mod, mask_mod
+    if mask_mod is not None:
+        raise ValueError("mask_mod: expected None beside a block_mask, which has its own")
+    return score_mod, mask_mod_of(block_mask, sizes)
+
+
+def _laid_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With as many sequences each, and with last axes that are contiguous."""
+    if key.shape[0] != query.shape[0]:
+        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    return query, key, value
 
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> dict[str, int]:
@@ -121,9 +168,11 @@ def _layout(
     scale: float | None,
     lse: bool,
     kernel_options: Mapping[str, Any] | None,
-    target: str,
+    target: str | None,
 ) -> Layout:
     wants = torch.is_grad_enabled()
+    wanted = read_options(kernel_options)
+    target, otherwise = targets_of(target, query, key, value, wanted)
     tensors = (("q", query), ("k", key), ("v", value))
     return Layout(
         dtype=DTYPES[query.dtype],
@@ -136,7 +185,8 @@ def _layout(
         differentiable=wants,
         grad=tuple(name for name, x in tensors if wants and x.requires_grad),
         target=target,
-        wanted=read_options(kernel_options),
+        otherwise=otherwise,
+        wanted=wanted,
     )
 
 

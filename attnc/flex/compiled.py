@@ -18,6 +18,7 @@ from attnc.flex.programs import Kernel, kernel_of
 from attnc.flex.recorder import Recorder
 from attnc.flex.replay import Program, mod_of, read, written
 from attnc.flex.spec import DTYPES, Layout
+from attnc.flex.targets import targets_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 
 Tensors = Sequence[torch.Tensor]
@@ -36,7 +37,7 @@ def attend(
     lse: bool,
     rows_first: bool,
     kernel_options: Mapping[str, Any] | None,
-    target: str,
+    target: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(o, lse or None) of checked arguments, as `flex_attention` has them."""
     recorder = Recorder(query.device)
@@ -46,7 +47,7 @@ def attend(
     mask = None if mask_mod is None else recorder.record(mask_mod, _POSITIONS)
     options = read_options(kernel_options)
     order = "rows" if rows_first else "heads"  # with lengths that vary, the condition itself is a symbol
-    program = written(score, mask, scale is not None, order, lse, options, target)
+    program = written(score, mask, scale is not None, order, lse, options, target or "")
     tensors = [query, key, value, *recorder.tensors]
     grads = [at for at, x in enumerate(tensors) if x.requires_grad] if torch.is_grad_enabled() else []
     o, log_sum = torch.ops.attnc.flex_attention(
@@ -194,6 +195,7 @@ def _found(
     B, H, M, width = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
     traced = _traced(said, captured, floats, integers, grads, sizes, query.device)
+    target, otherwise = targets_of(said.target, query, key, value, said.wanted)
     layout = Layout(
         dtype=DTYPES[query.dtype],
         head_dim=width,
@@ -204,7 +206,8 @@ def _found(
         lse=said.lse or bool(grads),
         differentiable=bool(grads),
         grad=tuple("qkv"[at] for at in grads if at < 3),
-        target=said.target,
+        target=target,
+        otherwise=otherwise,
         wanted=said.wanted,
     )
     return traced, kernel_of(traced, layout)

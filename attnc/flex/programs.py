@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from attnc.api.compile import compile_family
+from attnc.api.compile import SpecError, compile_family
+from attnc.api.family import Family
 from attnc.flex.spec import CONVERTED, Layout, write_spec
 from attnc.flex.trace import Trace
 
@@ -20,12 +21,14 @@ _SPECIAL = 4
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled function, and what it takes after q, k and v: captures and numbers by position.
+    """A compiled family with its function, and what that takes after q, k and v: captures and numbers by
+    position.
 
     learned: captures whose gradients follow those of q, k and v in what `gradients` gives, which is
     (do, dlse, inputs, o, lse, configs) -> gradients, where a spec has some and an lse.
     """
 
+    family: Family
     function: Callable[..., Any]
     gradients: Callable[..., tuple[torch.Tensor, ...]] | None
     captures: tuple[int, ...]
@@ -56,11 +59,13 @@ class _Program:
         if found is None:
             if len(self.kernels) >= _SPECIAL and not self.varying:
                 self._generalise(numbers)
-            spec = write_spec(traced, layout, mods=mods, numbers=self.varying)
-            family = compile_family(spec.text, target=layout.target, warn=False)
-            call = family.module.default.CALL
-            gradients = None if call.backward is None else call.gradients
-            found = Kernel(family.function, gradients, spec.captures, spec.numbers, spec.learned)
+            try:
+                found = _compiled(traced, layout, mods, self.varying)
+            except SpecError:
+                if not layout.otherwise:
+                    raise
+                other = replace(layout, target=layout.otherwise, otherwise="")
+                found = _compiled(traced, other, mods, self.varying)
             self.kernels[self._built_in(numbers)] = found
         return found
 
@@ -84,6 +89,15 @@ def kernel_of(traced: Trace, layout: Layout, mods: Mods = ()) -> Kernel:
     if program is None:
         program = _PROGRAMS[identity] = _Program()
     return program.kernel(traced, layout, mods)
+
+
+def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int]) -> Kernel:
+    """A kernel of the layout's target. numbers: those that are arguments."""
+    spec = write_spec(traced, layout, mods=mods, numbers=numbers)
+    family = compile_family(spec.text, target=layout.target, warn=False)
+    call = family.module.default.CALL
+    gradients = None if call.backward is None else call.gradients
+    return Kernel(family, family.function, gradients, spec.captures, spec.numbers, spec.learned)
 
 
 def _converted(tensor: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,7 @@ class Layout:
     grouped: whether K/V heads are shared; rows_first: whether o is laid out as [B, M, H, D]
     scaled: whether the caller gives a scale, the first number of the tape
     lse: whether it is a result; differentiable: whether gradients are wanted; grad: of which of q, k, v
+    target: whose kernels; otherwise: another's where that one has none for the mods, "" for none
     wanted: values of schedule keys
     """
 
@@ -58,6 +59,7 @@ class Layout:
     differentiable: bool = False
     grad: tuple[str, ...] = ()
     target: str = "triton"
+    otherwise: str = ""
     wanted: tuple[tuple[str, int], ...] = ()
 
     @property

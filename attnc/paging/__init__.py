@@ -9,6 +9,7 @@ device and never waits for it.
 
 from attnc.paging.cache import Layout, PagedCache
 from attnc.paging.capacity import CacheFull, OutOfPages, OutOfRows, Statistics
+from attnc.paging.spread import Spread
 from attnc.paging.step import Step
 
-__all__ = ["CacheFull", "Layout", "OutOfPages", "OutOfRows", "PagedCache", "Statistics", "Step"]
+__all__ = ["CacheFull", "Layout", "OutOfPages", "OutOfRows", "PagedCache", "Spread", "Statistics", "Step"]

@@ -10,6 +10,7 @@ import torch
 
 from attnc.paging.allocator import Growth, PageAllocator
 from attnc.paging.capacity import Statistics
+from attnc.paging.spread import Spread
 from attnc.paging.step import Step
 
 Layout: TypeAlias = Literal["NHD", "HND"]
@@ -22,9 +23,13 @@ class PagedCache:
     kv_heads, head_dim, v_head_dim: sizes of K and V; v_head_dim None: as head_dim; 0: no V (`via prefix(k)`)
     sequences: rows of the block table; max_length: tokens that one sequence may have, hence its columns
     layout: "NHD" pages are [page, Hkv, D], "HND" pages are [Hkv, page, D]
+    spread, rank: which rows of each sequence this cache has where ranks share them (`SpreadKeys`), else None.
+    Every rank's cache is told the same, of whole sequences, and decides the same: a page of `page` rows on
+    each of them holds ranks * page tokens, has one number, and is shared, copied and missing on all of them.
 
-    block_table: i32[sequences, ceil(max_length / page)] and kv_len: i32[sequences] stay where they are while
-    the cache lives, so that a captured CUDA graph may read them; a row without a sequence has kv_len 0.
+    block_table: i32[sequences, ceil(max_length / (ranks * page))] and kv_len: i32[sequences], of whole
+    sequences, stay where they are while the cache lives, so that a captured CUDA graph may read them; a row
+    without a sequence has kv_len 0.
     One page more than `pages` is allocated, for what `last_slots` has free rows write.
 
     Sequences are numbers that are never used twice. Unknown and freed ones raise ValueError, as do sizes
@@ -43,6 +48,8 @@ class PagedCache:
         layers: int = 1,
         v_head_dim: int | None = None,
         layout: Layout = "NHD",
+        spread: Spread | None = None,
+        rank: int = 0,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -53,6 +60,13 @@ class PagedCache:
                 raise ValueError(f"{name}: expected at least 1, got {size}")
         if layout not in ("NHD", "HND"):
             raise ValueError(f"layout: expected 'NHD' or 'HND', got {layout!r}")
+        self.spread = Spread(1, page) if spread is None else spread
+        if page % self.spread.block or not 0 <= rank < self.spread.ranks:
+            raise ValueError(
+                f"spread: expected blocks that divide pages of {page} rows and ranks beyond {rank}, "
+                f"got {self.spread}"
+            )
+        self.rank = rank
         self.page = page
         self.pages = pages
         self.max_length = max_length
@@ -64,10 +78,11 @@ class PagedCache:
             for size in (head_dim, head_dim if v_head_dim is None else v_head_dim)
             if size
         )
-        width = -(-max_length // page)
+        tokens = page * self.spread.ranks
+        width = -(-max_length // tokens)
         self.block_table = torch.full((sequences, width), -1, dtype=torch.int32, device=self.device)
         self.kv_len = torch.zeros(sequences, dtype=torch.int32, device=self.device)
-        self._allocator = PageAllocator(pages=pages, page=page, sequences=sequences, max_length=max_length)
+        self._allocator = PageAllocator(pages=pages, page=tokens, sequences=sequences, max_length=max_length)
 
     def k(self, layer: int = 0) -> torch.Tensor:
         """K of a layer, a view: [pages + 1, page, Hkv, D] for NHD, [pages + 1, Hkv, page, D] for HND."""
@@ -149,23 +164,34 @@ class PagedCache:
                 slot_major[slots // self.page, slots % self.page] = rows
 
     def read(self, sequence: int, layer: int = 0) -> tuple[torch.Tensor, ...]:
-        """Copies of K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables."""
+        """Copies of K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables: of the
+        rows that this rank has.
+        """
         held = self._allocator.holding(sequence)
-        index = torch.arange(held.length, device=self.device)
+        index = torch.arange(self.spread.count(held.length, self.rank), device=self.device)
         pages = self.block_table[held.row][index // self.page].long()
         heads_last = self.layout == "NHD"
         views = (pool[layer] if heads_last else pool[layer].transpose(1, 2) for pool in self._pools)
         return tuple(view[pages, index % self.page] for view in views)
 
     def last_slots(self) -> torch.Tensor:
-        """i64[sequences]: the slot of every row's last token; in the spare page for a row without a token.
+        """i64[sequences]: the slot of every row's last token; in the spare page for a row without a token,
+        and for a token that another rank has.
 
         Computed on the device from `block_table` and `kv_len`, so that it can be captured in a CUDA graph.
         """
         last = (self.kv_len.long() - 1).clamp(min=0)
-        page = self.block_table.gather(1, (last // self.page)[:, None])[:, 0].long()
-        page = torch.where(self.kv_len > 0, page, self.pages)
-        return page * self.page + last % self.page
+        tokens = self.page * self.spread.ranks
+        page = self.block_table.gather(1, (last // tokens)[:, None])[:, 0].long()
+        has = self.kv_len > 0
+        if self.spread.ranks > 1:
+            has &= self.spread.rank(last) == self.rank
+        page = torch.where(has, page, self.pages)
+        return page * self.page + self.spread.row(last) % self.page
+
+    def counts(self) -> torch.Tensor:
+        """i32[sequences]: the rows of every sequence that this rank has, computed on the device."""
+        return self.spread.counts(self.kv_len, self.rank)
 
     def statistics(self) -> Statistics:
         """How full the pages are and how much of them is shared, counted on the host."""
@@ -177,13 +203,18 @@ class PagedCache:
 
     def _publish(self, growth: Growth, counts: Sequence[int]) -> Step:
         """Brings the device up to date with one copy to it, and gathers the rows concerned."""
-        rows, lengths, cu_q, where, table, copied = self._upload(
+        spread, slots, own = self.spread, growth.slots, list[int]()
+        if spread.ranks > 1:  # the allocator's pages hold the tokens of all ranks
+            own = [i for i, slot in enumerate(slots) if spread.rank(slot) == self.rank]
+            slots = [spread.row(slots[i]) for i in own]
+        rows, lengths, cu_q, where, table, copied, mine = self._upload(
             [holding.row for holding in growth.holdings],
             [holding.length for holding in growth.holdings],
             [0, *accumulate(counts)],
-            growth.slots,
+            slots,
             [number for entry in growth.entries for number in entry],
             [number for pair in growth.copies for number in pair],
+            own,
         )
         if growth.entries:
             row, column, page = table.view(-1, 3).unbind(1)
@@ -195,7 +226,15 @@ class PagedCache:
         kv_len = lengths.int()
         if growth.slots:
             self.kv_len[rows] = kv_len
-        return Step(block_table=self.block_table[rows], kv_len=kv_len, cu_q=cu_q.int(), slots=where.clone())
+        is_spread = spread.ranks > 1
+        return Step(
+            block_table=self.block_table[rows],
+            kv_len=kv_len,
+            cu_q=cu_q.int(),
+            slots=where.clone(),
+            counts=spread.counts(kv_len, self.rank) if is_spread else None,
+            own=mine.clone() if is_spread else None,
+        )
 
     def _upload(self, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """The lists as i64 tensors on the device. Pinned memory: the host does not wait for the copy."""

@@ -21,7 +21,7 @@ from attnc.plan.backward_kernel import KernelMaker
 from attnc.plan.columns import are_wide, block, feature
 from attnc.plan.gradients import Wanted, wanted_loads
 from attnc.plan.ir import Kernel
-from attnc.plan.ir_backward import (
+from attnc.plan.ir.backward import (
     Accumulate,
     Backward,
     BackwardKernel,

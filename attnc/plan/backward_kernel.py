@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from attnc.expr.derive import derive
 from attnc.expr.nodes import TRUE, Dim, Expr
@@ -15,7 +15,7 @@ from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
 from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Regions, Softmax, expressions_of, statement_expressions
-from attnc.plan.ir_backward import (
+from attnc.plan.ir.backward import (
     Accumulate,
     BackwardKernel,
     InMemory,
@@ -71,13 +71,19 @@ class KernelMaker:
         backward.
         """
         attention, choices, wanted = self.attention, self.choices(name_of(makes)), tuple(wanted)
-        names = LoadNames.of(attention)
-        lengths = lengths_of(attention, names) if inner == "kv" else key_lengths(attention, names)
+        in_tile = adds_dq != "sequential"  # which walks over kv tiles up to the end
+        cut = in_tile and outruns(attention, inner)
+        outer_axis: Axis = "q" if inner == "kv" else "kv"
+        names = LoadNames.of(attention, outer_axis if cut else None)
+        if inner == "kv":
+            lengths = lengths_of(attention, names)
+        else:
+            lengths = key_lengths(attention, names, in_tile=in_tile)
         places = rows_of(attention, names)
         # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
         # have to know where they end.
         over_keys = adds_dq is not None or any(entry.along == ("q",) for entry, _ in wanted)
-        loops, inside = self._loops(inner, names, over_keys=over_keys)
+        loops, inside = self._loops(inner, names, over_keys=over_keys, outruns=cut)
         rule = chain_rule(attention, names, wanted, adds_dq)
         also = tuple(rule.chain.step_expressions)
         prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
@@ -89,7 +95,7 @@ class KernelMaker:
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
         used = (*expressions_of(program, outer, loops, step, softmax), *also, *self._heads(inner))
-        grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first)
+        grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first, short_loops=loops.are_short)
         return BackwardKernel(
             kernel=Kernel(
                 name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
@@ -113,11 +119,12 @@ class KernelMaker:
             prologue=prologue,
         )
 
-    def _loops(self, inner: Axis, names: LoadNames, *, over_keys: bool) -> tuple[Regions, Expr]:
+    def _loops(
+        self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool
+    ) -> tuple[Regions, Expr]:
         """The inner loops, and what a partial tile must test besides the mask."""
         mask, padded = self.attention.mask, inner == "q" and not over_keys
-        cut = outruns(self.attention, inner)
-        loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=cut)
+        loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns)
         if inner == "kv":
             kept = kept_by_some(mask)
             loops = with_edges(loops, mask, kept) if self.target.cuts_edges else with_fills(loops, kept)
@@ -128,13 +135,15 @@ class KernelMaker:
         walks = inner == "q" and kv_heads(self.attention) != Dim("H")
         return (kv_head_of(self.attention), *((Dim("G"), Dim("Hkv")) if walks else ()))
 
-    def _grid(self, inner: Axis, adds_dq: InMemory | None, *, longest_first: bool) -> Grid:
+    def _grid(self, inner: Axis, adds_dq: InMemory | None, *, longest_first: bool, short_loops: bool) -> Grid:
         outer: Axis = "q" if inner == "kv" else "kv"
+        over: Literal["head", "q", "kv"] = "head" if inner == "q" and adds_dq == "sequential" else outer
         return Grid(
-            over="head" if inner == "q" and adds_dq == "sequential" else outer,
+            over=over,
             persistent=False,
             longest_first=inner == "kv" and longest_first,
             sequences=sequences(self.attention, outer),
+            section=None if over == "head" else self.target.backward_section(short_loops=short_loops),
         )
 
     def _shared(self, config: Config, name: KernelName) -> int:

@@ -25,7 +25,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
 from attnc.plan.ir import Decode, Grid, Kernel, Regions, expressions_of
-from attnc.plan.ir_decode import Pack, Split
+from attnc.plan.ir.decode import Pack, Split
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.sequence import lengths, outruns, rows, sizes, stored
@@ -42,8 +42,6 @@ ROW_HEAD = Ref("h", "int", ("q",), natural=True, within=(0, SIZE))
 SPLIT_LO, SPLIT_HI = Ref("split_lo", "int", natural=True), Ref("split_hi", "int")
 #: Most splits that `split.kv = auto` makes of a sequence.
 MOST_SPLITS = 128
-#: How much faster a multiprocessor reads while others idle, and where rows lie in pages; measured on an H200.
-IDLE_GAIN, PAGED_IDLE_GAIN = 1.3, 1.2
 #: Major capabilities of devices whose tensor cores read tiles where they lie.
 _STAGING = tuple(
     sorted({device.capability // 10 for device in DEVICES.values() if device.has_mma_from_shared})
@@ -59,7 +57,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
     pack = _pack(attention) if default.packs_heads else None
     if pack is not None:
         attention = _per_row(attention)
-    names = LoadNames.of(attention)
+    names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
     places = rows(attention, names)
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
@@ -74,7 +72,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
             max_visible_keys=max_visible_keys(attention.mask),
             staged=staged,
             staging=_STAGING if any(staged) else (),
-            idle_gain=PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN,
+            idle_gain=target.idle_gain(attention),
             most=MOST_SPLITS,
         )
     softmax, score = plan_softmax(attention, default, names)

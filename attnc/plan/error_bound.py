@@ -34,7 +34,7 @@ from attnc.model.schedule import Config
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.columns import feature
 from attnc.plan.ir import ErrorBound, Softmax
-from attnc.plan.ir_decode import UnifiedMax
+from attnc.plan.ir.decode import UnifiedMax
 from attnc.plan.softmax import shift_of
 
 #: Relative error of a product of f32 in three of tf32.

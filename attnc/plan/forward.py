@@ -33,10 +33,11 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     default = choices[0]
     layout = target.layout(variant, schedule, default)
     inner: Axis = "kv" if default.loops == ("q", "kv") else "q"
-    names = LoadNames.of(attention)
+    cut = inner == "kv" and outruns(attention, inner)  # a loop over kv tiles ends with the sequence
+    names = LoadNames.of(attention, "q" if cut else None)
     places = rows(attention, names)
     lines = lengths(attention, names, in_tile=inner == "kv")
-    loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=outruns(attention, inner))
+    loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=cut)
     kept = kept_by_some(attention.mask)
     if inner == "kv":
         loops = with_edges(loops, attention.mask, kept) if target.cuts_edges else with_fills(loops, kept)
@@ -55,6 +56,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
             persistent=default.persistent,
             longest_first=default.longest_first,
             sequences=sequences(attention),
+            section=target.section(longest_first=default.longest_first) if inner == "kv" else None,
         ),
         kv_head=kv_head,
         dims=sizes(attention, dims_of((*expressions_of(program, outer, loops, step, softmax), kv_head))),

@@ -13,7 +13,7 @@ from attnc.expr.scale import scale_by
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Let
-from attnc.plan.ir_backward import Accumulate, Adjoint, Chain, InMemory, Part, Place
+from attnc.plan.ir.backward import Accumulate, Adjoint, Chain, InMemory, Part, Place
 from attnc.plan.loads import LoadNames, axes_of
 from attnc.plan.names import KERNEL
 from attnc.plan.scores import split_scale
@@ -117,7 +117,7 @@ def chain_rule(
     adds_dq: InMemory | None = None,
 ) -> ChainRule:
     """The score of one kernel, and its derivatives with respect to the dot product and these loads; adds_dq:
-    as in `ir_backward.Chain`.
+    as in `ir.backward.Chain`.
     """
     raw_scale, raw = split_scale(attention.score)
     derivative = derive(_natural(attention))

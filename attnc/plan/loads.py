@@ -10,6 +10,7 @@ become the load's guard, since a load outside its tensor reads 0.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -87,8 +88,11 @@ def is_positive(expr: Expr) -> bool:
 _PROVEN = {("b", "B"), ("h", "H")}
 
 
-def bounds_guard(load: Load) -> Expr:
-    """The conditions, not provable here, under which every index of the load is inside its extent."""
+def bounds_guard(load: Load, unproved: Collection[str] = ()) -> Expr:
+    """The conditions, not provable here, under which every index of the load is inside its extent.
+
+    unproved: ends of tiles that may lie in front of their sequence, since it may be empty.
+    """
     conditions: list[Expr] = []
     for index, extent in zip(load.indices, load.extents, strict=True):
         match index, extent:
@@ -96,7 +100,8 @@ def bounds_guard(load: Load) -> Expr:
                 continue
             case Const(value=at), Const(value=size) if 0 <= at < size:
                 continue
-        if not is_nonnegative(index):
+        ends = any(isinstance(node, Index) and node.name in unproved for node in walk(index))
+        if ends or not is_nonnegative(index):
             conditions.append(compare("<=", Const(0), index))
         conditions.append(compare("<", index, extent))
     return conj(*conditions) if conditions else TRUE
@@ -104,17 +109,24 @@ def bounds_guard(load: Load) -> Expr:
 
 @dataclass(slots=True)
 class LoadNames:
-    """Gives loads their names; one per kernel, so that a name means one value everywhere in it."""
+    """Gives loads their names; one per kernel, so that a name means one value everywhere in it.
+
+    unproved: as in `bounds_guard`.
+    """
 
     fetches: list[Fetch] = field(default_factory=list)
     rows: dict[tuple[str, tuple[Expr, ...]], Row] = field(default_factory=dict)
     taken: set[str] = field(default_factory=lambda: set(KERNEL))
+    unproved: Collection[str] = ()
 
     @classmethod
-    def of(cls, attention: Attention) -> LoadNames:
-        """For a kernel of this attention, where sizes have names too."""
+    def of(cls, attention: Attention, past_end: Axis | None = None) -> LoadNames:
+        """For a kernel of this attention, where sizes have names too. past_end: the axis along which a
+        program's tile may lie past the end of its sequence (`sequence.outruns`).
+        """
         sizes = {node for tensor in attention.inputs for size in tensor.shape for node in walk(size)}
-        return cls(taken={*KERNEL, *(node.name for node in sizes if isinstance(node, Dim))})
+        taken = {*KERNEL, *(node.name for node in sizes if isinstance(node, Dim))}
+        return cls(taken=taken, unproved=() if past_end is None else (f"{past_end}_hi",))
 
     def replace(self, expr: Expr) -> Expr:
         """The expression with every load replaced by a Ref; new fetches are appended in evaluation order."""
@@ -128,7 +140,11 @@ class LoadNames:
         axes = axes_of(expr)
         name = self._name(expr.tensor, axes, expr.indices)
         fetch = Fetch(
-            name=name, load=expr, axes=axes, guard=bounds_guard(expr), row=self.row(expr.tensor, expr.indices)
+            name=name,
+            load=expr,
+            axes=axes,
+            guard=bounds_guard(expr, self.unproved),
+            row=self.row(expr.tensor, expr.indices),
         )
         self.fetches.append(fetch)
         return _named(fetch, expr)

@@ -10,7 +10,7 @@ from attnc.plan.backward import plan_backward
 from attnc.plan.decode import plan_decode
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir.decode import is_decode
 from attnc.plan.lowerable import check_lowerable, has_backward
 from attnc.plan.signature import arguments, kept, normalise, results
 from attnc.plan.storage import capacity

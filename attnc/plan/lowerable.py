@@ -12,7 +12,7 @@ from attnc.model.knobs import KEYS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.gradients import wanted_loads
-from attnc.plan.ir_decode import decode_knobs, is_decode
+from attnc.plan.ir.decode import decode_knobs, is_decode
 from attnc.plan.names import cannot_be_called, cannot_be_passed
 from attnc.plan.signature import arguments, normalise, unbound
 from attnc.plan.softmax import check_softmax

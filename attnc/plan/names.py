@@ -17,7 +17,7 @@ from pathlib import Path
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
 from attnc.model.schedule import Schedule, knobs_of
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir.decode import is_decode
 from attnc.resources import resource
 
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.
@@ -33,20 +33,20 @@ KERNEL = frozenset((
     "LN2", "lo",
     "LOG2E", "lse", "LSE2", "lse2", "lse2_head", "lse2_rows", "lse_at", "lse_head", "lse_rows", "M", "m",
     "m_new", "M_padded", "m_rows", "m_tile", "MASKED", "N", "n", "next", "next_page", "O", "o", "o_at",
-    "o_rows", "out", "p", "PAGE", "page", "part", "partial", "PARTS", "parts_ptr", "Q", "q", "q_2", "q_at",
+    "o_rows", "o_splits_ptr", "out", "p", "PAGE", "page", "partial", "Q", "q", "q_2", "q_at",
     "own_page", "PDL", "q_first", "q_head", "q_hi", "q_idx", "q_lo", "q_pos", "q_rows", "q_tiles", "range",
     "rank",
     "row", "row_lo", "row_tiles", "ROWS", "rows", "run", "s", "SCALE", "score", "SECTION", "section",
-    "SHARE", "share", "shares", "shift", "SPLIT", "split", "split_hi", "split_lo", "SPLITS", "start",
-    "stop", "tile",
+    "shift", "SPLIT", "split", "split_hi", "split_lo", "split_row", "SPLIT_ROWS", "split_size", "SPLIT_SIZE",
+    "SPLITS", "splits", "splits_ptr", "start", "stop", "tile",
     "third_page", "tiles", "tl", "TMA", "torch", "triton", "TWO_LOG2E", "V", "v", "weight", "zero",
     "ZERO_FILL",
 ))  # fmt: skip
 #: What the texts of a declared call mention besides sizes: configs, tiles, counts of programs and splits.
 DECLARED = frozenset((
     "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "dk_config", "dkdv_config", "dq_config", "dq_floats",
-    "dv_config", "EARLY_DP", "KV_SECTION", "M_padded", "PARTS", "PDL", "ROW_TILE", "rows", "rows_config",
-    "SECTION", "SHARE", "shared", "SPLIT", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
+    "dv_config", "EARLY_DP", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
+    "SECTION", "shared", "SPLIT", "SPLIT_ROWS", "SPLIT_SIZE", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
 ))  # fmt: skip
 #: Globals of a module and of the file beside the modules, whatever the target.
 GLOBALS = frozenset((
@@ -63,7 +63,7 @@ WITH_GRADIENTS = frozenset((
     "backward_config", "delta", "dk", "dlse", "do", "dq", "dq_sum", "dv", "lse2",
 ))  # fmt: skip
 KEYS_FIRST = frozenset(("acc", "l", "m"))
-DECODING = frozenset(("fallbacks", "parts"))
+DECODING = frozenset(("fallbacks", "splits"))
 #: What some schedule has, so that no input is called so where any may follow.
 INTERFACE = READ | WITH_GRADIENTS | KEYS_FIRST | DECODING | {"schedule"}
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
@@ -94,7 +94,7 @@ CUDA_MADE = frozenset((
     "A_BY_ROWS", "after_qk", "after_v", "at_first", "at_first_2", "at_first_3", "at_first_4", "at_qk",
     "at_v", "B_BY_ROWS", "below_qk", "below_v", "copy_k_pages", "copy_pages", "copy_qk_rows",
     "copy_v_pages", "copy_v_rows", "dk_map", "do_map", "dq_map", "dv_map", "k_map", "Keeps", "kv_start",
-    "lse_parts", "met_hi", "number",
+    "lse_splits", "met_hi", "number",
     "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "o_map", "q_end", "q_map", "sequence",
     "swizzle", "total", "v_map",
 ))  # fmt: skip

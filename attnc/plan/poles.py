@@ -6,8 +6,10 @@ import math
 
 from attnc.expr.arithmetic import number
 from attnc.expr.functions import REAL
-from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Load, Ref, walk
+from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Load, Neg, Ref, walk
 from attnc.expr.simplify import substitute
+
+_ANY = frozenset({math.inf, -math.inf, math.nan})
 
 
 def is_finite(value: Expr) -> bool:
@@ -29,6 +31,13 @@ def has_pole(value: Expr) -> bool:
     as.
     """
     return any(map(_may_be_pole, walk(value)))
+
+
+def outgrows(score: Expr) -> bool:
+    """Whether the score may be +inf or no number at zeros, so that exp2(score - inf) is not 0. The -inf of an
+    excluded key does no harm.
+    """
+    return has_pole(score) or not _infinities(score) <= {-math.inf}
 
 
 def may_exclude(score: Expr) -> bool:
@@ -65,3 +74,29 @@ def _at_zeros(value: Expr) -> float | None:
 def _is_infinite(node: Expr) -> bool:
     value = number(node)
     return value is not None and math.isinf(value)
+
+
+def _infinities(value: Expr) -> frozenset[float]:
+    """What the value may be because of infinite constants in it: +inf, -inf, NaN."""
+    match value:
+        case Const(value=constant):
+            return frozenset({constant} if isinstance(constant, float) and math.isinf(constant) else ())
+        case Neg(operand=operand):
+            return frozenset(-end for end in _infinities(operand))
+        case Binary(op="+" | "-" as op, left=left, right=right):
+            ends = _infinities(left), _infinities(right if op == "+" else Neg(right))
+            opposed = any(-end in ends[1] for end in ends[0] if math.isinf(end))
+            return ends[0] | ends[1] | ({math.nan} if opposed else frozenset())
+        case (
+            Binary(op="*", left=Const(value=factor), right=rest)
+            | Binary(op="*" | "/", left=rest, right=Const(value=factor))
+        ) if factor and math.isfinite(factor):
+            return frozenset(end * math.copysign(1, factor) for end in _infinities(rest))
+        case Call(function="where", args=(_, first, second)):
+            return _infinities(first) | _infinities(second)
+        case Call(function="min" | "max" as function, args=(first, second)):
+            ends = _infinities(first), _infinities(second)
+            absorbing = -math.inf if function == "min" else math.inf
+            return (ends[0] & ends[1]) | {end for end in ends[0] | ends[1] if end != -absorbing}
+        case _:
+            return _ANY if any(map(_is_infinite, walk(value))) else frozenset()

@@ -7,7 +7,7 @@ from attnc.model.configs import impls_of, projection_configs
 from attnc.model.projection import Impl, ProjectionVariant
 from attnc.model.schedule import Config, Schedule
 from attnc.plan.device import DEVICES
-from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule, impl_of
+from attnc.plan.ir.projection import MOST_ROWS, ProjectionModule, impl_of
 
 #: Largest M for which an implementation is the guess where nothing was measured.
 _GUESS: dict[Impl, int | None] = {"gemv": 1, "flat": 64, "conventional": None}

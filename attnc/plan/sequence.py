@@ -55,9 +55,9 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
     return tuple(statements)
 
 
-def key_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]:
-    """The same for a program that has one kv tile, and the queries of its sequence one after the other; N of
-    packed keys is known from the tile.
+def key_lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> tuple[Statement, ...]:
+    """The same for a program that owns keys, and walks over the queries of its sequence; N of packed keys is
+    known from the tile. in_tile: it has one kv tile.
     """
     statements: list[Statement] = []
     match attention.q.storage:
@@ -68,7 +68,7 @@ def key_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]
             length = Binary("-", _row(end), _row(first))
             statements += [first, end, Let(name="M", value=length)]
     statements += shortened_lengths(attention, names)
-    if attention.k.storage.is_packed:
+    if in_tile and outruns(attention, "q"):
         exists = Compare("<", Index("kv_lo"), Dim("N"))
         comment = "a tile past the end of its sequence is seen by no query"
         statements.append(Let(name="M", value=Call("where", (exists, Dim("M"), Const(0))), comment=comment))
@@ -98,7 +98,7 @@ def outruns(attention: Attention, inner: Axis) -> bool:
     """
     if inner == "kv":
         return stored(attention) == Q_ROWS
-    return attention.k.storage.is_packed
+    return attention.k.storage.is_packed or "N" in attention.lengths
 
 
 def _row(boundary: Fetch) -> Ref:

@@ -19,7 +19,7 @@ from attnc.model.knobs import ONLINE
 from attnc.model.schedule import Choice, Config, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.ir import Dropout, Softmax
-from attnc.plan.ir_decode import UnifiedMax, is_decode
+from attnc.plan.ir.decode import UnifiedMax, is_decode
 from attnc.plan.loads import LoadNames
 from attnc.plan.poles import may_exclude
 from attnc.plan.scores import LOG2E, split_scale

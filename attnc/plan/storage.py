@@ -20,7 +20,7 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
 from attnc.plan.columns import block, feature
 from attnc.plan.ir import Let
-from attnc.plan.ir_decode import Part
+from attnc.plan.ir.decode import Part
 
 PAGES = Dim("pages")
 

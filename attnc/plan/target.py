@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Config, Knob, Schedule
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir.decode import IDLE_GAIN, PAGED_IDLE_GAIN
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.picture import Picture
+from attnc.plan.sections import Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class Target(ABC):
     those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
+    sections: of heads that are worked at beside each other.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Target(ABC):
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
+    sections: ClassVar[Section]
 
     @property
     def folder(self) -> str:
@@ -79,6 +83,16 @@ class Target(ABC):
         one of them.
         """
         return False
+
+    # --- how programs are numbered
+
+    def section(self, *, longest_first: bool) -> Section | None:
+        """Which heads of a forward are worked at beside each other; None: one comes after the other."""
+        return self.sections
+
+    def backward_section(self, *, short_loops: bool) -> Section:
+        """The same of a kernel of a backward. short_loops: it reads few tiles of a head."""
+        return self.sections
 
     # --- what a kernel takes
 
@@ -117,6 +131,10 @@ class Target(ABC):
     def columns(self, configs: Iterable[Config], layout: Layout | None) -> Mapping[str, Any]:
         """What the error bound says of terms that tensor cores add to products."""
         return {}
+
+    def idle_gain(self, attention: Attention) -> float:
+        """How much faster a multiprocessor reads keys while others idle."""
+        return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
     def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
         """The most results of parts of a row's keys that one program joins."""

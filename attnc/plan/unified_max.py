@@ -17,7 +17,7 @@ from attnc.expr.nodes import Binary, Call, Const, Expr, Neg
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, Config, Knob
 from attnc.model.tensors import DType
-from attnc.plan.ir_decode import UnifiedMax
+from attnc.plan.ir.decode import UnifiedMax
 from attnc.plan.scores import LOG2E
 
 #: What sums are laid out for: keys of a sequence, and the size of a value.

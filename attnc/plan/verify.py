@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attnc.expr.nodes import Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.steps import kept_fetches, of_a_head
 
 TILES = frozenset({"BLOCK_M", "BLOCK_N"})

@@ -105,8 +105,8 @@ class TritonCompiler(Toolchain):
         """Backward kernels are launched without a gradient of lse."""
         if kernel == "forward":
             forward = module.kernels[0]
-            share = 0 if forward.split is None else keys_of_split(forward.configs[position])
-            constants = {"SPLIT": forward.split is not None, "PDL": device.has_tma, "SHARE": share}
+            split_size = 0 if forward.split is None else keys_of_split(forward.configs[position])
+            constants = {"SPLIT": forward.split is not None, "PDL": device.has_tma, "SPLIT_SIZE": split_size}
             return _usage(module, forward, position, device, constants)
         planned = kernels_of(module)[kernel].kernel
         early = planned.configs[position].values.get("dp") != "late"

@@ -40,6 +40,25 @@ class Sized:
         with torch.no_grad():
             return replayed([partial(function, *tensors) for tensors in self.problems])
 
+    def with_gradients(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
+        """A call and its backward by autograd, on one copy."""
+        attention, loaded = module.variant.attention, load_module(module, choices)
+        function: Any = getattr(loaded, attention.name)
+        names = (arg.tensor.name for arg in module.args)
+        inputs = [
+            x.clone().requires_grad_() if name in attention.grads else x
+            for name, x in zip(names, self.problems[0], strict=True)
+        ]
+        wanted = [x for x in inputs if x.requires_grad]
+        do = torch.randn_like(_first(function(*inputs)))
+        return lambda: torch.autograd.grad(_first(function(*inputs)), wanted, do)
+
+
+def _first(found: Any) -> torch.Tensor:
+    """o among the results."""
+    o: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return o
+
 
 def _heads(tensor: Tensor, values: torch.Tensor) -> int:
     """How many heads the values have: one where the tensor has no axis of heads."""

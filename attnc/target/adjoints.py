@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.expr.nodes import Binary, Compare, Const, Dim, Expr, Index, Neg, Ref
-from attnc.plan.ir_backward import Adjoint
+from attnc.plan.ir.backward import Adjoint
 from attnc.target.printer import Printer
 
 IN_ROWS = Compare("<", Index("q_idx"), Dim("M"))

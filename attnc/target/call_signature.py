@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.attention import Attention
 from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
 from attnc.plan.ir import Module
-from attnc.target.parameter import Parameter, names, optional
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Text of one. default: None where it must be given."""
+
+    name: str
+    type: str = "torch.Tensor"
+    default: str | None = None
+
+    @property
+    def bare(self) -> str:
+        """Without the default."""
+        return f"{self.name}: {self.type}"
+
+    def __str__(self) -> str:
+        return self.bare if self.default is None else f"{self.bare} = {self.default}"
+
+
+def optional(name: str) -> Parameter:
+    """A tensor or None, which is the default."""
+    return Parameter(name, "torch.Tensor | None", "None")
+
+
+def names(parameters: Iterable[Parameter]) -> str:
+    """As arguments."""
+    return ", ".join(parameter.name for parameter in parameters)
+
 
 RAISES = "Raises ValueError or TypeError naming the argument, what was expected and what came."
 
@@ -122,7 +150,7 @@ class Signature:
             of = ", ".join(gradient.tensor.name for gradient in self.module.backward.gradients)
             yield f"backward_config: by kernel, one of its BACKWARD_CONFIGS; for the gradients of {of}."
         if self.counts_fallbacks:
-            left = "shares whose scores left the bounds of the unified maximum"
+            left = "splits whose scores left the bounds of the unified maximum"
             yield f"fallbacks: i32[1] that is increased by the number of {left}."
 
 

@@ -12,11 +12,12 @@ from attnc.expr.show import show
 from attnc.model.products import group_size, is_static
 from attnc.model.tensors import DType, Role
 from attnc.plan.columns import feature
-from attnc.plan.decode import IDLE_GAIN, MOST_SPLITS, has_fixed_splits
+from attnc.plan.decode import MOST_SPLITS, has_fixed_splits
 from attnc.plan.ir import Arg, Bind, Kernel, Module
-from attnc.plan.ir_backward import Adjoint, Gradient, Part
+from attnc.plan.ir.backward import Adjoint, Gradient, Part
+from attnc.plan.ir.decode import IDLE_GAIN
 from attnc.plan.storage import is_plain, longest
-from attnc.target.declared import Items, Record, Table, Value, quoted
+from attnc.target.declared import Items, Record, Table, Value, in_words, quoted
 
 
 def operator_name(module: Module, code: str) -> str:
@@ -151,7 +152,7 @@ class BackwardDeclaration:
 
     def fields(self, sizes: Mapping[str, str], launches: Items) -> Record:
         """The declaration."""
-        named = Table({name: quoted(text) for name, text in sizes.items()})
+        named = Table({name: in_words(text) for name, text in sizes.items()})
         return Record(
             "Backward",
             fields={

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TypeAlias
 
+from attnc.plan.sections import Section
+
 WIDTH = 110
 
 
@@ -64,9 +66,28 @@ def quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def section(heads: str, rows: str, row_bytes: int) -> str:
-    """How many heads programs should share whose matrices have so many rows: a size, as text."""
-    return f"section({heads}, {rows} * {row_bytes})"
+def in_words(text: str) -> Words:
+    """A string literal of words with one blank between them."""
+    return Words(text.split(" "))
+
+
+def section(
+    planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "", tiles: str = "1"
+) -> str:
+    """How many of the heads a section has: a size, as text. rows: of the matrices that its programs read of a
+    head; shared: what divides them among heads; tiles: of a head.
+    """
+    if planned is None:
+        return "1"
+    if planned.least == planned.most:
+        return f"min({heads}, {planned.least})"
+    part, whole = planned.cache
+    room = f"l2() * {part} // {whole}" if part > 1 else f"l2() // {whole}"
+    found = f"{heads}, {rows} * {row_bytes}{shared}, {room}"
+    if planned.rounds:
+        return f"even_section({found}, {planned.rounds} * multiprocessors(), {tiles})"
+    limits = f", {planned.least}, {planned.most}" if planned.most is not None else ""
+    return f"section({found}{limits})"
 
 
 def _flat(value: Value) -> str:

@@ -7,7 +7,7 @@ keyword of the function, its first choice being the default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Param
@@ -15,7 +15,7 @@ from attnc.model.attention import Attention
 from attnc.model.projection import Projection
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan import ir
-from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.ir.projection import ProjectionModule
 from attnc.target.environment import template_environment
 from attnc.target.family_signature import FamilySignature, ProjectionSignature
 from attnc.target.layout import tidy
@@ -47,13 +47,18 @@ def render_dispatch(
     `attention` still has its params; measured: (device, variant) -> which schedule for which sizes, where
     there are several.
     """
-    selectors = tuple(
-        _selector(attention.inputs, param.name, _literal(param.choices[0])) for param in attention.params
-    )
+    selectors = selectors_of(attention)
     if any(module.label for module in family):
         return _render_schedules(attention, family, path, selectors, measured or {})
     call = FamilySignature(attention, family, _chosen(selectors))
     return _render_variants(attention.name, call, selectors, family, path)
+
+
+def selectors_of(attention: Attention) -> tuple[Selector, ...]:
+    """Where the value of each param of an attention comes from."""
+    return tuple(
+        _selector(attention.inputs, param.name, literal_of(param.choices[0])) for param in attention.params
+    )
 
 
 def _render_schedules(
@@ -64,11 +69,11 @@ def _render_schedules(
     measured: Mapping[tuple[str, str], LabelRows],
 ) -> str:
     """The same for an attention with several schedules for the target."""
-    values = {plain_name(m): [_literal(m.variant.params[s.param]) for s in selectors] for m in family}
+    values = {plain_name(m): [literal_of(m.variant.params[s.param]) for s in selectors] for m in family}
     members: dict[str, list[tuple[str, str]]] = {name: [] for name in values}
     for module in family:
         members[plain_name(module)].append((module.label, module.variant.name))
-    read, sizes = _sizes(attention)
+    read, sizes = call_sizes(attention)
     call = FamilySignature(attention, family, _chosen(selectors))
     text = (
         template_environment()
@@ -84,25 +89,25 @@ def _render_schedules(
             selectors=selectors,
             variants=[(values[name], modules) for name, modules in members.items()],
             sizes=sizes,
-            are_tensors=_are_tensors([*(selector.tensor for selector in selectors), *read]),
+            are_tensors=are_tensors([*(selector.tensor for selector in selectors), *read]),
             tuned=[
-                (literal(device), values[name], [_row(row) for row in rows])
+                (literal(device), values[name], [row_text(row) for row in rows])
                 for (device, name), rows in sorted(measured.items())
             ],
-            guess=[_row(row) for row in guess_rows(family)],
+            guess=[row_text(row) for row in guess_rows(family)],
         )
     )
     return tidy(text)
 
 
-def _row(row: tuple[tuple[int | None, ...], str]) -> str:
+def row_text(row: tuple[tuple[int | None, ...], str]) -> str:
+    """A row of a table as a module has it."""
     return repr(row).replace("'", '"')
 
 
-def _sizes(attention: Attention) -> tuple[tuple[Tensor, Tensor], tuple[str, str, str]]:
+def call_sizes(attention: Attention) -> tuple[tuple[Tensor, Tensor], tuple[str, str, str]]:
     """M, N, and batch times heads, of the arguments, and which those are."""
     q, k = attention.q, attention.k
-    batch, heads = q.axis(Role.BATCH), q.axis(Role.HEAD)
     rows = f"q.shape[{q.axis(Role.QUERY)}]"
     match k.storage:
         case Paged(block_table=table, page=page, param=param):
@@ -110,14 +115,15 @@ def _sizes(attention: Attention) -> tuple[tuple[Tensor, Tensor], tuple[str, str,
             read, keys = attention.tensor(table), f"{table}.shape[1] * {rows_of_page}"
         case _:
             read, keys = k, f"k.shape[{k.axis(Role.KEY)}]"
-    pairs = f"q.shape[{heads}]" if batch is None else f"q.shape[{batch}] * q.shape[{heads}]"
-    return (q, read), (rows, keys, pairs)
+    axes = (q.axis(role) for role in (Role.BATCH, Role.HEAD))
+    pairs = " * ".join(f"q.shape[{axis}]" for axis in axes if axis is not None)
+    return (q, read), (rows, keys, pairs or "1")
 
 
 def render_projection_dispatch(projection: Projection, family: Sequence[ProjectionModule], path: str) -> str:
     """The text for the modules of one projection, which still has its params, and target."""
     selectors = tuple(
-        _selector(projection.inputs, param.name, _literal(param.choices[0])) for param in projection.params
+        _selector(projection.inputs, param.name, literal_of(param.choices[0])) for param in projection.params
     )
     call = ProjectionSignature(projection, _chosen(selectors))
     return _render_variants(projection.name, call, selectors, family, path)
@@ -142,9 +148,9 @@ def _render_variants(
             call=call,
             key=_free("key", call),
             selectors=selectors,
-            are_tensors=_are_tensors(selector.tensor for selector in selectors),
+            are_tensors=are_tensors(selector.tensor for selector in selectors),
             variants=[
-                (module.variant.name, [_literal(module.variant.params[s.param]) for s in selectors])
+                (module.variant.name, [literal_of(module.variant.params[s.param]) for s in selectors])
                 for module in family
             ],
         )
@@ -154,7 +160,11 @@ def _render_variants(
 
 def _free(name: str, call: FamilySignature | ProjectionSignature) -> str:
     """The name of a variable of the function, whose parameters may be called so."""
-    taken = {parameter.partition(":")[0] for parameter in call.parameters}
+    return free_name(name, {parameter.partition(":")[0] for parameter in call.parameters})
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """The name, or one like it that is not taken."""
     while name in taken:
         name += "_"
     return name
@@ -180,11 +190,12 @@ def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
     return Selector(param=param, expression=param, default=default)
 
 
-def _are_tensors(read: Iterable[Tensor | None]) -> str:
+def are_tensors(read: Iterable[Tensor | None]) -> str:
     """A condition on the arguments that are read: that each is a tensor with its axes."""
     ranks = {tensor.name: len(tensor.shape) for tensor in read if tensor is not None}
     return " and ".join(f"isinstance({x}, torch.Tensor) and {x}.dim() == {rank}" for x, rank in ranks.items())
 
 
-def _literal(value: DType | bool | int | float) -> str:
+def literal_of(value: DType | bool | int | float) -> str:
+    """The value of a param in a module."""
     return TORCH_DTYPES[value] if isinstance(value, DType) else repr(value)

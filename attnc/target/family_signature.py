@@ -8,8 +8,7 @@ from attnc.model.attention import Attention, Param
 from attnc.model.projection import Projection
 from attnc.model.tensors import DType
 from attnc.plan.ir import Module
-from attnc.target.call_signature import RAISES, Signature, signature
-from attnc.target.parameter import Parameter
+from attnc.target.call_signature import RAISES, Parameter, Signature, signature
 
 _OPTIONS = [Parameter("out", "torch.Tensor | None", "None"), Parameter("config", "Config | None", "None")]
 

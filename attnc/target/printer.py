@@ -89,6 +89,15 @@ class Printer:
     def __call__(self, expr: Expr) -> str:
         return self._print(expr)[0]
 
+    def division(self, op: str, left: Expr, right: Expr) -> str:
+        """The function that divides, or gives a remainder; empty where an operator does."""
+        if op not in ("//", "%"):
+            return ""
+        is_safe = is_positive(right) and not {Dim("M"), Dim("N")} & set(walk(right))  # 0 of an empty sequence
+        if is_safe and is_nonnegative(left):
+            return ""
+        return (self.syntax.floor if is_safe else self.syntax.floor_by_any)[op]
+
     def _print(self, expr: Expr) -> tuple[str, int]:
         spend()
         match expr:
@@ -161,11 +170,9 @@ class Printer:
 
     def _binary(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
         wide = may_overflow(op, left, right) and not any(map(_is_held_wide, (left, right)))
-        is_safe = is_positive(right) and not {Dim("M"), Dim("N")} & set(walk(right))  # 0 of an empty sequence
-        if op in ("//", "%") and not (is_safe and is_nonnegative(left)):
-            functions = self.syntax.floor if is_safe else self.syntax.floor_by_any
+        if division := self.division(op, left, right):
             divisor = self._widened(right, 0, wide and isinstance(left, Const))
-            return f"{functions[op]}({self._widened(left, 0, wide)}, {divisor})", ATOM
+            return f"{division}({self._widened(left, 0, wide)}, {divisor})", ATOM
         binding = self.syntax.binding[op]
         spelled = self.syntax.spelling.get(op, op)
         if wide and isinstance(left, Const):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnc.model.projection import Impl
 from attnc.model.tensors import DType, Tensor
-from attnc.plan.ir_projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
+from attnc.plan.ir.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
 from attnc.target.call_signature import signature
 from attnc.target.environment import template_environment
 from attnc.target.header import origin, title_of
@@ -122,18 +122,18 @@ class ProjectionText:
     # --- loops and masks ------------------------------------------------------------------------------------
 
     @property
-    def share(self) -> tuple[str, ...]:
+    def own_split(self) -> tuple[str, ...]:
         """Which columns of w a program sums up."""
         if not self.is_split:
             return ()
         return (
-            f"share = tl.cdiv(tl.cdiv({self.K}, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles",
-            "k_first = tl.program_id(2) * share",
+            f"split_size = tl.cdiv(tl.cdiv({self.K}, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles",
+            "k_first = tl.program_id(2) * split_size",
         )
 
     @property
     def k_range(self) -> str:
-        return f"k_first, tl.minimum(k_first + share, {self.K})" if self.is_split else f"0, {self.K}"
+        return f"k_first, tl.minimum(k_first + split_size, {self.K})" if self.is_split else f"0, {self.K}"
 
     @property
     def gemv_w_mask(self) -> str:

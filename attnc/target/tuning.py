@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attnc.plan.decode import has_fixed_splits, keys_of_split
 from attnc.plan.ir import Kernel, Module, kernels_of
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from attnc.build import digest, dispatch_path, front, plan_program
 from attnc.model.projection import Impl
 from attnc.output import write_text
-from attnc.plan.ir_projection import ProjectionModule, impl_of
+from attnc.plan.ir.projection import ProjectionModule, impl_of
 from attnc.runtime.layers import Layer
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of

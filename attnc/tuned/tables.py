@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from attnc.model.variants import variant_name
 from attnc.plan import ir
-from attnc.plan.ir_projection import ProjectionModule
+from attnc.plan.ir.projection import ProjectionModule
 from attnc.source import Source
 from attnc.tuned.files import read_measured, version_of
 
@@ -24,6 +24,10 @@ FORMAT = 1
 #: What a projection is chosen by, and an attention.
 PROJECTION_SIZES = ("M",)
 ATTENTION_SIZES = ("M", "N", "BH")
+#: What a target is chosen by: whether gradients are wanted is 0 or 1.
+TARGET_SIZES = (*ATTENTION_SIZES, "grad")
+#: The target of a table that picks among targets.
+ANY_TARGET = "any"
 #: The largest sizes that a row admits, and the label of the schedule that it picks.
 LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
@@ -130,6 +134,21 @@ def schedule_rows(family: Sequence[ir.Module], tables: Iterable[Table]) -> dict[
                 (row.limits, row.choice["schedule"]) for row in table.rows if row.choice["schedule"] in labels
             )
             if rows and all(limit is None for limit in rows[-1][0]):
+                found[device, variant] = rows
+    return found
+
+
+def target_rows(modules: Sequence[ir.Module], tables: Iterable[Table]) -> dict[tuple[str, str], LabelRows]:
+    """What picks among the targets of an attention embeds: (device, variant without label) -> rows. Rows of
+    targets that do not have the variant are dropped.
+    """
+    tables = tuple(tables)
+    found: dict[tuple[str, str], LabelRows] = {}
+    for variant in dict.fromkeys(plain_name(module) for module in modules):
+        known = {module.target for module in modules if plain_name(module) == variant}
+        for device, table in newest(tables, modules[0].variant.attention.name, ANY_TARGET, variant).items():
+            picked = ((row.limits, row.choice["target"]) for row in table.rows)
+            if rows := tuple(row for row in picked if row[1] in known):
                 found[device, variant] = rows
     return found
 

@@ -295,18 +295,19 @@ def _rounded(node: ast.BinOp) -> ast.expr | None:
 
 
 #: b, h and tiles number programs, of which there are fewer than 2^31. So there are of rows of q, which have
-#: 16 columns or more, and of sums that are joined: memory holds them. A share lies in its sequence.
+#: 16 columns or more, and of sums that are joined: memory holds them. A split lies in its sequence.
 _COUNTED = frozenset(
     {
         "b * H",
         "(b * H + h) * M",
+        "(b * H + h) * q_rows",
         "split * M",
         "tl.program_id(2) * M",
         "h_kv * G",
         "head * G",
         "M * G",
         "M * H",
-        "split * share",
+        "split * split_size",
         "q_tiles * SECTION",
         "kv_tiles * SECTION",
         "B * H",

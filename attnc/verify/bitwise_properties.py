@@ -76,7 +76,7 @@ def _permuted(run: Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]])
 def groups_equal_repeated_heads(run: Run) -> str | None:
     """Grouped queries equal the same queries with a K/V head of their own, where the plan is the same.
 
-    A kernel that picks the number of its shares picks another for more KV heads.
+    A kernel that picks the number of its splits picks another for more KV heads.
     """
     if run.subject.split:
         return None

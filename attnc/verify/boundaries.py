@@ -1,7 +1,7 @@
 """Where a plan changes its ways: the sizes at which its kernels and launches do something else, as data.
 
 Every constant of a plan that a size is compared with, or divided by, is a boundary: tiles, stages of a
-pipeline, shares, rounds of a search, pages, sections of heads, limits of a launch. A kernel that is wrong at
+pipeline, splits, rounds of a search, pages, sections of heads, limits of a launch. A kernel that is wrong at
 one is wrong at the value, just below it or just above. These three are its points, and a case meets one when
 a sequence, or a whole call, has that size while the constant is in force.
 """
@@ -17,11 +17,11 @@ from attnc.model.tensors import Paged, Ragged
 from attnc.plan import ir
 from attnc.plan.decode import MOST_SPLITS, keys_of_split
 from attnc.plan.ir import kernels_of
-from attnc.plan.ir_projection import MOST_ROWS, ProjectionModule, impl_of
+from attnc.plan.ir.projection import MOST_ROWS, ProjectionModule, impl_of
 from attnc.verify.runners import runner_of
 
 #: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;
-#: entries: of what is searched; columns: of a block table; shares: of a sequence's keys; tiles: of all rows
+#: entries: of what is searched; columns: of a block table; splits: of a sequence's keys; tiles: of all rows
 #: of the call. Of a projection: rows, features (N) and depth (K).
 Quantity: TypeAlias = Literal[
     "rows",
@@ -31,7 +31,7 @@ Quantity: TypeAlias = Literal[
     "heads",
     "entries",
     "columns",
-    "shares",
+    "splits",
     "tiles",
     "features",
     "depth",
@@ -105,7 +105,8 @@ def boundaries_of(module: ir.Module) -> tuple[Boundary, ...]:
     for name, planned in kernels_of(module).items():
         found += _kernel(name, planned.kernel, runner.stages)
     found += _searches(module)
-    for heads in runner.sections if forward.structure != "decode" else ():
+    section = forward.grid.section
+    for heads in (section.least, section.most) if section and section.most else ():
         found.append(Boundary(name=f"{heads} heads of a section", quantity="heads", value=heads))
     if forward.grid.persistent:
         found.append(Boundary(name="programs of a persistent grid", quantity="tiles", value=_PROCESSORS))
@@ -121,7 +122,7 @@ def _empty() -> Iterator[Boundary]:
 
 
 def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundary]:
-    """Tiles: one, two, and as many as a pipeline holds, by a config's field of this name; shares."""
+    """Tiles: one, two, and as many as a pipeline holds, by a config's field of this name; splits."""
     rows: Quantity = "rows" if kernel.pack is None else "packed"
     for config in kernel.configs:
         block_m, block_n = config.tile_q, config.tile_kv
@@ -141,17 +142,17 @@ def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundar
             yield _near(
                 f"{stages} stages of {inner[1]} of {name}", "keys" if over_keys else rows, filled, name, where
             )
-        yield from _shares(name, kernel, config)
+        yield from _splits(name, kernel, config)
 
 
-def _shares(name: str, kernel: ir.Kernel, config: Any) -> Iterator[Boundary]:
+def _splits(name: str, kernel: ir.Kernel, config: Any) -> Iterator[Boundary]:
     if kernel.split is None:
         return
-    for shares in (2, 16):  # they are joined as a power of two
-        yield Boundary(name=f"shares joined as {shares}", quantity="shares", value=shares)
-    yield Boundary(name="most shares", quantity="shares", value=MOST_SPLITS, reach="large")
-    if share := keys_of_split(config):
-        yield _near(f"fixed({share}) of {name}", "keys", share, name, (("share", share),))
+    for splits in (2, 16):  # they are joined as a power of two
+        yield Boundary(name=f"splits joined as {splits}", quantity="splits", value=splits)
+    yield Boundary(name="most splits", quantity="splits", value=MOST_SPLITS, reach="large")
+    if split_size := keys_of_split(config):
+        yield _near(f"fixed({split_size}) of {name}", "keys", split_size, name, (("split_size", split_size),))
 
 
 def _mask(module: ir.Module) -> Iterator[Boundary]:
@@ -205,7 +206,7 @@ def _near(
 
 
 def boundaries_of_projection(module: ProjectionModule) -> tuple[Boundary, ...]:
-    """All of a projection: tiles, the rows of a program, shares of K, and what one program joins."""
+    """All of a projection: tiles, the rows of a program, splits of K, and what one program joins."""
     found = [Boundary(name="no rows", quantity="rows", value=0)]
     projection = module.variant.projection
     sizes = {"features": projection.size("N"), "depth": projection.size("K")}

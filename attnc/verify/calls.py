@@ -114,7 +114,8 @@ class _Calls:
         tensor = attention.tensor(name)
         if not isinstance(tensor.storage, Dense):
             return
-        tied = {size for other in attention.inputs if other is not tensor for size in other.shape}
+        passed = (other for other in attention.inputs if not isinstance(other.storage, Prefix))
+        tied = {size for other in passed if other is not tensor for size in other.shape}
         for axis, size in enumerate(tensor.shape):
             if isinstance(size, Dim) and size in tied and self.base[name].shape[axis] > 1:
                 n = self.base[name].shape[axis]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
 from attnc.verify.gradient_check import check_gradients, run_backward
 from attnc.verify.memory import shuffled

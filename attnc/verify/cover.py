@@ -271,9 +271,9 @@ class Space:
         }
         longest = max(keys, default=0)
         if splits := getattr(config, "splits", 0):
-            sizes["shares"] = {splits} if longest else set()
-        elif share := getattr(config, "share", 0):
-            sizes["shares"] = {-(-max(memory.get("N", longest), longest) // share)} if longest else set()
+            sizes["splits"] = {splits} if longest else set()
+        elif split_size := getattr(config, "split_size", 0):
+            sizes["splits"] = {-(-max(memory.get("N", longest), longest) // split_size)} if longest else set()
         return Facts(
             sizes={name: frozenset(found) for name, found in sizes.items()},
             configs=self.configs_of(case),

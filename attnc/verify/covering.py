@@ -199,9 +199,9 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
     many = [n for n in space.usable if getattr(space.configs[n], "splits", 0) > 16]
-    for number in many:  # every share has a tile, the last one a key, or what outweighs all the others
-        shares, tile = space.configs[number].splits, space.configs[number].BLOCK_N
-        for logits, n in (("random", (shares - 1) * tile + 1), ("last", shares * tile)):
+    for number in many:  # every split has a tile, the last one a key, or what outweighs all the others
+        splits, tile = space.configs[number].splits, space.configs[number].BLOCK_N
+        for logits, n in (("random", (splits - 1) * tile + 1), ("last", splits * tile)):
             dims = {name: n if name == "N" else 1 for name in names}
             yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
     for boundary in space.boundaries:

@@ -31,13 +31,14 @@ _TYPES = frozenset(
 #: Where a tile, a row or a key can be, by the names that generated kernels have for them.
 _POSITIONS = frozenset((
     "M", "N", "M_padded", "q_lo", "kv_lo", "q_idx", "kv_idx", "row", "key", "first", "stop", "start",
-    "row_lo", "q_first", "k_first", "q_rows", "q_next", "kv_next", "k_next", "v_next", "rank", "share", "i",
-    "q", "column",
+    "row_lo", "q_first", "k_first", "q_rows", "q_next", "kv_next", "k_next", "v_next", "rank", "split_size",
+    "i", "q", "column",
 ))  # fmt: skip
 #: Places in a tile, threads, and small counts.
 _SMALL = frozenset((
     "r", "j", "c", "e", "n", "w", "t", "g", "x", "d", "lane", "warp", "chunk", "stage", "part", "group", "G",
-    "split", "run", "SPLITS", "SHARE", "piece", "half", "first_key", "first_query", "threadIdx", "at_tile",
+    "split", "run", "SPLITS", "SPLIT_SIZE", "piece", "half", "first_key", "first_query", "threadIdx",
+    "at_tile",
 ))  # fmt: skip
 #: Numbers of programs, of rows, and of sums that are joined, all of which memory holds; padded rows in front
 #: of a sequence.

@@ -148,7 +148,7 @@ LOGITS: Mapping[str, Callable[[Rng, Sizes], tuple[Floats, Floats]]] = {
     "last": _last,
     "alternating": _alternating,
 }
-#: Those that any case may have; "last" is for shares that are joined, "alternating" for sums over many tiles.
+#: Those that any case may have; "last" is for splits that are joined, "alternating" for sums over many tiles.
 ORDINARY = tuple(style for style in LOGITS if style not in ("last", "alternating"))
 
 

@@ -1,6 +1,6 @@
 """How many tiles of rows give up a unified maximum: the counter that bounds are tuned by, against the scores.
 
-With all keys in one share, a program does its rows again exactly when the largest exponent of one of them is
+With all keys in one split, a program does its rows again exactly when the largest exponent of one of them is
 outside the bounds. A row that sees no key has none.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from attnc.plan import ir
-from attnc.plan.ir_decode import UnifiedMax
+from attnc.plan.ir.decode import UnifiedMax
 from attnc.plan.scores import LOG2E
 from attnc.reference import heads
 from attnc.reference_arrays import to_arrays
@@ -36,7 +36,7 @@ def fallback_violations(subject: Subject) -> Iterator[str]:
     if kernel is None or kernel.unified is None or not kernel.unified.fallback:
         return
     config = next((c for c in subject.configs if getattr(c, "splits", 1) == 0), subject.configs[0])
-    if hasattr(config, "share"):
+    if hasattr(config, "split_size"):
         return
     if hasattr(config, "splits"):
         config = config._replace(splits=1)

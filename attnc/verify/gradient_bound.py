@@ -19,7 +19,7 @@ import numpy as np
 
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.reference import heads
 from attnc.reference_arrays import Array, Floats, Input, to_arrays
 from attnc.reference_gradients import gradients

@@ -14,7 +14,7 @@ import torch
 
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Tensor
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.reference_arrays import Floats
 from attnc.runtime.dtypes import TORCH
 from attnc.verify.case import Case, Layout

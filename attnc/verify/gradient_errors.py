@@ -26,7 +26,7 @@ import numpy as np
 from attnc.expr.derive import derive
 from attnc.expr.nodes import Expr, Index, Load, uses
 from attnc.model.tensors import DType
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Head, softmax
 from attnc.reference_arrays import Array, Bools, Floats, rows
 from attnc.verify.running_error import FLUSHED, Approx, RunningError, U

@@ -1,4 +1,4 @@
-"""Sizes that only a GPU reaches: thousands of rows, sequences and shares, and as many heads as a grid has.
+"""Sizes that only a GPU reaches: thousands of rows, sequences and splits, and as many heads as a grid has.
 
 The reference takes its time here, so of a case with many heads or long rows a sample is judged: the first
 piece, the last, and some between, each element of these by its bound. The rest must be no NaN, which memory
@@ -70,7 +70,7 @@ def _sizes(boundary: Boundary) -> Iterator[dict[str, int]]:
                 yield {"B": point, "M": 3, "N": 5}
             case "heads":
                 yield {"M": 1, "N": 2, "H": point, "Hkv": point}
-            case "shares":
+            case "splits":
                 yield {"M": 1, "N": 64 * point}
 
 

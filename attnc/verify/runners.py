@@ -21,15 +21,13 @@ class Runner(ABC):
     alone are different programs there too; sanitizers: the tools of compute-sanitizer that understand their
     kernels.
 
-    stages: the field of a generated config that has the stages of a pipeline; sections: the fewest and the
-    most heads that a module for prompts takes in one section, where small cases have some.
+    stages: the field of a generated config that has the stages of a pipeline.
     """
 
     without_gpu: ClassVar[str]
     warps_matter: ClassVar[bool]
     sanitizers: ClassVar[tuple[str, ...]]
     stages: ClassVar[str]
-    sections: ClassVar[tuple[int, ...]] = ()
 
     def device(self, target: str) -> str:
         """Where modules for the target run in this process: "cuda" or "cpu"."""
@@ -63,7 +61,6 @@ class Interpreted(Runner):
     warps_matter = False
     sanitizers = ()
     stages = "num_stages"
-    sections = (4, 16)
 
     def device(self, target: str) -> str:
         return "cpu" if is_interpreting() else super().device(target)

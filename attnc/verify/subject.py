@@ -12,7 +12,7 @@ import torch
 from attnc.model.attention import Variant
 from attnc.model.tensors import DType
 from attnc.plan import ir
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.reference_arrays import empty_outputs, to_arrays
 from attnc.runtime.dtypes import TORCH
 from attnc.verify.cover import Space
@@ -56,19 +56,19 @@ class Subject:
 
     @property
     def configs(self) -> tuple[Any, ...]:
-        """CONFIGS; where programs may share keys, each is followed by the same with shares that small cases
+        """CONFIGS; where programs may share keys, each is followed by the same with splits that small cases
         have too: these would suit one program, on any device. Last come the first with other numbers of
-        shares, which are joined as a power of two, and with shares of two tiles.
+        splits, which are joined as a power of two, and with splits of two tiles.
         """
         if not self.split:
             return tuple(self.module.CONFIGS)
         pairs = ((config, _shared(config)) for config in self.module.CONFIGS)
         first, found = self.module.CONFIGS[0], [config for pair in pairs for config in pair if config]
-        fixed = next((config for config in self.module.CONFIGS if getattr(config, "share", 0)), None)
-        free = first if fixed is None else first._replace(share=0)
+        fixed = next((config for config in self.module.CONFIGS if getattr(config, "split_size", 0)), None)
+        free = first if fixed is None else first._replace(split_size=0)
         found += [free._replace(splits=count) for count in (2, 16, 17, 33)]
         if fixed is not None:
-            found.append(fixed._replace(share=2 * fixed.BLOCK_N))
+            found.append(fixed._replace(split_size=2 * fixed.BLOCK_N))
         return tuple(found)
 
     def tiles(self) -> dict[int, tuple[int, int]]:
@@ -83,7 +83,7 @@ class Subject:
             return {n: tile for n, tile in tiles.items() if getattr(configs[n], "shared", 0) <= room}
         if self.warps_matter:
             return tiles
-        kinds = [(*tiles[n], *_shares(config)) for n, config in enumerate(configs)]
+        kinds = [(*tiles[n], *_splits(config)) for n, config in enumerate(configs)]
         return {n: tile for n, tile in tiles.items() if kinds[n] not in kinds[:n]}
 
     def limits(self) -> Limits:
@@ -91,7 +91,7 @@ class Subject:
         the reference as long on both.
         """
         if self.device == "cpu":
-            joined = (n for n, config in enumerate(self.configs) if any(_shares(config)))
+            joined = (n for n, config in enumerate(self.configs) if any(_splits(config)))
             return Limits(tiles=self.tiles(), joined=frozenset(joined))
         return Limits(tiles=self.tiles(), longest=2100, work=6_000, most=1 << 20)
 
@@ -136,19 +136,19 @@ class Subject:
                 mine.copy_(theirs)
 
 
-def _shares(config: Any) -> tuple[int, int]:
-    """How many shares a sequence has, and how many keys a share; 0 where that is not fixed."""
-    return getattr(config, "splits", 0), getattr(config, "share", 0)
+def _splits(config: Any) -> tuple[int, int]:
+    """How many splits a sequence has, and how many keys a split; 0 where that is not fixed."""
+    return getattr(config, "splits", 0), getattr(config, "split_size", 0)
 
 
 def _shared(config: Any) -> Any:
-    """The config with three shares in place of as many as suit, or with shares of one tile; None if their
+    """The config with three splits in place of as many as suit, or with splits of one tile; None if their
     number is fixed.
     """
-    match _shares(config):
+    match _splits(config):
         case 0, 0:
             return config._replace(splits=3)
         case 0, _:
-            return config._replace(share=config.BLOCK_N)
+            return config._replace(split_size=config.BLOCK_N)
         case _:
             return None

@@ -532,16 +532,9 @@ class Attention(ABC):
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         """Launches that take nothing but the tensors of a call."""
 
-    @abstractmethod
-    def section(self, gpu: Gpu, heads: int, size: int) -> int:
-        """How many heads of so many bytes of K and V programs that run together should share."""
-
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
         """Functions that declared sizes may call on this device."""
-        return {
-            "section()": lambda heads, size: self.section(gpu, heads, size),
-            "multiprocessors()": lambda: gpu.multiprocessors,
-        }
+        return {"l2()": lambda: gpu.l2, "multiprocessors()": lambda: gpu.multiprocessors}
 
 
 def _plain(memories: Iterable[Memory]) -> tuple[Layout, ...]:

@@ -34,11 +34,12 @@ _MOST_MAPS = 64
 @dataclass(frozen=True, kw_only=True)
 class TmaKernels(Kernels):
     """Kernels whose struct of arguments begins with tensor maps. maps: by tensor the rows of a box. counts:
-    they have the address of a counter behind the others.
+    they have the address of a counter behind the others. waits: each waits itself for the kernel before it.
     """
 
     maps: Mapping[str, str] = field(default_factory=dict)
     counts: bool = True
+    waits: bool = False
 
 
 class Box(NamedTuple):
@@ -268,7 +269,7 @@ class HopperLaunch(CudaLaunch):
         return run
 
     def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
-        if not kernel.joins:
+        if self.tma is None or not self.tma.kernels.waits:
             return super().launcher(kernel, aligned)
         name, config, blocks, _ = kernel
         function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
@@ -316,9 +317,6 @@ class HopperAttention(CudaAttention):
         self.gpu_of = hopper_of
         self.tensor_map, self.counter, self.copied = tensor_map, counter_of, copied
 
-    def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
-        return {**super().functions(gpu), "even_section()": functools.partial(even_section, gpu)}
-
     def _launch(self, launch: Kernels, place: Place) -> CudaLaunch:
         if not isinstance(launch, TmaKernels):
             return super()._launch(launch, place)
@@ -336,13 +334,3 @@ class HopperAttention(CudaAttention):
         }
         tma = Tma(boxes, self, launch, place)
         return self.launch_type(self.program, place.gpu, ready(launch, names), arguments, tma)
-
-
-def even_section(gpu: Gpu, heads: int, size: int, tiles: int) -> int:
-    """Heads whose matrices, of so many bytes, fill about half of the L2 cache: more where a section would be
-    over before its longest tile is, in sections as large as each other, else the longest tiles of a small one
-    come last. tiles: of a head.
-    """
-    fitting = gpu.l2 * 5 // 9 // max(1, size)
-    most = max(1, fitting, -(-3 * gpu.multiprocessors // max(1, tiles)))
-    return -(-heads // -(-heads // most))

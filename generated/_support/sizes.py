@@ -40,12 +40,26 @@ def whole_tiles(rows: int, *tiles: int) -> int:
     return cdiv(rows, most) * most
 
 
+def section(heads: int, size: int, room: int, least: int = 1, most: int | None = None) -> int:
+    """How many heads, of so many bytes each, are worked at together: as many as there is room for."""
+    fitting = room // max(1, size)
+    return max(1, min(heads, max(least, fitting if most is None else min(fitting, most))))
+
+
+def even_section(heads: int, size: int, room: int, busy: int, tiles: int) -> int:
+    """The same in sections as large as each other, each of at least `busy` tiles; tiles: of a head."""
+    most = max(1, room // max(1, size), cdiv(busy, max(1, tiles)))
+    return max(1, cdiv(heads, max(1, cdiv(heads, most))))
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cdiv": cdiv,
+    "even_section": even_section,
     "gcd": math.gcd,
     "max": max,
     "min": min,
     "next_power_of_2": next_power_of_2,
+    "section": section,
     "whole_tiles": whole_tiles,
 }
 

@@ -11,6 +11,8 @@ from .sizes import Names, evaluate
 #: Bytes that a multiprocessor reads while a wave of programs starts and ends, and while the kernel that joins
 #: the splits is launched; measured on an H200.
 _WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
+#: What a byte of a partial result costs, which is written and read again, in bytes of keys; measured there.
+_TRIPS = 3
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,11 @@ class Split:
     counted: int = 128
 
     def sizes(self, names: Names, config: Any, gpu: Gpu) -> dict[str, int]:
-        """tiles, rows, SPLITS and PARTS (partial rows) of a call. ValueError for too many splits."""
+        """tiles, rows, SPLITS and SPLIT_ROWS (rows * SPLITS) of a call. ValueError for too many splits."""
         tiles, rows = evaluate(self.tiles, names), evaluate("B * H * M", names)
-        share = getattr(config, "share", 0)
+        split_size = getattr(config, "split_size", 0)
         keys = evaluate(self.keys, names)
-        fixed = -(-keys // share) if share else 0
+        fixed = -(-keys // split_size) if split_size else 0
         splits = (
             fixed
             or config.splits
@@ -56,9 +58,9 @@ class Split:
         if self.most is not None and splits > self.most:
             least = -(-keys // self.most)
             raise ValueError(
-                f"config: expected at most {self.most} shares, of {least} keys at least, got {splits}"
+                f"config: expected at most {self.most} splits, of {least} keys at least, got {splits}"
             )
-        return {"tiles": tiles, "rows": rows, "SPLITS": splits, "PARTS": rows * splits}
+        return {"tiles": tiles, "rows": rows, "SPLITS": splits, "SPLIT_ROWS": rows * splits}
 
     def room(self, config: Any, gpu: Gpu) -> int:
         """Bytes of shared memory that a block takes; 0: a caller's config does not say."""
@@ -71,7 +73,7 @@ def count_splits(
     tiles: int,
     key_tiles: int,
     tile_bytes: int,
-    part_bytes: int,
+    partial_bytes: int,
     shared: int,
     gpu: Gpu,
     idle_gain: float,
@@ -81,7 +83,7 @@ def count_splits(
 
     A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as
     a hundred kB more to start and to end; where it leaves multiprocessors idle, the others run at most
-    `idle_gain` times faster. Joining the splits costs a launch and a second trip to memory. Follows from
+    `idle_gain` times faster. Joining the splits costs a launch and the way to memory and back. Follows from
     shapes and the device alone, so that a captured CUDA graph serves sequences of any length.
     """
     processors, resident = gpu.multiprocessors, 2
@@ -89,12 +91,12 @@ def count_splits(
         resident = max(1, min(gpu.shared_in_all // shared, 4))
 
     def cost(n: int) -> float:
-        share = -(-key_tiles // n) * tile_bytes
+        split_bytes = -(-key_tiles // n) * tile_bytes
         waves, rest = divmod(tiles * n, processors * resident)
-        time: float = waves * (resident * share + _WAVE_BYTES)
+        time: float = waves * (resident * split_bytes + _WAVE_BYTES)
         if rest:
             deepest = -(-rest // processors)
-            time += max(rest / processors, deepest / idle_gain) * share + _WAVE_BYTES
-        return time if n == 1 else time + _COMBINE_BYTES + 2 * n * part_bytes / processors
+            time += max(rest / processors, deepest / idle_gain) * split_bytes + _WAVE_BYTES
+        return time if n == 1 else time + _COMBINE_BYTES + _TRIPS * n * partial_bytes / processors
 
     return min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)

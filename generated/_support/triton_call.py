@@ -28,7 +28,7 @@ _CONSTANTS: dict[str, Callable[[Mapping[str, Any], Gpu], object]] = {
     "BLOCK_N": lambda names, gpu: names["config"].BLOCK_N,
     "BLOCK_S": lambda names, gpu: next_power_of_2(names["SPLITS"]),
     "EARLY_DP": lambda names, gpu: names["config"].early_dp,
-    "SHARE": lambda names, gpu: names["config"].share,
+    "SPLIT_SIZE": lambda names, gpu: names["config"].split_size,
     "SPLIT": lambda names, gpu: names["SPLITS"] > 1,
     "PDL": lambda names, gpu: gpu.capability >= (9, 0),
 }
@@ -165,10 +165,6 @@ class TritonAttention(Attention):
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         splits = place.names.get("SPLITS", 1)
         return tuple(self._launch(kernel, place) for kernel in launches if splits > 1 or not kernel.joins)
-
-    def section(self, gpu: Gpu, heads: int, size: int) -> int:
-        """Heads whose K and V fill a quarter of the L2 cache."""
-        return min(heads, max(4, min(gpu.l2 // 4 // max(1, size), 16)))
 
     def _launch(self, kernel: Kernel, place: Place) -> TritonLaunch:
         names = dict(place.names)

@@ -3,8 +3,21 @@
 import numpy as np
 import pytest
 
-from attnc.bench.cells import DOCUMENT, PREFIX, TOKENS, WINDOW, Cell, Mask, masks, quick, single, standard
+from attnc.bench.cells import (
+    DOCUMENT,
+    PREFIX,
+    TOKENS,
+    WINDOW,
+    Cell,
+    Mask,
+    extra,
+    masks,
+    quick,
+    single,
+    standard,
+)
 from attnc.bench.ours import SPECS
+from attnc.plan.columns import feature
 from tests.plans import plans_of
 from tests.targets import TARGETS
 
@@ -14,7 +27,13 @@ def test_the_standard_cells_hold_the_same_work() -> None:
     assert len(cells) == 18
     assert {cell.batch * cell.length for cell in cells} == {TOKENS}
     assert {cell.heads * cell.width for cell in cells} == {2048}
-    assert len({cell.name for cell in (*cells, *masks())}) == 23
+    assert len({cell.name for cell in (*cells, *masks(), *extra())}) == 31
+
+
+def test_both_products_count_where_values_are_narrower() -> None:
+    cell = Cell(mask="full", batch=2, heads=3, length=100, width=192, value=128)
+    assert cell.name == "d192/128 h3 n100 full"
+    assert cell.flops == 2 * 2 * 3 * 100 * 100 * (192 + 128)
 
 
 @pytest.mark.parametrize("mask", ["window512", "documents", "prefix", "causal", "full"])
@@ -33,20 +52,28 @@ def test_flops_count_what_the_mask_keeps(mask: Mask) -> None:
     assert cell.flops == pytest.approx(4 * 64 * kept, rel=2e-3)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, "cuda.sm_90a"])
 def test_every_cell_has_a_generated_kernel(target: str) -> None:
     made = {
-        (module.variant.attention.name, module.variant.params["D"])
+        (
+            module.variant.attention.name,
+            *(feature(x) for x in (module.variant.attention.q, module.variant.attention.v)),
+        )
         for path in SPECS
         for module in plans_of(path).modules
         if module.target == target
     }
-    assert {(cell.mask, cell.width) for cell in (*standard(), *masks(), *quick())} <= made
+    wanted = (*standard(), *masks(), *quick(), *extra())
+    assert {(cell.mask, cell.width, cell.value_width) for cell in wanted} <= made
 
 
 @pytest.mark.parametrize(("name", "cells"), [("plain", standard()), ("single", single())])
 def test_deterministic_kernels_are_there_for_the_plain_cells(name: str, cells: tuple[Cell, ...]) -> None:
-    modules = plans_of(SPECS[0].parent / "deterministic" / f"{name}.attn").modules
+    modules = [
+        module
+        for module in plans_of(SPECS[0].parent / "deterministic" / f"{name}.attn").modules
+        if module.target == "cuda.sm_80"
+    ]
     made = {(module.variant.attention.name, module.variant.params["D"]) for module in modules}
     assert made == {(cell.mask, cell.width) for cell in cells}
     for module in modules:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.bench.flex import MODS, OURS, TORCH, FlexResult, markdown, write_flex
+from attnc.bench.flex import MODS, OURS, TORCH, TRITON, FlexResult, markdown, write_flex
 from attnc.flex import to_spec
 from attnc.runtime.timing import Timing
 
@@ -21,7 +21,8 @@ def timing(median: float) -> Timing:
 
 RESULT = FlexResult(
     "causal",
-    forward={OURS: timing(1.0), TORCH: timing(1.5)},
+    "cuda.sm_90a",
+    forward={OURS: timing(1.0), TRITON: timing(1.25), TORCH: timing(1.5)},
     both={OURS: timing(4.0), TORCH: timing(5.0)},
     first={OURS: [2.0, 0.01, 0.02], TORCH: [20.0, 10.0, 0.5]},
     host={OURS: 60.0, TORCH: 80.0},
@@ -35,7 +36,7 @@ def test_programs_are_said(name: str) -> None:
 
 def test_the_table() -> None:
     assert markdown([RESULT], MACHINE).splitlines()[-1] == (
-        "| causal | 1.000 | 1.500 | 1.50x | 4.000 | 5.000 | 1.25x"
+        "| causal | cuda.sm_90a | 1.000 | 1.250 | 1.500 | 1.50x | 4.000 | 4.000 | 5.000 | 1.25x"
         " | 2.0 | 20.0 | 0.01 + 0.02 | 10.00 + 0.50 | 60 | 80 |"
     )
 
@@ -43,7 +44,9 @@ def test_the_table() -> None:
 def test_a_program_that_torch_cannot_run_has_no_figure_of_it() -> None:
     alone = replace(RESULT, both={OURS: timing(4.0)})
     (row,) = markdown([alone], MACHINE).splitlines()[-1:]
-    assert row.startswith("| causal | 1.000 | 1.500 | 1.50x | 4.000 | n/a |  | 2.0 |")
+    assert row.startswith(
+        "| causal | cuda.sm_90a | 1.000 | 1.250 | 1.500 | 1.50x | 4.000 | 4.000 | n/a |  | 2.0 |"
+    )
 
 
 def test_the_files(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from attnc.syntax.prelude import prelude
 
 OURS = {
     "strategy": "need", "groups": 4, "owners": "longest first", "imbalance": 1.0, "bytes": 780_140_544,
+    "least_bytes": 780_140_544,
     "flops": 3.5e13, "same_bits": True, "largest_difference": 0.0,
     "T1 forward": 64.0, "T4 forward": 16.5, "T1 forward + backward": 240.0, "T4 forward + backward": 62.0,
 }  # fmt: skip
@@ -30,17 +31,21 @@ def test_tables_say_what_was_measured(tmp_path: Path) -> None:
         "attnc: causal 64k": OURS,
         "ulysses + cuDNN: causal 64k": {"T4 forward": 20.0, "T4 forward + backward": 70.0},
         "torch Flex CP: causal 64k": {"error": "RuntimeError: no"},
+        "torch Flex CP": {"error": "TimeoutError: late"},
     }
     path = tmp_path / "ranks.json"
     path.write_text(json.dumps({"machine": {}, "ranks": 4, "parts": parts}), encoding="utf-8")
     text = markdown(path)
     assert "| causal 64k | 64.000 ms | 16.500 ms | 97.0 % | 530 | ulysses + cuDNN 20.000 ms | 1.21x |" in text
     assert "| causal 64k | 240.000 ms | 62.000 ms | 96.8 %" in text
-    assert "| causal 64k | need | 4 | longest first | 1.000 | 780.1 MB | True | 0.0 |" in text
+    assert "| causal 64k | need | 4 | longest first | 1.000 | 780.1 MB | 1.00x | True | 0.0 |" in text
     assert "| causal 64k | 0.41 | 0.52 |" in text
-    assert "- torch Flex CP: causal 64k: RuntimeError: no" in text
+    assert "| ulysses + cuDNN | 20.00 / 70.00 |\n| torch Flex CP | no (1) |\n\n1. RuntimeError: no\n" in text
+    assert "### What did not end\n\n- torch Flex CP: TimeoutError: late\n" in text
     assert "- all_gather of 8 MB a rank: 123.4" in text
-    assert write_tables(path).read_text(encoding="utf-8") == text + "\n"
+    table, *plot = write_tables(path)
+    assert table.read_text(encoding="utf-8") == text + "\n"
+    assert [made.stat().st_size > 1000 for made in plot] in ([], [True])  # without matplotlib, and with it
 
 
 def test_a_run_that_was_cut_off_has_its_part(tmp_path: Path) -> None:

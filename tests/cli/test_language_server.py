@@ -83,7 +83,7 @@ class Client:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    command = [sys.executable, "-m", "attnc", "lsp"]
+    command = [sys.executable, "-m", "attnc", "lsp", "--stdio"]  # as editors call it
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path) as process:
         client = Client(process)

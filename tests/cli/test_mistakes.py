@@ -83,15 +83,21 @@ def test_a_schedule_for_a_target_without_kernels_is_not_called_missing(run: Run,
 
 @pytest.mark.parametrize("more", [(), ("--decode",), ("--decode", "--target", "cuda.sm_80")])
 def test_an_unknown_peer_is_told_before_a_gpu_is_sought(run: Run, more: tuple[str, ...]) -> None:
-    done = run("bench", "--peers", "cudnn,fa4", *more)
+    done = run("bench", "--peers", "cudnn,fa9", *more)
     assert done.code == 2
-    assert "there is no peer 'fa4'" in done.err
+    assert "there is no peer 'fa9'" in done.err
 
 
 def test_calls_are_timed_of_specs_that_there_are(run: Run) -> None:
     done = run("bench", "--host", "specs/tinny.attn")
     assert done.code == 2
     assert "there is no file 'specs/tinny.attn'\n   = help: did you mean 'specs/tiny.attn'?" in done.err
+
+
+def test_a_name_alone_is_looked_for_where_specs_are(run: Run) -> None:
+    done = run("check", "tiny.attn")
+    assert done.code == 2
+    assert "there is no file 'tiny.attn'\n   = help: did you mean 'specs/tiny.attn'?" in done.err
 
 
 @pytest.mark.parametrize(

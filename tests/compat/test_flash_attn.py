@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from attnc.compat import flash_attn, prepared
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from tests.compat.callers import DATA, Calls
 from tests.compat.flash_grid import Case, run
 
 BF16 = torch.bfloat16
@@ -169,6 +171,42 @@ def test_the_order_of_flash_attn_2() -> None:
     assert positional(flash_attn_with_kvcache) == expected
     for function in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache):
         assert {"s_aux", "learnable_sink", "num_splits"} <= set(inspect.signature(function).parameters)
+
+
+CALLS: Calls = json.loads(DATA.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("caller", "function"), [(at, name) for at, names in CALLS.items() for name in names]
+)
+def test_callers_find_every_keyword(caller: str, function: str) -> None:
+    """As SGLang and vLLM call the functions; what is refused is refused by name, and None says nothing."""
+    assert set(CALLS[caller][function]) <= set(inspect.signature(getattr(flash_attn, function)).parameters)
+
+
+def test_results_are_written_where_a_caller_wants_them() -> None:
+    q, k, v = tensors()
+    sink = torch.zeros(4)
+    right, lse = flash_attn_func(q, k, v, causal=True, sinks=sink, return_softmax_lse=True, ver=3)
+    made = torch.empty_like(q)
+    assert flash_attn_func(q, k, v, causal=True, s_aux=sink, out=made) is made
+    assert torch.equal(made, right)
+    ends: Any = [torch.arange(0, 2 * x.shape[1] + 1, x.shape[1], dtype=torch.int32) for x in (q, k)]
+    packed: Any = [x.flatten(0, 1) for x in (q, k, v)]
+    o = torch.empty_like(packed[0])
+    options: Any = {"causal": True, "sinks": sink, "out": o, "return_softmax_lse": True, "max_seqlen_q": 5}
+    found, packed_lse = flash_attn_varlen_func(*packed, *ends, **options)
+    assert found is o
+    assert torch.equal(o.view_as(q), right)
+    torch.testing.assert_close(packed_lse.view(4, 2, 5).transpose(0, 1), lse)
+    token = torch.empty_like(q[:, -1])
+    table = torch.arange(2, dtype=torch.int32)[:, None]  # a page of 9 for each sequence
+    lengths: Any = {"seqused_k": torch.full((2,), 9, dtype=torch.int32), "block_table": table, "sinks": sink}
+    last = torch.arange(3, dtype=torch.int32)
+    flash_attn_varlen_func(q[:, -1], k, v, last, max_seqlen_q=1, out=token, **lengths)
+    torch.testing.assert_close(token, right[:, -1], rtol=2e-3, atol=2e-3)
+    with pytest.raises(ValueError, match="out"):
+        flash_attn_func(q.requires_grad_(), k, v, out=made)
 
 
 def test_torch_compile_sees_one_operator() -> None:

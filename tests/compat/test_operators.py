@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,26 @@ def test_an_exported_program_runs_at_other_lengths_in_another_process(tmp_path: 
     torch.save((inputs(9, 9), layer(*inputs(9, 9))), files[2])
     done = run_program(LOAD, *files)
     assert done.stdout == "True\n", done.stderr
+
+
+# Inductor copies torch's own LeafSpec.
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.nightly
+def test_a_package_of_aotinductor_runs_at_other_lengths(tmp_path: Path) -> None:
+    package(attnc.compile(SPEC), tmp_path, torch.device("cpu"), ((20, 30), (7, 50), (100, 100)))
+
+
+def package(family: Any, folder: Path, device: torch.device, lengths: Sequence[tuple[int, int]]) -> None:
+    """A library of AOTInductor, made at the first lengths, computes what the family does at all of them."""
+    layer = Layer(family).to(device)
+    rows, keys = (torch.export.Dim(name, min=2, max=4096) for name in ("rows", "keys"))
+    shapes = {"q": {1: rows}, "k": {1: keys}, "v": {1: keys}}
+    made = [tuple(x.to(device) for x in inputs(*pair)) for pair in lengths]
+    program = torch.export.export(layer, made[0], dynamic_shapes=shapes)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "layer.pt2"))
+    loaded: Any = torch._inductor.aoti_load_package(path)
+    for tensors in made:
+        assert torch.equal(loaded(*tensors), layer(*tensors))
 
 
 def test_operators_are_registered_once() -> None:

@@ -99,7 +99,6 @@ def _check_moved(plan: Plan, needed: list[set[int]], owners: list[int]) -> None:
     """Bytes from each rank to each other: of keys before the kernels, q with them, and o behind."""
     sizes, widths, ways = plan.sizes, plan.widths, plan.chosen.ways
     rows = [len(plan.owned(rank)) for rank in range(plan.ranks)]
-    assert plan.chosen.moved is not None
     for source in range(plan.ranks):
         for to in range(plan.ranks):
             mates = plan.mates(to)
@@ -111,7 +110,7 @@ def _check_moved(plan: Plan, needed: list[set[int]], owners: list[int]) -> None:
             if ways > 1 and source in mates:
                 moved += sizes.heads * (rows[source] * widths.d + rows[to] * widths.dv)
             expected = 0 if source == to else moved * sizes.batch * widths.bytes / ways
-            assert plan.chosen.moved[source, to] == expected
+            assert plan.moved[source, to] == expected
 
 
 def longest_first(chunks: Chunks, ranks: int) -> list[int]:

@@ -32,9 +32,9 @@ class Bug:
 BUGS = (
     Bug(
         name="a transfer is dropped",
-        place="moves.Moves.fetch_keys",
-        old="for x, axis, rows in zip(window, axes, own, strict=True):",
-        new="for x, axis, rows in zip(window, axes, own, strict=True) if r != 1 else ():",
+        place="moves.Moves.exchange",
+        old="self.group.exchange(arriving,",
+        new="self.group.exchange(arriving if self.rank else arriving.clone(),",
     ),
     Bug(
         name="an origin is off by one",
@@ -65,8 +65,8 @@ BUGS = (
     Bug(
         name="keys of the backward are stale",
         place="stages.Stages.backward",
-        old="q_part, keys = self._fetch(q, k, v, number)",
-        new="q_part, keys = self._fetch(q, k, v, 0)",
+        old="self.moves.open_keys(parcel)",
+        new="self.moves.open_keys(coming[0][0])",
         shown_by="parts",
         in_systems="diffusers #14265",
     ),
@@ -79,9 +79,9 @@ BUGS = (
     ),
     Bug(
         name="holes of a window are not filled",
-        place="moves.Moves.fetch_keys",
-        old="self.holes.clear(x, axis)",
-        new='x.fill_(float("nan"))',
+        place="moves.Moves.pack_keys",
+        old="layout.unit).zero_()",
+        new='layout.unit).fill_(float("nan"))',
         shown_by="holes",
     ),
     Bug(

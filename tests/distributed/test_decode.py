@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from attnc.diagnostics import DiagnosticError
-from attnc.distributed.decode import Spread, SpreadKeys
+from attnc.distributed.decode import SpreadKeys
 from attnc.distributed.kernels import spec_of
 from attnc.distributed.verify import joined_bound
+from attnc.paging import OutOfPages, PagedCache, Spread, Step
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import build
@@ -51,18 +52,35 @@ def spec(dtype: str = "f32", mask: str = "causal", sink: bool = False, page: int
     )
 
 
-def own_pages(rows: list[torch.Tensor], page: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A pool with the rows of each sequence in pages, and its table, in which pages come backwards."""
-    counts = [max(-(-len(x) // page), 1) for x in rows]
-    table = torch.zeros(len(rows), max(counts), dtype=torch.int32)
-    pool = torch.full((sum(counts), page, *rows[0].shape[1:]), torch.nan, dtype=rows[0].dtype)
-    free = list(range(sum(counts)))
-    for b, x in enumerate(rows):
-        for number in range(counts[b]):
-            table[b, number] = at = free.pop()
-            part = x[number * page : (number + 1) * page]
-            pool[at, : len(part)] = part
-    return pool, table
+def paged(
+    k: torch.Tensor, v: torch.Tensor, lengths: list[int], page: int, spread: Spread, rank: int
+) -> tuple[PagedCache, Step]:
+    """A rank's cache with these sequences, each appended in two pieces, and their step."""
+    cache = PagedCache(
+        pages=sum(-(-n // page) for n in lengths),
+        page=page,
+        kv_heads=k.shape[2],
+        head_dim=k.shape[3],
+        sequences=len(lengths),
+        max_length=k.shape[1],
+        spread=spread,
+        rank=rank,
+        dtype=k.dtype,
+    )
+    for pool in (cache.k(), cache.v()):
+        pool.fill_(torch.nan)
+    sequences = [cache.allocate() for _ in lengths]
+    for piece in range(2):
+        counts = [(n + piece) // 2 for n in lengths]
+        begins = [cache.length(sequence) for sequence in sequences]
+        step = cache.append(sequences, counts)
+        assert step.own is not None
+        new = [
+            torch.cat([x[b, at : at + n] for b, (at, n) in enumerate(zip(begins, counts, strict=True))])
+            for x in (k, v)
+        ]
+        cache.write(step.slots, new[0][step.own], new[1][step.own])
+    return cache, cache.view(sequences)
 
 
 def run(text: str, dims: dict[str, int], ranks: int, block: int, seed: int = 0, page: int = 0) -> Verdict:
@@ -85,9 +103,12 @@ def run(text: str, dims: dict[str, int], ranks: int, block: int, seed: int = 0, 
         own = [x[:, mine] for x in (k, v)]
         named = dict(inputs)
         if page:
-            counts = spread.counts(inputs["kv_len"].clamp(0, k.shape[1]), rank).tolist()
-            parts = [own_pages([x[b, :n] for b, n in enumerate(counts)], page) for x in own]
-            own, named["table"] = [pool for pool, _ in parts], parts[0][1]
+            lengths = inputs["kv_len"].clamp(0, k.shape[1]).tolist()
+            cache, step = paged(k, v, lengths, page, spread, rank)
+            for b, n in enumerate(lengths):
+                assert torch.equal(cache.read(b)[0], k[b, mine[mine < n]])
+            own = [cache.k(), cache.v()]
+            named |= {"table": step.block_table, "kv_len": step.kv_len, "counts": step.counts}
         o, lse = keys(q, *own, **named)
         return {"o": o, "lse": lse}
 
@@ -118,12 +139,82 @@ def test_pages_of_many_ranks() -> None:
     assert verdict.ok, verdict.message
 
 
+def test_caches_of_all_ranks_decide_alike() -> None:
+    """Forks, copies, truncation and the end of room: what each rank has of a sequence are its rows."""
+    spread = Spread(3, 2)
+    caches = [
+        PagedCache(
+            pages=4,
+            page=4,
+            kv_heads=1,
+            head_dim=1,
+            v_head_dim=0,
+            sequences=3,
+            max_length=40,
+            spread=spread,
+            rank=rank,
+            dtype=torch.float32,
+        )
+        for rank in range(3)
+    ]
+    model: dict[int, list[float]] = {}
+    fresh = iter(range(1000))
+
+    def append(sequences: list[int], counts: list[int]) -> None:
+        new = [[float(next(fresh)) for _ in range(n)] for n in counts]
+        tokens = torch.tensor([x for some in new for x in some]).view(-1, 1, 1)
+        tables = set()
+        for cache in caches:
+            step = cache.append(sequences, counts)
+            assert step.own is not None
+            assert step.counts is not None
+            cache.write(step.slots, tokens[step.own])
+            assert step.counts.tolist() == [
+                spread.count(cache.length(sequence), cache.rank) for sequence in sequences
+            ]
+            tables.add(str(step.block_table.tolist()))
+        assert len(tables) == 1, "all ranks have one block table"
+        for sequence, some in zip(sequences, new, strict=True):
+            model[sequence] += some
+
+    def check() -> None:
+        for sequence, tokens in model.items():
+            whole = torch.full((len(tokens),), torch.nan)
+            for cache in caches:
+                (found,) = cache.read(sequence)
+                whole[spread.positions(len(found), cache.rank, whole.device).long()] = found.flatten()
+            assert whole.tolist() == tokens
+        row = caches[0].row(next(iter(model)))
+        last = [int(cache.last_slots()[row]) < cache.pages * cache.page for cache in caches]
+        assert sum(last) == 1, "one rank has the last token"
+
+    (first,) = {cache.allocate() for cache in caches}
+    model[first] = []
+    append([first], [15])
+    check()
+    (child,) = {cache.fork(first) for cache in caches}
+    model[child] = list(model[first])
+    append([first, child], [3, 10])
+    check()
+    for cache in caches:
+        cache.truncate(child, 13)
+    del model[child][13:]
+    append([child], [1])
+    check()
+    for cache in caches:
+        with pytest.raises(OutOfPages):
+            cache.append([first], 22)
+    with pytest.raises(ValueError, match="spread: expected blocks that divide pages of 4 rows"):
+        PagedCache(pages=1, page=4, kv_heads=1, head_dim=1, sequences=1, max_length=9, spread=Spread(2, 3))
+
+
 def test_a_spread_names_every_position_once() -> None:
     spread = Spread(3, 4)
     lengths = torch.arange(0, 60, dtype=torch.int32)
     counts = torch.stack([spread.counts(lengths, rank) for rank in range(3)])
     assert torch.equal(counts.sum(0).int(), lengths)
     for length in (0, 1, 12, 13, 59):
+        assert [spread.count(length, rank) for rank in range(3)] == counts[:, length].tolist()
         found = [spread.positions(int(counts[rank][length]), rank, lengths.device) for rank in range(3)]
         assert np.array_equal(np.sort(torch.cat(found).numpy()), np.arange(length))
 

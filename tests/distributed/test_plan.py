@@ -227,9 +227,8 @@ def test_a_window_stays_contiguous_and_moves_little() -> None:
     assert np.array_equal(plan.owner, contiguous(64, 4))
     assert plan.chosen.strategy == "need"
     minimum = least(plan, visibility(spell("q_pos - 4095 <= kv_idx and kv_idx <= q_pos")))
-    assert plan.chosen.moved is not None
     assert minimum.sum() == 3 * 4095 * 8 * 256 * 2
-    assert minimum.sum() <= plan.chosen.moved.sum() <= 1.1 * minimum.sum()
+    assert minimum.sum() <= plan.moved.sum() <= 1.1 * minimum.sum()
     assert plan.imbalance < 1.05
 
 
@@ -296,8 +295,8 @@ def test_planning_takes_few_operations() -> None:
     chunks = chunked(tiles, 65536, 65536, size)
     assert (size, len(chunks.work), len(tiles.row)) == (1024, 64, 512)
     assert list(assignments(chunks, 4)) == ["contiguous", "longest first"]
-    assert operations("kv_idx <= q_pos", causal(), 4) < 1000
-    assert operations(DOCUMENTS, packed(65536), 4) < 2000
+    assert operations("kv_idx <= q_pos", causal(), 4) < 700
+    assert operations(DOCUMENTS, packed(65536), 4) < 1100
     few, many = (operations("kv_idx <= q_pos", causal(n), 4) for n in (16384, 262144))
     assert abs(many - few) < 100
 

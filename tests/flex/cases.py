@@ -1,4 +1,4 @@
-"""The table of mods that torch's own tests and attention-gym are about: `scores`, `captures` and `masks`.
+"""The table of mods that torch's own tests and attention-gym are about, in four modules beside this one.
 
 Each case makes the mods for sizes and a device, with the tensors that they read; the text is ours, what they
 compute is public. `refused` holds those that no spec can say, with the operation that is why.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.flex import captures, masks, scores
+from tests.flex import captures, masks, papers, scores
 from tests.flex.cases import CASES, Case, Mod, Setting, causal
 
-__all__ = ["CASES", "Case", "Setting", "captures", "causal", "masks", "scores"]
+__all__ = ["CASES", "Case", "Setting", "captures", "causal", "masks", "papers", "scores"]
 
 
 def _both(name: str, score_case: str, mask_case: str) -> None:

@@ -26,6 +26,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -224,11 +225,9 @@ class Worker:
     def start(self, skip: int) -> None:
         seeds = [str(self.seeds.start), str(self.seeds.step), str(self.seeds.stop)]
         command = [sys.executable, "-m", "tests.gpu.random_specs", "--seeds", *seeds, "--skip", str(skip)]
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        device = {"CUDA_VISIBLE_DEVICES": str(self.number % self.devices)} if self.devices else {}
         with self.path.open("ab") as out, self.path.with_suffix(".err").open("ab") as errors:
             self.process = subprocess.Popen(
-                command, stdout=out, stderr=errors, env={**os.environ, **threads, **device}
+                command, stdout=out, stderr=errors, env=_environment(self.number, self.devices)
             )
 
     def collect(self) -> list[dict[str, Any]]:
@@ -362,23 +361,55 @@ def run(record: Record, seconds: float, workers: int, last: int, out: Path | Non
                 record.write(out)
 
 
-def again(record: Record) -> None:
-    """Runs what was wrong once more, here, and keeps in the record what still is."""
+def again(record: Record, workers: int, out: Path | None) -> None:
+    """Runs what was wrong once more, each in a process of its own, and keeps in the record what still is."""
+    import torch
+
+    devices = torch.cuda.device_count()
+
+    def rerun(numbered: tuple[int, dict[str, Any]]) -> dict[str, str]:
+        number, failure = numbered
+        command = [sys.executable, "-m", "tests.gpu.random_specs", "--one", json.dumps(failure)]
+        done = subprocess.run(
+            ["timeout", "-s", "KILL", str(PATIENCE), *command],
+            env=_environment(number, devices),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = done.stdout.rpartition("wrong: ")[2] if done.returncode == 0 else ""
+        wrong: dict[str, str] = (
+            json.loads(said) if said else {"": done.stderr[-2000:] or str(done.returncode)}
+        )
+        print(f"seed {failure['chunk']}, spec {failure['number']}: {wrong or 'right'}", flush=True)
+        return wrong
+
+    ran = [failure for failure in record.failures if failure["wrong"] and failure["case"]]
+    with ThreadPoolExecutor(workers) as crew:
+        for failure, wrong in zip(ran, crew.map(rerun, enumerate(ran)), strict=True):
+            failure["wrong"] = wrong
+            if not wrong and not failure["refused"]:
+                record.failures.remove(failure)
+            record.counts["wrong"] = sum(bool(failure["wrong"]) for failure in record.failures)
+            if out is not None:
+                record.write(out)
+
+
+def rerun_here(failure: dict[str, Any]) -> None:
+    """Says what is still wrong with one."""
     from attnc.verify.case import Case
     from attnc.verify.subjects import subject_of
     from tests.verify.judging import modules_of
 
-    kept = []
-    for failure in record.failures:
-        place = f"seed {failure['chunk']}, spec {failure['number']}"
-        if failure["wrong"] and failure["case"]:
-            made = {module.target: subject_of(module) for module in modules_of(failure["text"])}
-            failure["wrong"] = wrong_on(made, Case.from_json(failure["case"]))
-            print(f"{place}: {failure['wrong'] or 'right'}", flush=True)
-        if failure["wrong"] or failure["refused"]:
-            kept.append(failure)
-    record.failures = kept
-    record.counts["wrong"] = sum(bool(failure["wrong"]) for failure in kept)
+    made = {module.target: subject_of(module) for module in modules_of(failure["text"])}
+    print("wrong: " + json.dumps(wrong_on(made, Case.from_json(failure["case"]))))
+
+
+def _environment(number: int, devices: int) -> dict[str, str]:
+    """Of a process: one thread, and its turn of the GPUs."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    device = {"CUDA_VISIBLE_DEVICES": str(number % devices)} if devices else {}
+    return {**os.environ, **threads, **device}
 
 
 def main() -> int:
@@ -392,15 +423,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", action="store_true", help="run what was wrong once more")
     parser.add_argument("--seeds", type=int, nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.seeds is not None:
         first, step, last = given.seeds
         worker(first, step, last, given.skip)
         return 0
+    if given.one is not None:
+        rerun_here(given.one)
+        return 0
     record = Record.of(given.out)
     if given.again:
-        again(record)
+        again(record, given.workers, given.out)
     else:
         record.seed = record.seed if given.seed is None else given.seed
         run(record, given.seconds, given.workers, given.last, given.out)

@@ -1,4 +1,4 @@
-"""What serving does with a decode kernel on a GPU: captured graphs, prepared calls, shares of fixed size."""
+"""What serving does with a decode kernel on a GPU: captured graphs, prepared calls, splits of fixed size."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lengths(values: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("target", "config"), [("triton", 0), ("triton", 1), ("cuda.sm_80", 0)])
 def test_one_captured_graph_serves_changing_lengths(target: str, config: int) -> None:
-    """Counted shares and shares of a fixed size: the grid depends on shapes alone."""
+    """Counted splits, and splits of a fixed size: the grid depends on shapes alone."""
     skip_without_launcher(target)
     module: Any = paged_decode(target)
     inputs, kv_len = tensors(), lengths(LENGTHS[0])
@@ -80,7 +80,7 @@ def test_a_prepared_launch_gives_the_bits_of_the_first(module: Any) -> None:
 
 def test_bits_of_fixed_shares_do_not_depend_on_the_batch(module: Any) -> None:
     q, k, v, table = tensors()
-    fixed = next(config for config in module.CONFIGS if config.share)
+    fixed = next(config for config in module.CONFIGS if config.split_size)
     together = module.paged_decode(q, k, v, table, lengths(LENGTHS[0]), config=fixed)
     for b, length in enumerate(LENGTHS[0]):
         one = slice(b, b + 1)
@@ -92,7 +92,7 @@ def test_bits_of_fixed_shares_do_not_depend_on_the_batch(module: Any) -> None:
 @pytest.mark.parametrize("page", [1, 4, 7, 16, 48, 256])
 @pytest.mark.parametrize("target", TARGETS)
 def test_pages_of_any_size_give_the_bits_of_a_tensor(target: str, page: int, tmp_path: Path) -> None:
-    """Decoding, with shares; pages lie in random order."""
+    """Decoding, with splits; pages lie in random order."""
     skip_without_launcher(target)
     text = (SPECS / "paged_decode.attn").read_text(encoding="utf-8").replace("page = 16", f"page = {page}")
     path = tmp_path / "paged_decode.attn"
@@ -114,10 +114,10 @@ def test_pages_of_any_size_give_the_bits_of_a_tensor(target: str, page: int, tmp
     for pool, x in zip(pools, (k, v), strict=True):
         pool[order] = x.view(-1, page, KV_HEADS, 128)
     table, kv_len = order.to(torch.int32).reshape(B, columns), lengths(LENGTHS[1]).clamp(max=room)
-    shares = {
+    configs = {
         name: function.__globals__["CONFIGS"][0]._replace(splits=4) for name, function in functions.items()
     }
-    found = functions["paged_decode"](q, *pools, table, kv_len, config=shares["paged_decode"])
-    expected = functions["decode"](q, k, v, kv_len, config=shares["decode"])
+    found = functions["paged_decode"](q, *pools, table, kv_len, config=configs["paged_decode"])
+    expected = functions["decode"](q, k, v, kv_len, config=configs["decode"])
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""Integers at the ends of their types, on a GPU and over many tiles, both targets; in shares of pages too."""
+"""Integers at the ends of their types, on a GPU and over many tiles, both targets; in splits of pages too."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_gradients(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["right", "window", "of 64 bits"])
-@pytest.mark.parametrize("shares", ["3", "auto", "fixed(256)"])
-def test_pages_in_shares(name: str, shares: str, target: str) -> None:
-    """Where a bound wrapped around, a share began half a billion entries before the table."""
-    schedule = DECODE.replace("split.kv = 3", f"split.kv = {shares}")
+@pytest.mark.parametrize("splits", ["3", "auto", "fixed(256)"])
+def test_pages_in_splits(name: str, splits: str, target: str) -> None:
+    """Where a bound wrapped around, a split began half a billion entries before the table."""
+    schedule = DECODE.replace("split.kv = 3", f"split.kv = {splits}")
     made = subject(name, schedule, target, tensors=PAGED, tiles=DECODE_TILES)
     for values in choices(name):
         right_at(made, values, Case(dims={"B": 3, "M": 2, "N": 5000, "H": 2}, seed=3))

@@ -15,20 +15,26 @@ from tests.flex.roundings import Dense, allowed
 SAID = [case for case in CASES if not case.refused]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [("triton", torch.bfloat16), ("triton", torch.float32), ("cuda.sm_90a", torch.bfloat16)],
+    ids=str,
+)
 @pytest.mark.parametrize("case", SAID, ids=lambda case: case.name)
-def test_mods_compute_what_torch_computes(case: Case, dtype: torch.dtype) -> None:
+def test_mods_compute_what_torch_computes(case: Case, target: str, dtype: torch.dtype) -> None:
     """Against torch's eager function in float64 on the same inputs: o and the gradients of q, k and v within
     some roundings of the largest, gradients of learned tensors within what those of their terms add up to.
     A score s in float32 is off by roundings of s, which is what exp(s) is off by, relative to itself.
     """
+    if target != "triton" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
     setting = Setting(S=320, device="cuda")
     q, k, v = (
         setting.floats(setting.B, setting.H, setting.S, 64, dtype=dtype).requires_grad_() for _ in range(3)
     )
     score_mod, mask_mod = case.make(setting)
     leaves = (q, k, v, *setting.learned)
-    o = flex_attention(q, k, v, score_mod, mask_mod=mask_mod)
+    o = flex_attention(q, k, v, score_mod, mask_mod=mask_mod, target=target)
     expected = torch_flex(q, k, v, score_mod, mask_mod, learned=bool(setting.learned))
     found = (o, *gradients(o, leaves))
     right = (expected, *gradients(expected, leaves, like=o))

@@ -1,54 +1,97 @@
 """Attention over ranks on GPUs, in processes of their own: NCCL, streams, and kernels that are compiled."""
 
-import json
+import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-from attnc.cli import main
+from attnc.api.compile import compile_family
+from attnc.distributed import ContextParallel
+from attnc.distributed.estimate import Strategy
+from attnc.distributed.group import Alone
+from attnc.distributed.launch import on_processes
+from attnc.distributed.verify import RanksCase, run_case, verify_here
+from attnc.verify.case import Case
 from tests.distributed.specs import SPECS, text
+from tests.distributed.threads import Thread, on_ranks
 
 RANKS = 2
-WIDE = {
-    "causal": text(dtype="bf16").replace("16]", "64]").replace("tile.q = 16, tile.kv = 16", "tile.q = 64"),
-    "documents": SPECS["documents"].replace("16]", "64]").replace("tile.q = 16, tile.kv = 16", "tile.q = 64"),
+
+
+def wide(spec: str) -> str:
+    """With heads of 64 columns, and tiles of a GPU."""
+    return spec.replace("16]", "64]").replace("tile.q = 16, tile.kv = 16", "tile.q = 64")
+
+
+def hopper(spec: str) -> str:
+    """The same with a schedule for Hopper."""
+    schedule = "backward { accumulate.dq = atomic }"
+    return spec.replace("for triton", "for cuda.sm_90a").replace("tile.q = 64", schedule)
+
+
+WIDE = {"causal": wide(text(dtype="bf16")), "documents": wide(SPECS["documents"])}
+#: Spec and target of what is verified.
+WORK: Mapping[str, tuple[str, str]] = {
+    "causal": (WIDE["causal"], "triton"),
+    "documents": (WIDE["documents"], "triton"),
+    "window of Hopper": (hopper(wide(text("window(200, 0)", dtype="bf16"))), "cuda.sm_90a"),
 }
 
 
-def verify(spec: str, target: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path.write_text(spec, encoding="utf-8")
-    arguments = ["--ranks", str(RANKS), "--target", target, "--count", "5", "--json"]
-    assert main(["verify", str(path), *arguments]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["ok"]
-    assert "NVIDIA" in found["place"]
-    assert len(found["cases"]) == 5
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """What is wrong with each, "" for nothing: found by processes that are started once."""
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip("needs two GPUs")
+    is_hopper = torch.cuda.get_device_capability() == (9, 0)
+    names = [name for name, (_, target) in WORK.items() if is_hopper or target == "triton"]
+    folder = tmp_path_factory.mktemp("ranks")
+    on_processes(RANKS, _verify, names, str(folder), seconds=60.0, deadline=240.0)
+    return {name: (folder / name).read_text(encoding="utf-8") for name in names}
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason="needs two GPUs")
-@pytest.mark.parametrize("name", WIDE)
-def test_ranks_agree_with_the_reference(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    verify(WIDE[name], "triton", tmp_path / "small.attn", capsys)
+def _verify(rank: int, names: list[str], folder: str) -> None:
+    for name in names:
+        begin = time.monotonic()
+        source, target = WORK[name]
+        found = verify_here(rank, source, None, target, 4)
+        assert "NVIDIA" in found.place
+        if rank == 0:
+            seconds = time.monotonic() - begin
+            print(f"{name}: {len(found.verdicts)} cases, {seconds:.1f} s", file=sys.stderr, flush=True)
+            wrong = [f"{made}: {verdict.message}" for made, verdict in found.verdicts if not verdict.ok]
+            (Path(folder) / name).write_text("\n".join(wrong), encoding="utf-8")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason="needs two GPUs")
-def test_so_do_kernels_of_hopper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
+@pytest.mark.parametrize("name", WORK)
+def test_ranks_agree_with_the_reference(name: str, verdicts: Mapping[str, str]) -> None:
+    if name not in verdicts:
         pytest.skip("needs a Hopper GPU")
-    spec = text("window(200, 0)", dtype="bf16").replace("16]", "64]").replace("for triton", "for cuda.sm_90a")
-    spec = spec.replace("tile.q = 16, tile.kv = 16", "backward { accumulate.dq = atomic }")
-    verify(spec, "cuda.sm_90a", tmp_path / "small.attn", capsys)
+    assert not verdicts[name]
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("heads", 2), ("mixed", 4)])
+def test_strategies_that_share_heads(strategy: Strategy, ranks: int, device: torch.device) -> None:
+    """Ranks that are threads of this process, with the streams of one GPU."""
+    case = Case(dims={"B": 1, "M": 280, "N": 280, "Hkv": 4, "G": 1}, seed=1)
+    made = RanksCase(case=case, strategy=strategy)
+
+    def work(group: Thread) -> tuple[str, bool]:
+        cp = ContextParallel(WIDE["causal"], group)
+        with torch.autograd.set_multithreading_enabled(False):  # else all ranks have one thread to go back
+            verdict = run_case(cp, cp.spec.variants[0], made, str(device))
+        assert cp.strategy == strategy, "it is possible here"
+        return verdict.message, verdict.ok
+
+    for message, ok in on_ranks(ranks, work):
+        assert ok, message
 
 
 def test_one_rank_has_the_bits_of_the_kernel(device: torch.device) -> None:
     """What ranks run, on one GPU: the derived kernels."""
-    from attnc.api.compile import compile_family
-    from attnc.distributed import ContextParallel
-    from attnc.distributed.group import Alone
-
     generator = torch.Generator(device).manual_seed(0)
     q, k, v = (
         torch.randn(2, 500, heads, 64, generator=generator, device=device).bfloat16() for heads in (4, 2, 2)

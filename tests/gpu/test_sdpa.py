@@ -55,6 +55,61 @@ def test_forward_and_gradients(
         judge(name, got, right, rough, rate=2.0 if name == "o" else 3.0)
 
 
+#: Of torch's own tests of its flash kernels: head sizes, and batches, queries and keys that meet in them.
+HEAD_SIZES = (8, 16, 21, 32, 64, 72, 96, 128, 160, 192, 203, 256)
+SHAPES = ((1, 4, 4), (8, 8, 143), (1, 64, 512), (8, 143, 64), (1, 256, 1024), (1, 1024, 256), (1, 2048, 2048))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("size", HEAD_SIZES)
+def test_the_grid_of_torch(
+    size: int, is_causal: bool, is_grouped: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Causal masks are for as many queries as keys alone, as torch's flash backend takes no others."""
+    torch.manual_seed(0)
+    heads, kv_heads = (8, 2) if is_grouped else (4, 4)
+    for batch, rows, keys in SHAPES:
+        keys = rows if is_causal else keys
+        for scale in (None, 1.0):
+            q = torch.randn(batch, heads, rows, size, device=device, dtype=dtype)
+            k, v = torch.randn(2, batch, kv_heads, keys, size, device=device, dtype=dtype).unbind()
+            options: Any = {"is_causal": is_causal, "scale": scale, "enable_gqa": is_grouped}
+            do = torch.randn_like(q)
+            leaves = [x.requires_grad_() for x in (q, k, v)]
+            ours = results(SDPBackend.FLASH_ATTENTION, leaves, do, **options)
+            turned = [x.transpose(1, 2) for x in leaves]
+            pair = both(turned, Meaning(causal=is_causal, scale=scale))
+            exact, rough = (
+                (o.transpose(1, 2), *torch.autograd.grad(o, leaves, do.transpose(1, 2).to(o.dtype)))
+                for o, _ in pair
+            )
+            for name, got, right, low in zip(("o", "dq", "dk", "dv"), ours, exact, rough, strict=True):
+                judge(name, got, right, low, rate=2.0 if name == "o" else 3.0)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_captured_step_with_gradients(is_causal: bool, device: torch.device) -> None:
+    """As torch's tests capture its own: the forward and the backward in a graph, replayed on other data."""
+    torch.manual_seed(0)
+    *still, do = torch.randn(4, 2, 4, 200, 64, device=device, dtype=torch.bfloat16).unbind()
+
+    def step() -> Any:
+        leaves = [x.detach().requires_grad_() for x in still]
+        return results(SDPBackend.FLASH_ATTENTION, leaves, do, is_causal=is_causal)
+
+    step()
+    torch.cuda.synchronize()
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for x in still:
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert all(torch.equal(ours, right) for ours, right in zip(found, step(), strict=True))
+
+
 def test_dropout_is_that_of_the_forward(device: torch.device) -> None:
     """o is linear in v, so the gradient of v says what the forward did."""
     torch.manual_seed(0)

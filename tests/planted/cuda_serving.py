@@ -78,32 +78,32 @@ BUGS: tuple[CudaBug, ...] = (
     ),
     # Decoding
     CudaBug(
-        name="empty shares joined",
+        name="empty splits joined",
         attention="paged_decode",
-        story="(-inf) - (-inf): a row whose shares are all empty has no maximum",
+        story="(-inf) - (-inf): a row whose splits are all empty has no maximum",
         anchor="const float shift = m == -INF ? 0.0f : m;",
         patch="const float shift = m;",
     ),
     CudaBug(
-        name="shares weighed alike",
+        name="splits weighed alike",
         attention="paged_decode",
-        story="o was averaged over the shares, and lse forgotten",
+        story="o was averaged over the splits, and lse forgotten",
         anchor="const float weight = exp2_(lse[split] - shift);",
         patch="const float weight = 1.0f;",
     ),
     CudaBug(
-        name="lse of a share in natural units",
+        name="lse of a split in natural units",
         attention="paged_decode",
         story="the kernels agree on base 2, and one of them converted too early",
         anchor="= m[r] + log2f(l[r]);",
         patch="= (m[r] + log2f(l[r])) * LN2;",
     ),
     CudaBug(
-        name="shares that overlap by a tile",
+        name="splits that overlap by a tile",
         attention="paged_decode",
-        story="a share was rounded up to whole tiles after its start had been computed",
-        anchor="split_hi = min(split_lo + share, hi);",
-        patch="split_hi = min(split_lo + share + BLOCK_N, hi);",
+        story="a split was rounded up to whole tiles after its start had been computed",
+        anchor="split_hi = min(split_lo + split_size, hi);",
+        patch="split_hi = min(split_lo + split_size + BLOCK_N, hi);",
     ),
     CudaBug(
         name="warps joined without their maxima",
@@ -141,9 +141,9 @@ BUGS: tuple[CudaBug, ...] = (
         patch="q_idx[r] = row_lo + warp * WARP_M + 8 * r + g;",
     ),
     CudaBug(
-        name="the sink in every share",
+        name="the sink in every split",
         attention="decode_sink",
-        story="the shares are added up, and each had counted the sink",
+        story="the splits are added up, and each had counted the sink",
         anchor="""m[r] = split == 0 ? sink_q[r] * NUMBERf : -INF;
             l[r] = warp == 0 && t == 0 && split == 0 ? 1.0f : 0.0f;""",
         patch=lambda log2e: f"m[r] = sink_q[r] * {log2e!r}f; l[r] = warp == 0 && t == 0 ? 1.0f : 0.0f;",

@@ -1,4 +1,4 @@
-"""Bugs that show beyond a certain size, or at one size alone: rounds of a search, tiles, shares, sections."""
+"""Bugs that show beyond a certain size, or at one size alone: rounds of a search, tiles, splits, sections."""
 
 from __future__ import annotations
 
@@ -109,42 +109,42 @@ BUGS: tuple[Bug, ...] = (
     ),
     # Shares
     TritonBug(
-        name="the first 16 shares joined",
+        name="the first 16 splits joined",
         attention="paged_decode",
-        story="shares are joined 16 at a time, and no test had more",
+        story="splits are joined 16 at a time, and no test had more",
         anchor="for first in range(0, SPLITS, 16)",
         patch="for first in range(0, 16, 16)",
     ),
     TritonBug(
-        name="the maximum of the first 16 shares",
+        name="the maximum of the first 16 splits",
         attention="paged_decode",
-        story="shares are joined 16 at a time, and so the maximum was taken of 16",
-        anchor="mask=shares < SPLITS",
-        patch="mask=shares < tl.minimum(SPLITS, 16)",
+        story="splits are joined 16 at a time, and so the maximum was taken of 16",
+        anchor="mask=splits < SPLITS",
+        patch="mask=splits < tl.minimum(SPLITS, 16)",
     ),
     CudaBug(
-        name="the maximum of the first 32 shares",
+        name="the maximum of the first 32 splits",
         attention="paged_decode",
-        story="a warp has 32 lanes, each had a share, and no test had more",
+        story="a warp has 32 lanes, each had a split, and no test had more",
         anchor="for (int split = lane; split < args.SPLITS; split += 32)",
         patch="for (int split = lane; split < min(args.SPLITS, 32); split += 32)",
     ),
     CudaBug(
-        name="the first 16 shares joined",
+        name="the first 16 splits joined",
         attention="decode",
-        story="four warps add four shares each",
+        story="four warps add four splits each",
         anchor="for (int split = warp; split < args.SPLITS; split += WARPS)",
         patch="for (int split = warp; split < min(args.SPLITS, 4 * WARPS); split += WARPS)",
     ),
     TritonBug(
-        name="shares that are no whole tiles",
+        name="splits that are no whole tiles",
         attention="paged_decode",
         story="keys were divided evenly, and a tile that begins inside a page reads the wrong one",
-        anchor="share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N",
-        patch="share = tl.cdiv(tl.maximum(hi, 0), SPLITS)",
+        anchor="split_size = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N",
+        patch="split_size = tl.cdiv(tl.maximum(hi, 0), SPLITS)",
     ),
     CudaBug(
-        name="shares that are no whole tiles",
+        name="splits that are no whole tiles",
         attention="paged_decode",
         story="keys were divided evenly, and tiles of neighbours overlap",
         anchor="((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N",
@@ -153,9 +153,9 @@ BUGS: tuple[Bug, ...] = (
     TritonBug(
         name="the rest of the tiles left out",
         attention="decode",
-        story="tiles were divided by shares rounding down, which is right while there are as many as divide",
-        anchor="share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N",
-        patch="share = tl.maximum(tl.cdiv(tl.maximum(hi, 0), BLOCK_N) // SPLITS, 1) * BLOCK_N",
+        story="tiles were divided by splits rounding down, which is right while there are as many as divide",
+        anchor="split_size = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N",
+        patch="split_size = tl.maximum(tl.cdiv(tl.maximum(hi, 0), BLOCK_N) // SPLITS, 1) * BLOCK_N",
     ),
     # A certain number of tiles
     TritonBug(
@@ -199,16 +199,16 @@ BUGS: tuple[Bug, ...] = (
     ),
     # Projections
     ProjectionBug(
-        name="shares joined for 1024 columns",
+        name="splits joined for 1024 columns",
         attention="linear",
-        story="the kernel that joins shares was launched over rows alone",
+        story="the kernel that joins splits was launched over rows alone",
         anchor="n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)",
         patch="n = tl.arange(0, BLOCK)",
     ),
     ProjectionBug(
         name="a grid for 1024 columns",
         attention="linear_bias",
-        story="one program joined the shares of a row, which was as wide as the model",
+        story="one program joined the splits of a row, which was as wide as the model",
         anchor="triton.cdiv(N, 1024)",
         patch="1",
     ),

@@ -72,25 +72,25 @@ BUGS: tuple[TritonBug, ...] = (
         patch="q_idx = row % M",
     ),
     TritonBug(
-        name="shares that share a tile",
+        name="splits that share a tile",
         attention="paged_decode",
-        story="a share began a tile before the one ahead of it ended",
-        anchor="split_lo = split * share",
-        patch="split_lo = tl.maximum(split * share - BLOCK_N, 0)",
+        story="a split began a tile before the one ahead of it ended",
+        anchor="split_lo = split * split_size",
+        patch="split_lo = tl.maximum(split * split_size - BLOCK_N, 0)",
     ),
     TritonBug(
-        name="shares weighed alike by the second kernel",
+        name="splits weighed alike by the second kernel",
         attention="paged_decode",
-        story="the results of the shares were averaged, not weighed by their sums",
-        anchor='tl.exp2(tl.load(lse_parts_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)',
+        story="the results of the splits were averaged, not weighed by their sums",
+        anchor='tl.exp2(tl.load(lse_splits_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)',
         patch="tl.where(split < SPLITS, 1.0, 0.0)",
     ),
     TritonBug(
-        name="shares' lse in natural units",
+        name="splits' lse in natural units",
         attention="paged_decode",
         story="what leaves the first kernel is in base 2, what leaves the second is not",
-        anchor="tl.store(lse_parts_ptr + part, m + tl.log2(l), mask=exists)",
-        patch="tl.store(lse_parts_ptr + part, (m + tl.log2(l)) * LN2, mask=exists)",
+        anchor="tl.store(lse_splits_ptr + split_row, m + tl.log2(l), mask=exists)",
+        patch="tl.store(lse_splits_ptr + split_row, (m + tl.log2(l)) * LN2, mask=exists)",
     ),
     TritonBug(
         name="merging nothing with nothing",
@@ -100,9 +100,9 @@ BUGS: tuple[TritonBug, ...] = (
         patch="shift = m  # nothing seen",
     ),
     TritonBug(
-        name="the sink counted by every share",
+        name="the sink counted by every split",
         attention="decode_sink",
-        story="the shares are added up, and each had counted the sink",
+        story="the splits are added up, and each had counted the sink",
         anchor="""m = tl.where(split == 0, tl.zeros([BLOCK_M], tl.float32) + sink_q * NUMBER, -float("inf"))
             l = tl.where(split == 0, tl.full([BLOCK_M], 1.0, tl.float32), 0.0)""",
         patch=lambda log2e: (

@@ -185,8 +185,8 @@ from attnc.runtime.loader import load_module
 kernel = load_module(plan_program(front(Path(sys.argv[1]))).modules[0]).paged_decode_combine
 kinds = {"O": "*bf16", "BLOCK_S": "constexpr"}
 signature = {n: kinds.get(n, "*fp32" if n.endswith("_ptr") else "i32") for n in kernel.arg_names}
-for shares in (2, 16, 128):
-    compile_offline(kernel, signature, {"BLOCK_S": shares}, 90, 4, 3)
+for splits in (2, 16, 128):
+    compile_offline(kernel, signature, {"BLOCK_S": splits}, 90, 4, 3)
 """
 
 

@@ -14,6 +14,7 @@ from attnc.support.cuda_call import dq_floats
 from attnc.support.devices import CPU, Gpu, gpu_of
 from attnc.support.gradients import Part
 from attnc.support.memory import allocate, contiguous, layouts_of, memory_of, picked
+from attnc.support.sizes import evaluate
 from attnc.support.splits import Split, count_splits
 
 H200 = Gpu(0, "NVIDIA H200", (9, 0), 232448, 233472, 132, 50 << 20)
@@ -62,9 +63,9 @@ def test_splits_of_a_fixed_size() -> None:
     split = Split("B", "cdiv(N, BLOCK_N)", 512, 129, most=4)
     names = {"B": 2, "H": 4, "M": 1, "N": 1000, "BLOCK_N": 64}
     assert split.sizes(names, CONFIGS[1]._replace(splits=3), H200) == {
-        "tiles": 2, "rows": 8, "SPLITS": 3, "PARTS": 24
+        "tiles": 2, "rows": 8, "SPLITS": 3, "SPLIT_ROWS": 24
     }  # fmt: skip
-    with pytest.raises(ValueError, match="at most 4 shares, of 250 keys at least, got 5"):
+    with pytest.raises(ValueError, match="at most 4 splits, of 250 keys at least, got 5"):
         split.sizes(names, CONFIGS[1]._replace(splits=5), H200)
 
 
@@ -130,3 +131,21 @@ def test_kernels_are_compiled_with_their_config() -> None:
     config = CONFIGS[1]
     assert defined(config, True) == {"BLOCK_M": 64, "BLOCK_N": 64, "WARPS": 4, "STAGES": 2, "ALIGNED": 1}
     assert defined(config._replace(maxnreg=128), False)["MAXNREG"] == 128
+
+
+@pytest.mark.parametrize(
+    ("text", "heads"),
+    [
+        ("section(32, 100, 1000)", 10),
+        ("section(8, 100, 1000)", 8),
+        ("section(32, 10000, 1000)", 1),
+        ("section(32, 10000, 1000, 4, 16)", 4),
+        ("section(32, 1, 1000, 4, 16)", 16),
+        ("section(2, 0, 1000, 4, 16)", 2),
+        ("even_section(32, 100, 1000, 0, 1)", 8),  # 4 of 8, not 10 + 10 + 10 + 2
+        ("even_section(32, 100, 1000, 60, 3)", 16),  # 20 have 60 tiles
+        ("even_section(0, 100, 1000, 60, 0)", 1),
+    ],
+)
+def test_how_many_heads_are_worked_at_together(text: str, heads: int) -> None:
+    assert evaluate(text, {}) == heads

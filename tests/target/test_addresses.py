@@ -87,7 +87,7 @@ def test_a_stride_without_its_cast_is_found(spec: str, file: str, stride: str) -
         assert any(abs(one.line - line) <= 4 for one in found), f"line {line}: {place[0]}"
 
 
-#: Products without a stride's name: rows of delta and lse, pages, searches, shares, tiles by pointers.
+#: Products without a stride's name: rows of delta and lse, pages, searches, splits, tiles by pointers.
 WITHOUT_STRIDES = (
     ("padding", "padding/d64.py", ".to(tl.int64) * M_padded"),
     ("padding", "padding/d64.py", "tl.load(x + row.to(tl.int64)[:, None] * stride"),  # q, k, v, o, do

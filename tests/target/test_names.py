@@ -233,11 +233,11 @@ def test_clashing_names() -> None:
         ("", "", set()),
         ("", "q", {"delta", "do", "dq", "dk", "backward_config"}),
         ("  loops = [kv, q]", "", {"acc", "l", "m"}),
-        ("  loops = [kv]\n  split.kv = 4", "", {"parts", "fallbacks"}),
+        ("  loops = [kv]\n  split.kv = 4", "", {"splits", "fallbacks"}),
     ],
 )
 def test_inputs_are_refused_where_they_clash(schedule: str, grads: str, refused: set[str]) -> None:
-    names = {"delta", "do", "dq", "dk", "acc", "l", "m", "parts", "fallbacks", "backward_config"}
+    names = {"delta", "do", "dq", "dk", "acc", "l", "m", "splits", "fallbacks", "backward_config"}
     variant, chosen = resolved(schedule=schedule, grads=grads)
     assert {name for name in names if cannot_be_passed(name, variant.attention, chosen)} == refused
     assert cannot_be_passed("next", variant.attention, chosen)

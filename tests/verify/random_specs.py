@@ -152,7 +152,11 @@ def specs(
         lengths = ("N",)
     if "ragged" in (storage.q, storage.kv):
         lengths = tuple(name for name in lengths if storage.kv == "paged")
-    lines += [f"length {name} = {words.int_expr(1, _LAUNCH)}" for name in lengths]
+    for name in lengths:
+        if draw(st.booleans()):
+            lines += [f"input lens_{name}: i32[B]", f"length {name} = lens_{name}[b]"]
+        else:
+            lines.append(f"length {name} = {words.int_expr(1, _LAUNCH)}")
     if draw(st.booleans()):
         lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
     lines.append(f"normalize = {softmax}")

@@ -164,6 +164,12 @@ MENDED = {
          "output o: f32[B, M, H, 16]"),
         "", {"M": 21, "N": 37},
     ),
+    "the last key of sequences that have none": (
+        ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[S, H, 16] via ragged(k_ends)",
+         "input ends, k_ends: i32[B + 1]", "input x: i32[N] is sorted", "mask = x[kv_idx] >= q_idx",
+         SCORE, SOFTMAX, "output o: f32[T, H, 16]", "grad k"),
+        "", {"M": 21, "N": 5},
+    ),
     "sizes of packed keys in a gradient": (
         ("input q: f32[T, H, 16] via ragged(ends)", "input k, v: f32[S, H, 16] via ragged(k_ends)",
          "input ends, k_ends: i32[B + 1]", "input x: f32[B, N]", "score = x[b, kv_idx]", SOFTMAX,
@@ -223,8 +229,18 @@ def test_bounds_beyond_32_bits(name: str, target: str) -> None:
     assert not o[1:].any()  # no key is that far
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("score", ["sqrt(abs(dot(q, k)))", "dot(q, k) / (4 * x[q_idx])"])
+#: The last two in rows past the last one alone, which is row 26 at position 36.
+_PAST = (
+    "sqrt(abs(dot(q, k)))",
+    "dot(q, k) / (4 * x[q_idx])",
+    "dot(q, k) * exp(60 * (q_pos - 36))",
+    "dot(q, k) - where(q_idx > 26, -inf, 0)",
+)
+
+
+@pytest.mark.parametrize(
+    ("score", "target"), [*((score, "triton") for score in _PAST), *((s, "cuda.sm_80") for s in _PAST[:3])]
+)
 def test_scores_that_are_no_numbers_past_the_end(score: str, target: str) -> None:
     """Rows past the end are zeros, where these scores or their slopes are infinite or NaN."""
     skip_without_compiler(target)

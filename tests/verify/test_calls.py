@@ -15,6 +15,7 @@ from attnc.verify.calls import call_violations
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from tests.plans import plans_of
+from tests.verify.judging import spec, subject_of_text
 
 SPECS = Path(__file__).parents[2] / "specs"
 #: The layouts of three tensors, as the key of a prepared call has them.
@@ -73,6 +74,17 @@ def changed(target: str, old: str, new: str) -> Subject:
 @pytest.mark.parametrize("name", ["causal_gqa", "decode", "varlen", "bias"])
 def test_modules_launch_the_same_after_any_call(target: str, name: str) -> None:
     assert list(call_violations(subject_of(module(target, name)))) == []
+
+
+def test_a_length_that_only_a_part_of_the_tensor_shares_is_any_length() -> None:
+    """v is not handed over where it is columns of k, so that nothing says how many rows k has."""
+    lines = (
+        "input q: f16[B, M, H, 16]",
+        "input k: f16[B, N, H, 16]",
+        "input v: f16[B, N, H, 16] via prefix(k)",
+        *("score = dot(q, k)", "normalize = softmax", "output o: f16[B, M, H, 16]"),
+    )
+    assert list(call_violations(subject_of_text(spec(lines)))) == []
 
 
 def test_torch_may_ask_whether_it_was_given_a_device_while_launches_are_noted() -> None:

@@ -50,7 +50,7 @@ def test_a_plan_says_where_it_changes_its_ways(target: str) -> None:
     assert {65535, 65536, 65537} <= tiles["heads"]
     assert {127, 128, 129, 16383, 16384, 16385} <= named("document", target)["entries"]
     assert {126, 127, 128} <= named("varlen", target)["sequences"]
-    assert {15, 16, 17} <= named("decode", target)["packed"] & named("decode", target)["shares"]
+    assert {15, 16, 17} <= named("decode", target)["packed"] & named("decode", target)["splits"]
     assert {15, 16, 17} <= named("paged_decode", target)["keys"]
     assert {4095, 4096, 4097} <= named("paged_decode", target)["columns"]
 

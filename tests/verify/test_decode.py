@@ -60,7 +60,7 @@ def test_every_page_size(page: int) -> None:
 
 @pytest.mark.parametrize("page", [1, 7, 16, 48])
 def test_pages_give_the_bits_of_a_tensor(page: int) -> None:
-    """Whatever their size and order, and although shares are joined."""
+    """Whatever their size and order, and although splits are joined."""
     torch.manual_seed(page)
     columns = 192 // page
     q, (k, v) = torch.randn(2, 1, 6, 16).half(), torch.randn(2, 2, columns * page, 2, 16).half()
@@ -82,18 +82,18 @@ def test_pages_give_the_bits_of_a_tensor(page: int) -> None:
 
 
 @pytest.mark.parametrize(("splits", "kind"), [("auto", (3, 0)), ("fixed(64)", (0, 16)), ("2", (2, 0))])
-def test_what_is_verified_has_shares(splits: str, kind: tuple[int, int]) -> None:
+def test_what_is_verified_has_splits(splits: str, kind: tuple[int, int]) -> None:
     """Small cases would suit one program, and nobody would look at the kernel that joins several."""
     if TARGET != "triton" and splits != "auto":
         pytest.skip("the same for every target")
-    kinds = [(config.splits, getattr(config, "share", 0)) for config in decode(splits).configs]
+    kinds = [(config.splits, getattr(config, "split_size", 0)) for config in decode(splits).configs]
     assert kind in kinds
     assert {(2, 0), (16, 0), (17, 0), (33, 0)} <= set(kinds)
-    assert not any(count and share for count, share in kinds)
+    assert not any(count and size for count, size in kinds)
 
 
 def test_the_size_of_shares_decides_how_many_there_are() -> None:
-    """Two shares of 64 keys would lose all others."""
+    """Two splits of 64 keys would lose all others."""
     made = decode("fixed(64)", "true")
     first = made.module.CONFIGS[0]
     inputs = build(made.variant.attention, Case(dims=DIMS, seed=1), device=made.device).inputs.values()
@@ -112,7 +112,7 @@ def test_groups(pack: str, dims: dict[str, int]) -> None:
 
 
 def test_more_shares_than_tiles() -> None:
-    """Most shares are empty; the combine kernel reads nothing of them."""
+    """Most splits are empty; the combine kernel reads nothing of them."""
     right(decode("100"), Case(dims={**DIMS, "N": 40}, seed=2), fills=tuple(FILLS))
 
 
@@ -208,7 +208,7 @@ def test_tiles_past_a_length_look_at_no_key(splits: str, storage: str) -> None:
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
-    """A fixed number of shares cuts a sequence in the same places, whatever is beside it."""
+    """A fixed number of splits cuts a sequence in the same places, whatever is beside it."""
     torch.manual_seed(0)
     made = decode("4").module
     q, pool = torch.randn(3, 1, 4, 16).half(), torch.randn(2, 40, 16, 2, 16).half()
@@ -290,6 +290,6 @@ def test_more_shares_than_a_grid_has_are_refused() -> None:
     table = torch.zeros(1, 1, dtype=torch.int32).expand(1, 65536)
     lengths = torch.ones(1, dtype=torch.int32)
     with pytest.raises(
-        ValueError, match="config: expected at most 65535 shares, of 17 keys at least, got 65536"
+        ValueError, match="config: expected at most 65535 splits, of 17 keys at least, got 65536"
     ):
         made(q, k, k, table, lengths)

@@ -119,18 +119,18 @@ DECODES = (
 
 
 @pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize(("mask", "inputs", "shares"), DECODES)
-def test_decode(mask: str, inputs: tuple[str, ...], shares: str, paged: bool) -> None:
+@pytest.mark.parametrize(("mask", "inputs", "splits"), DECODES)
+def test_decode(mask: str, inputs: tuple[str, ...], splits: str, paged: bool) -> None:
     case = replace(DECODE, dims={**DECODE.dims, **({"P": 5} if paged else {})})
-    judged(decode(mask, inputs, shares, "triton", paged=paged), case)
+    judged(decode(mask, inputs, splits, "triton", paged=paged), case)
 
 
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["q", "kv"])
-@pytest.mark.parametrize(("mask", "inputs", "shares"), DECODES)
-def test_decode_on_cuda(mask: str, inputs: tuple[str, ...], shares: str, split: str) -> None:
-    schedule = f"{shares}, warps = 1, warp_split = {split}"
+@pytest.mark.parametrize(("mask", "inputs", "splits"), DECODES)
+def test_decode_on_cuda(mask: str, inputs: tuple[str, ...], splits: str, split: str) -> None:
+    schedule = f"{splits}, warps = 1, warp_split = {split}"
     judged(
         decode(mask, inputs, schedule, "cuda.sm_80", paged=split == "kv"),
         replace(DECODE, dims={**DECODE.dims, **({"P": 5} if split == "kv" else {})}),

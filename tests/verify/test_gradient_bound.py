@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnc.model.attention import Attention
-from attnc.plan.ir_backward import GradientBound
+from attnc.plan.ir.backward import GradientBound
 from attnc.reference import reference
 from attnc.reference_arrays import Floats
 from attnc.verify.case import Case

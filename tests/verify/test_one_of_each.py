@@ -13,7 +13,7 @@ from attnc.verify.subjects import subject_of
 from tests.planted.registry import module_of, projection_of
 from tests.verify.judging import right
 
-#: Attentions by what they have: shared heads, sums, packed rows, pages with shares, a search, dropout.
+#: Attentions by what they have: shared heads, sums, packed rows, pages with splits, a search, dropout.
 SIZES = {
     "causal_gqa": {"B": 1, "M": 5, "N": 70, "Hkv": 1, "G": 2},
     "bias": {"B": 1, "M": 5, "N": 7, "H": 2, "Hkv": 1, "G": 2},

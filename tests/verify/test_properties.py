@@ -21,7 +21,7 @@ from tests.plans import plans_of
 SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "attention " in path.read_text(encoding="utf-8"))
 SIZES = {"B": 2, "M": 70, "N": 75, "H": 2, "Hkv": 2, "G": 2}
-#: Queries of a sequence that is decoded: each has a program that joins its shares, under each of 20 configs.
+#: Queries of a sequence that is decoded: each has a program that joins its splits, under each of 20 configs.
 DECODED = 3
 
 

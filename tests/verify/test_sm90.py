@@ -118,6 +118,24 @@ def test_a_length_is_that_of_its_own_tile() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lengths", ["one", "full"])
+def test_rows_that_are_nobodys_do_not_move_a_maximum(lengths: str) -> None:
+    """A tile at the end of a packed sequence has rows of whatever lies behind it."""
+    lines = [
+        "input q: bf16[T, H, 32] via ragged(cu_q)",
+        "input k, v: bf16[S, H, 32] via ragged(cu_k)",
+        "input cu_q, cu_k: i32[B + 1]",
+        f"score = {SCORE}",
+        "mask = causal",
+        "normalize = softmax",
+        "output o: bf16[T, H, 32]",
+    ]
+    case = Case(dims={"B": 1, "H": 1, "M": 129, "N": 129}, lengths=lengths, seed=7)
+    found = check(subject(spec(lines, LAZY, target="cuda.sm_90a")), case, fills=("nan", "zero"))
+    assert found.ok, found.message
+
+
+@pytest.mark.slow
 def test_a_polynomial_beyond_its_range_shows() -> None:
     text = text_of(score=f"softcap({SCORE}, 4)")
     assert verdict(subject(text), "huge").ok

@@ -69,6 +69,37 @@ def test_cuda(mask: str, order: str) -> None:
     right(subject_of_text(_text(mask, order, "cuda.sm_80")), Case(dims=_SIZES, seed=5))
 
 
+_LENGTHS = (
+    *("input x: i32[N] is sorted", "input y: i32[M] is sorted", "input n, m: i32[B]"),
+    *("length N = n[b]", "length M = m[b]"),
+)
+
+
+_LAST_KEY, _LAST_QUERY = "x[kv_idx] >= q_idx and y[q_idx] >= kv_idx", "y[q_idx] <= kv_idx"
+
+
+@pytest.mark.parametrize(
+    ("target", "mask", "schedule"),
+    [
+        ("triton", _LAST_KEY, ""),
+        ("triton", _LAST_KEY, "backward { accumulate.dq = sequential }"),
+        ("triton", _LAST_QUERY, ""),
+        ("cuda.sm_80", _LAST_QUERY, ""),
+        pytest.param(
+            *("cuda.sm_90a", _LAST_QUERY, "backward { accumulate.dq = two_pass }"), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_tile_ends_where_its_sequence_does(target: str, mask: str, schedule: str) -> None:
+    """A tile's last row is that of the shortened sequence: its value is the largest that counts."""
+    skip_without_compiler(target)
+    tiles = "consumers = 2, tile.kv = 32" if target == "cuda.sm_90a" else small_tiles(target)
+    lines = (*_LINES[:2], *_LINES[3:], *_LENGTHS, f"mask = {mask}", "grad q, k, v")
+    made = subject_of_text(spec(lines, f"{tiles}\n  {schedule}", target=target))
+    for sizes, seed in (((37, 50), 1), ((60, 40), 0)):
+        right(made, Case(dims={"B": 2, "M": sizes[0], "N": sizes[1], "H": 1}, seed=seed))
+
+
 @pytest.mark.parametrize(("mask", "order"), [(MASKS[0], "rows"), (MASKS[0], "keys"), (MASKS[4], "rows")])
 def test_what_a_tile_test_reads_is_loaded_with_the_tile(mask: str, order: str) -> None:
     (module,) = modules_of(_text(mask, order, "cuda.sm_80"))

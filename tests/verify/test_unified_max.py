@@ -76,7 +76,7 @@ def test_shares_that_are_done_again_are_counted() -> None:
     counter = torch.zeros(1, dtype=torch.int32)
     module.a(q, k, k, fallbacks=counter)
     assert counter.item() == 0
-    q[..., 0], k[:, 20, :, 0] = 8.0, 8.0  # a score of 16 in the second share
+    q[..., 0], k[:, 20, :, 0] = 8.0, 8.0  # a score of 16 in the second split
     _, lse = module.a(q, k, k, fallbacks=counter)
     assert counter.item() == 1
     assert abs(lse.item() - math.log(31 + math.exp(16))) < 1e-5

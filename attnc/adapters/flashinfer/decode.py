@@ -80,9 +80,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         refuse_rotation(pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
         if q_len_per_req != 1:
             raise ValueError(f"plan: q_len_per_req: expected 1, got {q_len_per_req}")
-        share = (fixed_split_size or 0) * page_size
-        if share % 16 or share < 0:
-            raise ValueError(f"plan: fixed_split_size: expected a multiple of 16 keys, got {share}")
+        split_size = (fixed_split_size or 0) * page_size
+        if split_size % 16 or split_size < 0:
+            raise ValueError(f"plan: fixed_split_size: expected a multiple of 16 keys, got {split_size}")
         wanted = Wanted(
             name="batch_decode",
             dtype=dtype_planned(data_type or q_data_type, kv_data_type, o_data_type),
@@ -98,7 +98,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             softcap=float(logits_soft_cap or 0.0),
             decode=True,
             split=not disable_split_kv,
-            share=share,
+            split_size=split_size,
         )
         tables = Pages(indptr, indices, last_page_len, page_size)
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)

@@ -10,9 +10,10 @@ from attnc.expr.nodes import Dim, Expr
 from attnc.model.schedule import Config
 from attnc.model.tensors import DType
 from attnc.plan.access import Rows, Sequences
+from attnc.plan.ir.decode import Pack, Part, Split, UnifiedMax
 from attnc.plan.ir.statements import Fetch, Regions, Statement, statement_expressions
-from attnc.plan.ir_decode import Pack, Part, Split, UnifiedMax
 from attnc.plan.layout import Layout
+from attnc.plan.sections import Section
 from attnc.source import Span
 
 M = Dim("M")
@@ -94,12 +95,14 @@ class Grid:
     persistent: one program per SM walks over the tiles
     longest_first: tiles of the last rows come first, since under a causal mask they have the most work
     sequences: how tiles of ragged queries are numbered, None where all have M rows
+    section: which heads' tiles are walked together, None where one head comes after the other
     """
 
     over: Literal["q", "kv", "head"]
     persistent: bool
     longest_first: bool
     sequences: Sequences | None = None
+    section: Section | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +156,7 @@ class Kernel:
     """One GPU function.
 
     structure: "forward_q_kv" (FlashAttention-2 loop order), "forward_kv_q" (FlashAttention-1's) or "decode",
-    and for the backward what `ir_backward` says; it names the template.
+    and for the backward what `ir.backward` says; it names the template.
     kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order
     program: scalars computed once per program; outer: values along the outer axis, loaded once per outer tile
     tma: K and V tiles may come through tensor descriptors

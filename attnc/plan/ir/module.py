@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Expr
 from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
+from attnc.plan.ir.backward import Backward, BackwardKernel
 from attnc.plan.ir.kernel import Kernel
 from attnc.plan.ir.statements import Let
-from attnc.plan.ir_backward import Backward, BackwardKernel
 from attnc.plan.layout import KernelName
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Literal, TypeAlias
 
 from attnc.expr.nodes import Expr, Load
@@ -131,3 +131,21 @@ class Regions:
         tiles.
         """
         return any(not isinstance(loop.masked, bool) for loop in self.loops)
+
+
+def expressions_within(part: object) -> Iterator[Expr]:
+    """The expressions in a part of a plan, and in what it is made of."""
+    if isinstance(part, Expr):
+        yield part
+        return
+    match part:
+        case Span() | None:
+            pass
+        case tuple() | list():
+            for item in part:
+                yield from expressions_within(item)
+        case Mapping():
+            yield from expressions_within(tuple(part.values()))
+        case _ if is_dataclass(part):
+            for one in fields(part):
+                yield from expressions_within(getattr(part, one.name))

@@ -44,7 +44,7 @@ from attnc.plan.ir import (
     Statement,
     Step,
 )
-from attnc.plan.ir_backward import (
+from attnc.plan.ir.backward import (
     Adjoint,
     Backward,
     BackwardKernel,
@@ -55,6 +55,7 @@ from attnc.plan.ir_backward import (
     Prologue,
 )
 from attnc.plan.layout import BackwardLayout
+from attnc.plan.sections import Section
 from attnc.source import Span
 
 _WIDTH = 110
@@ -225,7 +226,18 @@ def _where(guard: Expr) -> str:
 def _grid(grid: Grid) -> str:
     owner = {"q": "q tile and head", "kv": "kv tile and KV head", "head": "head"}[grid.over]
     told = ["persistent"] * grid.persistent + ["longest first"] * grid.longest_first
-    return _list("grid", [f"a program per {owner}", *told, *_sequences(grid.sequences)])
+    return _list(
+        "grid", [f"a program per {owner}", *told, *_sequences(grid.sequences), *_section(grid.section)]
+    )
+
+
+def _section(section: Section | None) -> list[str]:
+    if section is None:
+        return []
+    part, whole = section.cache
+    count = f"{section.least} to {section.most}" if section.most else f"{section.least} or more"
+    rounds = [f"{section.rounds} tiles for each multiprocessor"] * (section.rounds > 0)
+    return [f"sections of {count} heads in {part}/{whole} of the L2 cache", *rounds]
 
 
 def _sequences(sequences: Sequences | None) -> list[str]:

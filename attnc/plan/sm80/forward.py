@@ -17,7 +17,7 @@ from attnc.plan.columns import feature
 from attnc.plan.device import devices_from
 from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir.decode import is_decode
 from attnc.plan.sm80.layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.unsupported import unsupported
 

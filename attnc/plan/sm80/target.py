@@ -16,9 +16,10 @@ from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device, devices_from
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import Backward
+from attnc.plan.ir.backward import Backward
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.picture import Picture
+from attnc.plan.sections import HALF
 from attnc.plan.sm80.backward import (
     check_cuda_backward,
     cuda_backward_estimate,
@@ -44,6 +45,7 @@ class Sm80(Target):
     always_fills: ClassVar = False
     has_backward: ClassVar = True
     has_rows_kernel: ClassVar = True
+    sections: ClassVar = HALF
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_cuda(variant, schedule)

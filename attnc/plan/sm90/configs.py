@@ -10,12 +10,12 @@ from attnc.expr.nodes import Expr, Load, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
-from attnc.model.tensors import DType
+from attnc.model.tensors import DType, Ragged
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.scores import split_scale
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
@@ -82,8 +82,9 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 portable if size > WIDEST else "pad the last axis",
             )
     if attention.v.storage.is_part:
-        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} for decoding alone"
-        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", portable)
+        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} with 'loops = [kv]' alone"
+        hint = "write 'loops = [kv], pack = gqa': its tiles hold (query, head) rows, of prompts too"
+        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", hint)
     yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
@@ -137,7 +138,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
         warp_split="q",
         streamed="kv",
-        by_tma=attention.q.storage.is_plain,
+        by_tma=attention.q.storage.is_plain or isinstance(attention.q.storage, Ragged),
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
@@ -172,6 +173,10 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
         hints = remedy(candidates[0], _REMEDIES, misfit)
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
+
+
+#: Boxes of a tile of pages: a lane of two warps copies one each.
+_MOST_BOXES = 64
 
 
 def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> Config:
@@ -224,6 +229,11 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     page = page_of(variant.attention)
     if gcd(page, tile_kv) % FEWEST_KEYS:
         return f"tile.kv = {tile_kv} and pages of {page} keys have no boxes of {FEWEST_KEYS} in common"
+    boxes = tile_kv // gcd(page, tile_kv) * (layout.qk.width // PIECE)
+    if page and boxes > _MOST_BOXES:
+        return (
+            f"tile.kv = {tile_kv} and pages of {page} keys make {boxes} boxes, more than {_MOST_BOXES} lanes"
+        )
     registers = config.number("registers")
     left, entry = registers_left(consumers, registers, helpers), entry_registers(consumers, helpers)
     if left < FEWEST_REGISTERS:

@@ -1,6 +1,6 @@
 """Decoding on Hopper: who can have it, and how its kernel lies on the machine.
 
-A block has one tile of 64 rows (query, head), which the heads of a group and several tokens fill, and a share
+A block has one tile of 64 rows (query, head), which the heads of a group and several tokens fill, and a split
 of the keys. One warpgroup copies tiles of K and V by TMA, page by page where there are pages; one or two
 others multiply by wgmma:
 

@@ -17,8 +17,9 @@ from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_decode import is_decode
+from attnc.plan.ir.decode import is_decode
 from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.sections import EVEN, HALF, Section
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
@@ -50,6 +51,10 @@ class Sm90a(Target):
     has_backward: ClassVar = True
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
+    sections: ClassVar = HALF  # of gradients
+
+    def section(self, *, longest_first: bool) -> Section | None:
+        return EVEN if longest_first else None
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)

@@ -14,6 +14,7 @@ from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Module
 from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.sections import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.target import Target
 from attnc.plan.triton import resources
 from attnc.plan.triton.configs import triton_configs
@@ -33,6 +34,10 @@ class Triton(Target):
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
     has_rows_kernel: ClassVar = False
+    sections: ClassVar = A_QUARTER
+
+    def backward_section(self, *, short_loops: bool) -> Section:
+        return SHORT_LOOPS if short_loops else self.sections
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         return wide

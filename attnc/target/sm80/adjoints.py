@@ -10,7 +10,7 @@ from attnc.expr.logic import conj
 from attnc.expr.nodes import TRUE, Expr, Index
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch
-from attnc.plan.ir_backward import Adjoint
+from attnc.plan.ir.backward import Adjoint
 from attnc.plan.steps import fetches_for
 from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.printer import Printer

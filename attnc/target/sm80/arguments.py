@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Module
-from attnc.plan.ir_backward import Adjoint
+from attnc.plan.ir.backward import Adjoint
 from attnc.target.sm80.printer import STORED
 from attnc.target.tensors import Tensors
 

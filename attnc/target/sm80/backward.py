@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Index, walk
-from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir import Fetch, Module, Statement
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.steps import fetches_for, of_a_head
 from attnc.target.numbers import score_numbers
 from attnc.target.sm80.adjoints import CudaSums
@@ -200,27 +199,6 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
             known = self.mode != "after" and fetch in self.kernel.step.fetches
             if fetch.axes == ("q", "kv") and fetch in wanted and not known:
                 yield self.statement(fetch)
-
-    def mask_reads(self, index: str) -> bool:
-        """Whether the pass that only tests the mask mentions an index."""
-        step = self.kernel.step
-        assert step.keep is not None
-        exprs = [step.keep, *fetch_expressions(fetches_for(self._fetches, step.keep))]
-        return any(Index(index) in walk(expr) for expr in exprs)
-
-    def elements_read(self, index: str) -> bool:
-        """Whether the pass over the elements mentions an index."""
-        step = self.kernel.step
-        exprs = [*self.chain.expressions, *([] if step.score is None else [step.score])]
-        fetches = [*step.fetches, *(step.masked_fetches if self.mode != "after" else ())]
-        exprs += (expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
-        if self.mode in ("always", "each") and step.keep is not None:
-            exprs.append(step.keep)
-        used = any(Index(index) in walk(expr) for expr in exprs)
-        if index == "q_idx":
-            used = used or self.elements_read("q_pos")
-        scattered = any(not self.sums.is_vector(adjoint) for adjoint in self.chain.adjoints)
-        return used or (scattered and index != "q_pos")
 
     # -- the sums of other gradients ------------------------------------------------------------------------
 

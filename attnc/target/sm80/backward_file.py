@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.plan.ir import Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.target.numbers import Number
 from attnc.target.sm80.arguments import Arguments
@@ -52,10 +52,6 @@ class CudaFileText(ElementText):
         self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
         self.dtypes = arguments.dtypes
         self.places = BackwardPlaces(arguments)
-
-    @property
-    def loaded_types(self) -> frozenset[str]:
-        return frozenset(self.storage_types)
 
     @property
     def rounded_types(self) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from attnc.model.tensors import Role
 from attnc.plan.access import Sequences
 from attnc.plan.signature import stride_name
+from attnc.target.locals import local
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.printer import scalar
 from attnc.target.tensors import BY_QUERY
@@ -68,7 +69,7 @@ def q_tile_of(sequences: Sequences, size: str, *, last_first: bool = False) -> I
     first, last = f"number - q_first / {size} - sequence", f"q_end / {size} + sequence - number"
     yield f"const int q_end = {end};"
     yield f"const int q_lo = ({last if last_first else first}) * {size};"
-    yield "const int b = min(sequence, args.B - 1);"
+    yield local("const int", b="min(sequence, args.B - 1)")
     yield "int M = sequence < args.B ? q_end - q_first : 0;  // what follows the last sequence has no queries"
 
 
@@ -79,5 +80,5 @@ def kv_tile_of(sequences: Sequences, size: str) -> Iterator[str]:
     end = f"sequence < args.B ? {boundary(sequences, '(sequence + 1)')} : k_first"
     yield f"const int k_end = {end};"
     yield f"const int kv_lo = (number - k_first / {size} - sequence) * {size};"
-    yield "const int b = min(sequence, args.B - 1);"
+    yield local("const int", b="min(sequence, args.B - 1)")
     yield "int N = k_end - k_first;  // what follows the last sequence has no keys"

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const
 from attnc.plan.ir import Module, Statement
-from attnc.plan.ir_backward import Preprocess
+from attnc.plan.ir.backward import Preprocess
+from attnc.target.locals import sizes_of_call
 from attnc.target.numbers import ROW_NUMBERS
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_file import CudaFileText, default_of
@@ -48,11 +49,8 @@ class RowsText(CudaFileText):
     def sizes(self) -> Iterator[str]:
         sequences = self.planned.sequences
         total = () if sequences is None else (scalar(sequences.rows),)
-        read = {name for name in self.planned.dims if name not in ("B", "M", "N", "H", *total)}
-        read |= {"N"} if self._reads("N") else set()
-        names = ["H"] * (sequences is None) + ["M"] * (sequences is None) + sorted(read)
-        if names:
-            yield f"const int {', '.join(f'{name} = args.{name}' for name in names)};"
+        others = {"N", *self.planned.dims} - {"B", "M", "H", *total}
+        yield from sizes_of_call([*(["H", "M"] if sequences is None else []), *sorted(others)])
 
     @property
     def place(self) -> Iterator[str]:
@@ -72,10 +70,6 @@ class RowsText(CudaFileText):
     def rows_of_tile(self) -> str:
         """Rows of a block of threads: padded rows of packed sequences are all written."""
         return "BLOCK_M" if self.planned.sequences is None else "args.ROW_TILE"
-
-    def _reads(self, name: str) -> bool:
-        exprs = [self.sink, *self.sink_ends, *(self.statement(item) for item in self.program)]
-        return any(f" {name}" in f" {text.replace('(', ' ')}" for text in exprs)
 
     @property
     def sink_ends(self) -> Iterator[str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Const, Index
 from attnc.plan.ir import Let, Module, Statement
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
+from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_file import CudaFileText, default_of
 from attnc.target.sm80.backward_places import kv_tile_of, q_tile_of
@@ -50,14 +51,17 @@ class CudaTileText(CudaFileText):
 
     @property
     def sizes(self) -> Iterator[str]:
-        """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
-        shortened = {item.name for item in self.kernel.program if isinstance(item, Let)}
-        for const, names in (
-            ("const ", [name for name in self.kernel.dims if name not in shortened]),
-            ("", [name for name in self.kernel.dims if name in shortened]),
-        ):
-            if names:
-                yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
+        """`const int M = args.M;`: sizes by their names, but for those that a `length` shortens."""
+        yield from sizes_of_call(name for name in self.kernel.dims if name not in self._shortened)
+
+    @property
+    def shortened_sizes(self) -> Iterator[str]:
+        """`int N = args.N;`: what they are before that."""
+        yield from sizes_of_call((name for name in self.kernel.dims if name in self._shortened), "int")
+
+    @property
+    def _shortened(self) -> set[str]:
+        return {item.name for item in self.kernel.program if isinstance(item, Let)}
 
     def head_offset(self, name: str) -> str:
         """From the first element of a matrix to the rows of the head and sequence at hand."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
-from attnc.target.declared import Items, Record, Table, Value, Words, printed, quoted, section
+from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
 from attnc.target.sm80.decode import CudaDecodeText
@@ -27,11 +27,9 @@ def cuda_declaration(
     text: CudaText,
     back: CudaBackward | None,
     operator: str,
-    *,
-    file: str,
 ) -> list[str]:
-    """Lines of `CALL = CudaAttention(...)`. file: of the kernel."""
-    fields: dict[str, Value] = {"module": "__file__", **attention_fields(module, kernel, operator)}
+    """Lines of `CALL = CudaAttention(...)`."""
+    fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     if text.layout.chunk != 8:
         fields["chunk"] = str(text.layout.chunk)
     names = [arg.tensor.name for arg in text.arguments]
@@ -39,74 +37,96 @@ def cuda_declaration(
     kernels = []
     if isinstance(text, CudaDecodeText):
         blocks = "tiles * SPLITS" if text.is_split else tiles(module)
-        kernels.append(cuda_kernel(kernel.name, file, blocks))
+        kernels.append(cuda_kernel(kernel.name, blocks))
         if text.is_split:
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
-            kernels.append(join_kernel(text, file, 4 * (dv + 1)))
+            kernels.append(join_kernel(text, 4 * (dv + 1)))
         if kernel.unified is not None and kernel.unified.fallback:
             names.append("fallbacks")
     else:
-        kernels.append(cuda_kernel(kernel.name, file, _blocks(kernel)))
+        kernels.append(cuda_kernel(kernel.name, _blocks(kernel)))
         if kernel.grid.over == "head":
             scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
             fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
             names += scratch
-    sizes = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else share_size(text)
-    strides = [name for arg in text.arguments for name in text.strides(arg)]
-    fields["launches"] = Items([cuda_kernels(kernels, names, [*strides, *text.size_names], sizes)])
+    sizes = (
+        {"SECTION": _section(module, kernel, text)}
+        if "SECTION" in text.size_names
+        else fixed_split_size(text)
+    )
+    strides = [text.strides(arg) for arg in text.arguments]
+    fields["launches"] = Items([cuda_kernels(kernels, names, strides, text.size_names, sizes)])
     if back is not None:
         fields["backward"] = back.declared
     return printed(Record("CudaAttention", fields=fields), "CALL = ")
 
 
+def cuda_files(module: Module) -> dict[str, Value]:
+    """Where the kernels' files are, and what their names begin with."""
+    return {"module": "__file__", "file": quoted(module.variant.name)}
+
+
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
-    """How the keys of a sequence are split, and the memory for what comes of its parts."""
-    size = quoted(f"PARTS * {text.layout.dv + 1}")
-    return {"split": split(module, None), "scratch": Table({"parts": size})}
+    """How the keys of a sequence are split, and the memory for what comes of its splits."""
+    size = quoted(f"SPLIT_ROWS * {text.layout.dv + 1}")
+    return {"split": split(module, None), "scratch": Table({"splits": size})}
 
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
-    """Of o of the parts, and behind it lse."""
-    return ["parts", f"parts+PARTS*{4 * text.layout.dv}"]
+    """Of o of the splits, and behind it lse."""
+    return ["splits", f"splits+SPLIT_ROWS*{4 * text.layout.dv}"]
 
 
-def share_size(text: CudaText) -> dict[str, str]:
-    """Keys of a part, where some config fixes them; 0: they are counted."""
-    return {"SHARE": "config.share"} if "SHARE" in text.size_names else {}
+def fixed_split_size(text: CudaText) -> dict[str, str]:
+    """Keys of a split, where some config fixes them; 0: they are counted."""
+    return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in text.size_names else {}
 
 
-def join_kernel(text: CudaDecodeText, file: str, warp_bytes: int) -> Record:
-    """What joins the parts, with its own shared memory, so much of each warp, not a tile's, which few blocks
+def join_kernel(text: CudaDecodeText, warp_bytes: int) -> Record:
+    """What joins the splits, with its own shared memory, so much of each warp, not a tile's, which few blocks
     fit.
     """
     shared = {"shared": f"config.WARPS * {warp_bytes}"}
-    return cuda_kernel(text.combine_name, file, "rows", changes=shared, joins=True)
+    return cuda_kernel(text.combine_name, "rows", changes=shared, joins=True)
 
 
 def cuda_kernels(
     kernels: list[Record],
     addresses: list[str],
+    strides: Iterable[list[str]],
     numbers: list[str],
     sizes: Mapping[str, str],
     maps: Mapping[str, str] | None = None,
     *,
-    counts: bool = True,
+    decodes: bool = False,
 ) -> Record:
-    """Kernels that take the same arguments. maps, counts: of TMA, as `TmaKernels` has them."""
+    """Kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels` has
+    them.
+    """
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
-        fields |= {} if counts else {"counts": "False"}
-    fields |= {"addresses": Words(addresses), "numbers": Words(numbers)}
+        fields |= {"counts": "False", "waits": "True"} if decodes else {}
+    fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
     if sizes:
-        fields["sizes"] = Table({name: quoted(text) for name, text in sizes.items()})
+        fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
     return Record("TmaKernels" if maps else "Kernels", fields=fields)
+
+
+def _by_axes(strides: Iterable[list[str]]) -> list[str]:
+    """`q:bmh` for stride_qb, stride_qm and stride_qh; `bias:01` for stride_bias_0 and stride_bias_1."""
+    split = ([_tensor_and_axis(name) for name in names] for names in strides if names)
+    return [f"{found[0][0]}:{''.join(axis for _, axis in found)}" for found in split]
+
+
+def _tensor_and_axis(stride: str) -> tuple[str, str]:
+    tensor, axis = stride.removeprefix("stride_")[:-1], stride[-1]
+    return (tensor.removesuffix("_") if axis.isdigit() else tensor), axis
 
 
 def cuda_kernel(
     name: str,
-    file: str,
     blocks: str,
     *,
     config: str = "",
@@ -114,14 +134,14 @@ def cuda_kernel(
     joins: bool = False,
 ) -> Record:
     """A kernel, as `Kernel` has it. config: of a backward, what declarations call it."""
-    fields: dict[str, Value] = {"name": quoted(name), "file": quoted(file), "blocks": quoted(blocks)}
+    fields: dict[str, Value] = {}
     if config:
         fields["config"] = quoted(config.removesuffix("_config"))
     if changes:
         fields["changes"] = Table({field: quoted(text) for field, text in changes.items()})
     if joins:
         fields["joins"] = "True"
-    return Record("Kernel", fields=fields)
+    return Record("Kernel", [quoted(name), quoted(blocks)], fields)
 
 
 def _blocks(kernel: Kernel) -> str:
@@ -137,7 +157,7 @@ def _section(module: Module, kernel: Kernel, text: CudaText) -> str:
     keys = show(longest(module.variant.attention, Role.KEY))
     row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
     heads = "B * H" if kernel.grid.sequences is None else "H"
-    return section(heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
+    return section(kernel.grid.section, heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
 
 
 class CudaBackward(BackwardDeclaration):
@@ -160,7 +180,8 @@ class CudaBackward(BackwardDeclaration):
         launch = cuda_kernels(
             [self.kernel(name) for name in self.files],
             [name for _, name in self._arguments.pointers if name != COUNTER],
-            [*(name for line in self._arguments.strides for name in line), *self._arguments.sizes],
+            self._arguments.strides,
+            self._arguments.sizes,
             self.sections,
             self.maps,
         )
@@ -205,14 +226,15 @@ class CudaBackward(BackwardDeclaration):
         keys = f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs_keys else "N"
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
+        kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
+        planned = self._backward.kernels[0].kernel.grid.section
         return {
-            "SECTION": section("H" if self.packs_queries else "B * H", keys, row_bytes),
-            "KV_SECTION": section(self.kv_heads if packs_keys else f"B * {self.kv_heads}", shared, row_bytes),
+            "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),
+            "KV_SECTION": section(planned, kv_heads, shared, row_bytes),
         }
 
     def kernel(self, name: str) -> Record:
         """Its declaration."""
-        file = self.files[name]
         preprocess = self._backward.preprocess
         if preprocess is not None and name == preprocess.name:
             tiles = "M_padded // ROW_TILE" if self.packs_queries else "M_padded // BLOCK_M * B"
@@ -223,11 +245,11 @@ class CudaBackward(BackwardDeclaration):
             }
             if self.limits_registers:
                 own["maxnreg"] = "0"
-            return cuda_kernel(name, file, f"{tiles} * H", config=self.configs[0], changes=own)
+            return cuda_kernel(name, f"{tiles} * H", config=self.configs[0], changes=own)
         if name == finish_name(self.module):
-            return cuda_kernel(name, file, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
+            return cuda_kernel(name, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
         planned = next(planned for planned in self._backward.kernels if planned.kernel.name == name)
-        return cuda_kernel(name, file, self.blocks(planned), config=planned.config)
+        return cuda_kernel(name, self.blocks(planned), config=planned.config)
 
     def blocks(self, planned: BackwardKernel) -> str:
         """How many blocks of threads a kernel has."""

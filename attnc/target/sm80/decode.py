@@ -1,4 +1,4 @@
-"""The pieces of a CUDA decode kernel's text, and of the kernel that joins its shares."""
+"""The pieces of a CUDA decode kernel's text, and of the kernel that joins its splits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.regions import ZERO
 from attnc.plan.sm80.layout import CudaLayout
+from attnc.target.locals import local
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm80.places import PLACES
 from attnc.target.sm80.printer import scalar
+from attnc.target.sm80.tiles import PLACES
 
 
 class CudaDecodeText(CudaText):
@@ -39,19 +40,25 @@ class CudaDecodeText(CudaText):
 
     @property
     def heads(self) -> list[str]:
-        """From the number of a tile to b, the head, and the first and last q row."""
+        """From the number of a tile to b, the head, and the first q row."""
         if not self.group:
-            lines = ["const int b = tile / row_tiles / H, h = tile / row_tiles % H, q_lo = row_lo;"]
-            if self.h_kv != "h":
-                lines.append(f"const int h_kv = {self.h_kv};")
-            last = "min(row_lo + BLOCK_M, M) - 1"
+            place = {"b": "tile / row_tiles / H", "h": "tile / row_tiles % H", "q_lo": "row_lo"}
+            lines = [local("const int", place)]
+            lines.append(local("const int", h_kv=self.h_kv))
         else:
             lines = ["const int b = tile / row_tiles;"]
             if not self.one_kv_head:
                 lines = ["const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;"]
-            lines.append(f"const int q_lo = row_lo / {self.group};")
-            last = f"(min(row_lo + BLOCK_M, M * {self.group}) - 1) / {self.group}"
-        return [*lines, *([f"const int q_hi = {last};"] if self.reads("q_hi") else [])]
+            lines.append(local("const int", q_lo=f"row_lo / {self.group}"))
+        return lines
+
+    @property
+    def last_row(self) -> list[str]:
+        """The last q row of the tile that the sequence has."""
+        last = f"min(row_lo + BLOCK_M, {self.all_rows('M')}) - 1"
+        if self.group:
+            last = f"({last}) / {self.group}"
+        return [local("const int", q_hi=last)]
 
     def query_of(self, row: str) -> str:
         return f"{row} / {self.group}" if self.group else row
@@ -100,44 +107,44 @@ class CudaDecodeText(CudaText):
     def if_exists(self, value: str, otherwise: str) -> str:
         return f"q < M ? {value} : {otherwise}" if self.clears else value
 
-    # -- shares --------------------------------------------------------------------------------------------
+    # -- splits --------------------------------------------------------------------------------------------
 
     @property
     def more_pointers(self) -> list[str]:
-        parts = ["float* o_parts_ptr;", "float* lse_parts_ptr;"] if self.is_split else []
-        return [*parts, *(["int* fallbacks_ptr;"] if self.finds_top else [])]
+        splits = ["float* o_splits_ptr;", "float* lse_splits_ptr;"] if self.is_split else []
+        return [*splits, *(["int* fallbacks_ptr;"] if self.finds_top else [])]
 
     @property
     def size_names(self) -> list[str]:
-        shares = ["SPLITS", *(["SHARE"] if self.has_fixed_splits else [])]
-        return [*self.kernel.dims, *(shares if self.is_split else [])]
+        splits = ["SPLITS", *(["SPLIT_SIZE"] if self.has_fixed_splits else [])]
+        return [*self.kernel.dims, *(splits if self.is_split else [])]
 
     @property
     def end(self) -> str:
         return "split_hi" if self.is_split else "hi"
 
     @property
-    def share(self) -> list[str]:
+    def own_split(self) -> list[str]:
         split = self.kernel.split
         if split is None:
             return []
         lo, hi = scalar(split.lo), scalar(split.hi)
         visited = f"max({hi if split.lo == ZERO else f'{hi} - {lo}'}, 0)"
         tiles = f"({visited} + BLOCK_N - 1) / BLOCK_N"
-        fixed = "args.SHARE > 0 ? args.SHARE : " if self.has_fixed_splits else ""
-        first = "split * share" if split.lo == ZERO else f"{lo} + split * share"
+        fixed = "args.SPLIT_SIZE > 0 ? args.SPLIT_SIZE : " if self.has_fixed_splits else ""
+        first = "split * split_size" if split.lo == ZERO else f"{lo} + split * split_size"
         return [
-            "// this block's share: whole tiles, as many as the others have, or what is left of them",
-            f"const int share = {fixed}({tiles} + args.SPLITS - 1) / args.SPLITS * BLOCK_N;",
-            f"const int split_lo = {first}, split_hi = min(split_lo + share, {hi});",
+            "// this block's split: whole tiles, as many as the others have, or what is left of them",
+            f"const int split_size = {fixed}({tiles} + args.SPLITS - 1) / args.SPLITS * BLOCK_N;",
+            f"const int split_lo = {first}, split_hi = min(split_lo + split_size, {hi});",
         ]
 
-    def in_first_share(self, value: str, otherwise: str) -> str:
+    def in_first_split(self, value: str, otherwise: str) -> str:
         return f"split == 0 ? {value} : {otherwise}" if self.is_split else value
 
     @property
     def first_m(self) -> str:
-        return self.in_first_share(super().first_m, "-INF")
+        return self.in_first_split(super().first_m, "-INF")
 
     @property
     def first_lane(self) -> str:
@@ -145,6 +152,6 @@ class CudaDecodeText(CudaText):
         return f"{lane} && split == 0" if self.is_split else lane
 
     @property
-    def part(self) -> str:
+    def split_row(self) -> str:
         """The number of the result for query q of head `head`."""
         return f"((long long)(b * H + head) * {self.stored} + q) * args.SPLITS + split"

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from attnc.model.tensors import DType
 from attnc.plan.sm80.layout import CudaLayout
-from attnc.target.sm80.printer import STORED
 
 
 class ElementText:
     """What `templates/cuda/*.jinja` print about elements: of 16 bits, rounded two at a time, or f32."""
 
     layout: CudaLayout
-    dtypes: dict[str, DType]
-
-    @property
-    def storage_types(self) -> list[str]:
-        """16-bit floats among the arguments."""
-        found = {STORED[dtype] for dtype in self.dtypes.values() if dtype in (DType.F16, DType.BF16)}
-        return sorted(found)
 
     @property
     def products(self) -> str:

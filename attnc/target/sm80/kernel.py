@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Const, Dim, Expr, Index, Search, walk
-from attnc.model.tensors import Role
+from attnc.expr.nodes import Dim, Expr, Index, Search, walk
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement, statement_expressions
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.steps import fetches_for
+from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.loops import CudaLoopText
 from attnc.target.sm80.printer import STORED, at_row, load, scalar, statement, value_type
 from attnc.target.sm80.tiles import TileText
@@ -21,22 +21,15 @@ class CudaText(CudaLoopText, TileText):
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
-        attention = module.variant.attention
         self.default = kernel.configs[0]
         self.element = STORED[layout.element]
         self.ptx = self.element
         self.split = layout.warp_split
-        self.has_lse = attention.lse is not None or bool(module.kept)
         self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
         self.scalar, self.expression = scalar, at_row
         self.finds_top = kernel.unified is not None and kernel.unified.fallback
 
     # -- types and arguments -------------------------------------------------------------------------------
-
-    @property
-    def loaded_types(self) -> frozenset[str]:
-        """16-bit floats that scores read element by element."""
-        return frozenset(STORED[self.dtypes[fetch.load.tensor]] for fetch in self._fetches())
 
     @property
     def fields(self) -> Iterator[str]:
@@ -62,19 +55,6 @@ class CudaText(CudaLoopText, TileText):
     def arguments(self) -> list[Arg]:
         return [*self.module.args, *self.module.outputs, *self.module.kept]
 
-    def strides(self, arg: Arg) -> list[str]:
-        """Strides that the kernel takes of a tensor, in elements."""
-        no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
-        return [
-            name
-            for axis, name in enumerate(arg.strides)
-            if name and not (no_head and arg.tensor.axis(Role.HEAD) == axis)
-        ]
-
-    @property
-    def size_names(self) -> list[str]:
-        return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
-
     @property
     def sizes(self) -> Iterator[str]:
         """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
@@ -83,12 +63,8 @@ class CudaText(CudaLoopText, TileText):
             Dim("B") in walk(expr) for expr in self._expressions()
         )
         dims = [name for name in self.kernel.dims if not (name == "B" and by_head)]
-        for const, names in (
-            ("const ", [name for name in dims if name not in shortened]),
-            ("", [name for name in dims if name in shortened]),
-        ):
-            if names:
-                yield f"{const}int {', '.join(f'{name} = args.{name}' for name in names)};"
+        yield from sizes_of_call(name for name in dims if name not in shortened)
+        yield from sizes_of_call((name for name in dims if name in shortened), "int")
 
     # -- rows of a thread ----------------------------------------------------------------------------------
 
@@ -142,6 +118,11 @@ class CudaText(CudaLoopText, TileText):
     def rows_have_heads(self) -> bool:
         """Whether h is a value of each row."""
         return False
+
+    @property
+    def row_head(self) -> str:
+        """Of row r, where they have."""
+        return "h"
 
     @property
     def first_m(self) -> str:
@@ -213,8 +194,8 @@ class CudaText(CudaLoopText, TileText):
     # -- loops ---------------------------------------------------------------------------------------------
 
     @property
-    def share(self) -> list[str]:
-        """Statements that cut a share from the keys."""
+    def own_split(self) -> list[str]:
+        """Statements that cut a split from the keys."""
         return []
 
     @property

@@ -6,11 +6,11 @@ from attnc.model.tensors import DType
 from attnc.plan.ir import Statement
 from attnc.plan.regions import guard_of, partial_test
 from attnc.plan.steps import fetches_for, kept_fetches
-from attnc.target.loop_text import LoopText
+from attnc.target.kernel_view import KernelView
 from attnc.target.sm80.printer import scalar, statement
 
 
-class CudaLoopText(LoopText):
+class CudaLoopText(KernelView):
     """Attribute by attribute what `templates/cuda/*.jinja` print of loops and scores."""
 
     dtypes: dict[str, DType]

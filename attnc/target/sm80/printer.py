@@ -9,6 +9,7 @@ from dataclasses import replace
 from attnc.expr.nodes import TRUE, Const, Expr, Search
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
+from attnc.target.locals import local
 from attnc.target.printer import Printer, Syntax
 
 #: How elements lie in memory. 16-bit floats are bit patterns: arithmetic on them happens in float.
@@ -121,16 +122,16 @@ def value_type(fetch: Fetch, dtype: DType) -> str:
 def statement(
     item: Statement, dtypes: dict[str, DType], sizes: tuple[str, ...], show: Printer = at_row
 ) -> str:
-    """A declaration of the value; a length that shortens a size is an assignment."""
+    """A declaration of the value, if something reads it; a length that shortens a size is an assignment."""
     match item:
         case Let(name=name, value=value) if name in sizes:
             return f"{name} = {scalar(value)};"
         case Let(value=value):
             kind = {"float": "float", "bool": "bool"}.get(value.type, "int")
-            return f"const {kind} {item.name} = {scalar(value)};"
+            return local(f"const {kind}", {item.name: scalar(value)})
         case Row(tensor=tensor, indices=indices):
             place = address(f"args.{tensor}_ptr", tensor, indices, scalar)
-            return f"const {STORED[dtypes[tensor]]}* const {item.name} = &{place};"
+            return local(f"const {STORED[dtypes[tensor]]}* const", {item.name: f"&{place}"})
         case Fetch():
             dtype = dtypes[item.load.tensor]
-            return f"const {value_type(item, dtype)} {item.name} = {load(item, dtype, show)};"
+            return local(f"const {value_type(item, dtype)}", {item.name: load(item, dtype, show)})

@@ -15,11 +15,11 @@ from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Module
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
-from attnc.target.dead_locals import without_dead_locals
 from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment, template_environment
 from attnc.target.header import GLOSSARY, header
 from attnc.target.layout import tidy
+from attnc.target.locals import local, settle
 from attnc.target.numbers import forward_numbers
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import Arguments
@@ -59,7 +59,7 @@ def render_cuda(
     source = tidy_cuda(source)
     back, files = render_backward(module, page)
     operator = operator_of(module, source, files)
-    declaration = cuda_declaration(module, kernel, text, back, operator, file=str(page["source"]))
+    declaration = cuda_declaration(module, kernel, text, back, operator)
     host = render_host(module, page, source, files, declaration, tuned, back)
     return {f"{module.variant.name}.py": host, f"{module.variant.name}.cu": source, **files}
 
@@ -95,7 +95,7 @@ def render_host(
             header={**page, **hashes},
             constants=constants,
             splits=kernel.split is not None,
-            shares=has_fixed_splits(kernel),
+            fixed_split=has_fixed_splits(kernel),
             back=back,
             call=Signature(module),
             declaration=declaration,
@@ -158,6 +158,7 @@ def cuda_environment() -> jinja2.Environment:
     """Of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.filters.update(quote=quote)
+    environment.globals.update(local=local)
     return environment
 
 
@@ -179,4 +180,4 @@ def tidy_cuda(text: str) -> str:
     text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
     text = re.sub(r"(\{)\n\n", r"\1\n", text)
     text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
-    return without_dead_locals(text.strip("\n")) + "\n"
+    return settle(text.strip("\n")) + "\n"

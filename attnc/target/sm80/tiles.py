@@ -1,19 +1,201 @@
-"""The pieces of a CUDA kernel's text about tiles in shared memory: their columns, permutations and copies."""
+"""The pieces of a CUDA kernel's text that say where rows lie, in global memory (tiles, lengths, pages, packed
+sequences) and in tiles in shared memory: columns, permutations and copies.
+"""
 
 from __future__ import annotations
 
-from attnc.plan.ir import Kernel, Module
+import math
+from collections.abc import Iterator
+
+from attnc.expr.nodes import Const
+from attnc.model.tensors import DType
+from attnc.plan.ir import Kernel, Let, Module
 from attnc.plan.sm80.layout import CudaLayout, Swizzle
+from attnc.target.kernel_view import KernelView
+from attnc.target.locals import local
 from attnc.target.sm80.elements import ElementText
-from attnc.target.sm80.places import PlaceText
+from attnc.target.sm80.printer import STORED, scalar, statement
+
+#: Matrices whose rows are copied or stored in tiles, and what their places are called in a kernel.
+PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
+#: Sizes that a sequence may shorten.
+_LENGTHS = ("M", "N")
 
 
-class TileText(PlaceText, ElementText):
-    """Attribute by attribute what `templates/cuda/*.jinja` print about tiles."""
+class TileText(KernelView, ElementText):
+    """Attribute by attribute what `templates/cuda/*.jinja` print about storage."""
 
     def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
-        super().__init__(module, kernel, layout)
+        self.module, self.kernel, self.layout = module, kernel, layout
+        self.dtypes = {
+            arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs, *module.kept)
+        }
+        self.h_kv = scalar(kernel.kv_head)
+        self.v_in_k = layout.v_in_k
         self.padded = (layout.d, layout.dv) != (layout.qk.width, layout.v.width)
+
+    # -- who copies tiles ----------------------------------------------------------------------------------
+
+    @property
+    def own_copies(self) -> bool:
+        """Whether a warp copies the keys that it reads itself."""
+        return self.layout.warp_split == "kv" and self.layout.merge == "end"
+
+    @property
+    def barrier(self) -> str:
+        """What the threads that share tiles wait at."""
+        return "__syncwarp()" if self.own_copies else "__syncthreads()"
+
+    @property
+    def count(self) -> str:
+        """Keys that they copy at once."""
+        return "WARP_N" if self.own_copies else "BLOCK_N"
+
+    @property
+    def copied(self) -> str:
+        """The same, and how many they are, where they are not the whole block."""
+        return "WARP_N, 32" if self.own_copies else "BLOCK_N"
+
+    @property
+    def sharers(self) -> str:
+        """How many they are, in a function."""
+        return "SHARERS" if self.own_copies else "THREADS"
+
+    @property
+    def copy_from(self) -> str:
+        return " + warp * WARP_N" if self.own_copies else ""
+
+    def buffer(self, tiles: str, columns: str) -> str:
+        """Where they copy to."""
+        row = "(stage * BLOCK_N + warp * WARP_N)" if self.own_copies else "stage * BLOCK_N"
+        return f"{tiles} + {row} * {columns}"
+
+    @property
+    def group(self) -> str:
+        """Heads that share keys and fill the rows of a tile together; empty where they do not."""
+        return ""
+
+    # -- the tile at hand ----------------------------------------------------------------------------------
+
+    @property
+    def q_tiles(self) -> str:
+        """How many q tiles a head has, over all sequences if they are packed."""
+        sequences = self.kernel.grid.sequences
+        if sequences is None:
+            return "(M + BLOCK_M - 1) / BLOCK_M"
+        return f"{scalar(sequences.rows)} / BLOCK_M + B + 1"
+
+    @property
+    def all_heads(self) -> str:
+        return "B * H" if self.kernel.grid.sequences is None else "H"
+
+    @property
+    def tiles_of_grid(self) -> str:
+        """All q tiles, from the arguments alone."""
+        sequences = self.kernel.grid.sequences
+        if sequences is None:
+            return "(args.M + BLOCK_M - 1) / BLOCK_M * args.B * args.H"
+        return f"(args.{scalar(sequences.rows)} / BLOCK_M + args.B + 1) * args.H"
+
+    @property
+    def place_of_tile(self) -> Iterator[str]:
+        """From `rank` among the tiles of a section to b, h and q_lo, and to M of packed sequences."""
+        last_first = self.kernel.grid.longest_first
+        sequences = self.kernel.grid.sequences
+        if sequences is None:
+            place = "(q_tiles - 1 - rank / heads)" if last_first else "rank / heads"
+            yield f"const int q_lo = {place} * BLOCK_M;"
+            yield "const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;"
+            return
+        cu = sequences.cu_seqlens
+        boundary = f"args.{cu}_ptr[{{}} * args.stride_{cu}_0]"
+        total = scalar(sequences.rows)
+        first, last = "number - q_first / BLOCK_M - sequence", "q_end / BLOCK_M + sequence - number"
+        yield "const int h = first_head + rank % heads, number = rank / heads;"
+        yield f"const int sequence = find_sequence(args.{cu}_ptr, args.stride_{cu}_0, number, B, BLOCK_M);"
+        yield f"const int q_first = {boundary.format('sequence')};"
+        yield f"const int q_end = sequence < B ? {boundary.format('(sequence + 1)')} : {total};"
+        yield f"const int q_rows = q_end - q_first, q_lo = ({last if last_first else first}) * BLOCK_M;"
+        yield "// what follows the last sequence has rows to write, but no queries"
+        yield "int M = sequence < B ? q_rows : 0;"
+        yield local("const int", b="min(sequence, B - 1)")
+
+    @property
+    def program(self) -> Iterator[str]:
+        """What is computed once for a tile; a length that shortens a size is an assignment."""
+        declared = {*self.kernel.dims, *(["M"] if self.kernel.grid.sequences is not None else [])}
+        for item in self.kernel.program:
+            if isinstance(item, Let) and item.name in _LENGTHS and item.name not in declared:
+                declared.add(item.name)
+                yield f"int {item.name} = {scalar(item.value)};"
+            else:
+                yield statement(item, self.dtypes, tuple(declared))
+
+    # -- rows in global memory -----------------------------------------------------------------------------
+
+    @property
+    def page(self) -> int:
+        """Rows of a page of keys, 0 where there are none."""
+        return self.rows("k").page
+
+    @property
+    def run(self) -> int:
+        """Rows of a tile that surely lie in one page: tiles and shares start at multiples of 16."""
+        return math.gcd(self.page, 16)
+
+    @property
+    def table_type(self) -> str:
+        """Of the entries of the block table."""
+        name = self.rows("k").table_stride.removeprefix("stride_").rsplit("_", 1)[0]
+        return STORED[self.dtypes[name]]
+
+    @property
+    def places(self) -> Iterator[str]:
+        """Where the rows of q, k and v of the head at hand lie."""
+        yield from (self.place(name) for name in "qkv" if name != "v" or not self.v_in_k)
+
+    def place(self, name: str) -> str:
+        """Where the rows of a matrix lie, as a declaration."""
+        rows = self.rows(name)
+        of, letter = rows.tensor, "n" if name in ("k", "v") else "m"
+        first = f"args.{of}_ptr + {self.offset(name)}"
+        if rows.page:
+            strides = f"args.stride_{of}p, args.stride_{of}n"
+            table = f"{rows.table}, args.{rows.table_stride}"
+            return f"const Pages {PLACES[name]} = {{{first}, {strides}, {table}}};"
+        element = "element" if name == "o" else "const element"
+        return f"const Rows<{element}> {PLACES[name]} = {{{first}, args.stride_{of}{letter}}};"
+
+    def offset(self, name: str) -> str:
+        """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
+        rows = self.rows("o" if name == "lse" else name)
+        is_key = name in ("k", "v")
+        of = rows.tensor if is_key else name
+        terms = [] if rows.page else [f"b * args.stride_{of}b"]
+        if rows.first is not None:
+            terms = [f"{rows.first} * args.stride_{of}{'n' if is_key else 'm'}"]
+        if not is_key:
+            terms.append(f"h * args.stride_{name}h")
+        elif self.kernel.kv_head != Const(0):
+            terms.append(f"{'h' if self.h_kv == 'h' else 'h_kv'} * args.stride_{of}h")
+        return " + ".join(terms or ["0"])
+
+    @property
+    def lse_row(self) -> str:
+        return f"args.lse_ptr[{self.offset('lse')} + row * args.stride_lsem]"
+
+    # -- rows that do not exist ----------------------------------------------------------------------------
+
+    @property
+    def stored(self) -> str:
+        """The number of rows of o to write."""
+        return scalar(self.kernel.stored)
+
+    def if_exists(self, value: str, otherwise: str) -> str:
+        """What is written to `row`."""
+        return f"row < M ? {value} : {otherwise}" if self.clears else value
+
+    # -- tiles in shared memory ----------------------------------------------------------------------------
 
     @property
     def same_tiles(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import DS_TILES, Sm90Backward
 from attnc.plan.steps import of_a_head
 from attnc.target.sm80.backward_rows import FinishText

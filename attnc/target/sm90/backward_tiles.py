@@ -8,10 +8,11 @@ from functools import cached_property
 from attnc.expr.nodes import Const, Expr, Search, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
+from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, value_type
@@ -98,12 +99,8 @@ class Sm90TileText(CudaBackwardText):
     @property
     def clears_queries(self) -> bool:
         """Whether rows past the last query have to be made zero: TMA does so behind the tensor alone."""
-        return not self.over_q and "M" in self._made
-
-    @property
-    def meets(self) -> bool:
-        """Whether warps of a warpgroup wait for each other: results leave through what they have read."""
-        return self.over_q or self.clears_queries or not self.plan.staged(self.planned.name)
+        attention = self.module.variant.attention
+        return not self.over_q and (attention.q.storage.is_packed or "M" in attention.lengths)
 
     def is_summed(self, name: str) -> bool:
         """Whether a gradient leaves in f32, to be added to."""
@@ -167,7 +164,19 @@ class Sm90TileText(CudaBackwardText):
 
     @property
     def found_program(self) -> list[Statement]:
-        """What who finds tiles computes: integers, and all that they are computed from."""
+        """What who finds tiles computes before it knows where they end: lengths and other integers, and all
+        that bounds are computed from.
+        """
+        return [item for item in self._found if item not in self.kernel.regions.bounds]
+
+    @property
+    def found_bounds(self) -> list[Statement]:
+        """What it computes then."""
+        return [item for item in self._found if item in self.kernel.regions.bounds]
+
+    @property
+    def _found(self) -> list[Statement]:
+        """Integers, and all that they are computed from."""
         return needed_for({x.name for x in self._statements if self._is_integer(x)}, self._statements)
 
     @property
@@ -237,11 +246,4 @@ class Sm90TileText(CudaBackwardText):
     @property
     def read_sizes(self) -> Iterator[str]:
         """Those that are no part of a record."""
-        if names := [name for name in self.kernel.dims if name not in self._made]:
-            yield f"const int {', '.join(f'{name} = args.{name}' for name in names)};"
-
-    @property
-    def reads_own_end(self) -> str:
-        """The last row of the tile, where somebody who reads a record wants it."""
-        name = "q_hi" if self.over_q else "kv_hi"
-        return name if name in self._wanted else ""
+        yield from sizes_of_call(name for name in self.kernel.dims if name not in self._made)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
-from attnc.plan.ir_backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.storage import longest
 from attnc.target.declaration import attention_fields, tiles
@@ -15,12 +15,13 @@ from attnc.target.declared import Items, Record, Value, printed, section
 from attnc.target.sm80.backward_rows import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
+    cuda_files,
     cuda_kernel,
     cuda_kernels,
+    fixed_split_size,
     join_kernel,
     parts_addresses,
     parts_fields,
-    share_size,
 )
 from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
 from attnc.target.sm90.backward_tiles import Sm90Arguments
@@ -37,27 +38,26 @@ def hopper_declaration(
     text: Sm90Text | Sm90DecodeText,
     back: CudaBackward | None,
     operator: str,
-    *,
-    file: str,
 ) -> list[str]:
-    """Lines of `CALL = HopperAttention(...)`. file: of the kernel."""
-    fields: dict[str, Value] = {"module": "__file__", **attention_fields(module, kernel, operator)}
+    """Lines of `CALL = HopperAttention(...)`."""
+    fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     names = [arg.tensor.name for arg in text.arguments]
-    numbers = [*(name for arg in text.arguments for name in text.strides(arg)), *text.size_names]
+    strides = [text.strides(arg) for arg in text.arguments]
     if isinstance(text, Sm90DecodeText):
-        kernels = [cuda_kernel(kernel.name, file, "tiles * SPLITS" if text.is_split else tiles(module))]
+        kernels = [cuda_kernel(kernel.name, "tiles * SPLITS" if text.is_split else tiles(module))]
         if text.is_split:
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
-            kernels.append(join_kernel(text, file, 32 * 16))
+            kernels.append(join_kernel(text, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
-        launch = cuda_kernels(kernels, names, numbers, share_size(text), boxes, counts=False)
+        split_size = fixed_split_size(text)
+        launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         launch = cuda_kernels(
-            [cuda_kernel(kernel.name, file, _blocks(kernel))], names, numbers, sections, boxes
+            [cuda_kernel(kernel.name, _blocks(kernel))], names, strides, text.size_names, sections, boxes
         )
     fields["launches"] = Items([launch])
     if back is not None:
@@ -74,15 +74,13 @@ def _blocks(kernel: Kernel) -> str:
 
 def _section(module: Module, kernel: Kernel, text: Sm90Text) -> str:
     """Heads whose tiles blocks take one after the other, the longest first."""
-    if not kernel.grid.longest_first:
-        return "1"
     row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
     sequences, keys = kernel.grid.sequences, show(longest(module.variant.attention, Role.KEY))
     length = "N" if keys == "N" else f"{keys} // B"
     shared = " // G" if "G" in kernel.dims else ""  # by the heads of a group
     heads = "B * H" if sequences is None else "H"
     tiles = "cdiv(M, BLOCK_M)" if sequences is None else f"{show(sequences.rows)} // B // BLOCK_M"
-    return f"even_section({heads}, {length} * {row_bytes}{shared}, {tiles})"
+    return section(kernel.grid.section, heads, length, row_bytes, shared=shared, tiles=tiles)
 
 
 class HopperBackward(CudaBackward):
@@ -113,7 +111,8 @@ class HopperBackward(CudaBackward):
         layout = self._plan.layout
         row_bytes = (layout.d + layout.dv) * layout.element.bytes + 64 * self._plan.qk_pieces * 4
         rows = "M * G" if self.kv_heads == "Hkv" else "M"
-        return {"SECTION": "1", "KV_SECTION": section(f"B * {self.kv_heads}", rows, row_bytes)}
+        planned = self._backward.kernels[0].kernel.grid.section
+        return {"SECTION": "1", "KV_SECTION": section(planned, f"B * {self.kv_heads}", rows, row_bytes)}
 
     def kernel(self, name: str) -> Record:
         if name != finish_name(self.module):
@@ -121,7 +120,7 @@ class HopperBackward(CudaBackward):
         row_bytes = (self._plan.layout.d + FINISH_PITCH) * self._plan.layout.element.bytes
         own = {"WARPS": str(FINISH_WARPS), "STAGES": "1", "shared": f"{row_bytes} * config.BLOCK_M"}
         blocks = "cdiv(M, BLOCK_M) * B * H"
-        return cuda_kernel(name, self.files[name], blocks, config=self.configs[-1], changes=own)
+        return cuda_kernel(name, blocks, config=self.configs[-1], changes=own)
 
     def blocks(self, planned: BackwardKernel) -> str:
         blocks = super().blocks(planned)

@@ -1,4 +1,4 @@
-"""The pieces of a Hopper decode kernel's text, and of the kernel that joins its shares."""
+"""The pieces of a Hopper decode kernel's text, and of the kernel that joins its splits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnc.target.sm90.boxes import BoxText
 
 class Sm90DecodeText(BoxText, CudaDecodeText):
     """Attribute by attribute what `templates/sm90/decode.cu.jinja` and its parts print; scores, masks and
-    shares are as for `cuda.sm_80`.
+    splits are as for `cuda.sm_80`.
     """
 
     layout: Sm90DecodeLayout

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Binary, Compare, Dim, Expr, Index, Or, Ref, Search, walk
+from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.columns import Column
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
+from attnc.target.locals import local, sizes_of_call
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
@@ -41,7 +42,6 @@ class Sm90Text(BoxText):
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.searches and not alone  # who copies is one lane
-        self.sequences_are_packed = kernel.grid.sequences is not None
         self.sum_columns = [layout.dv]  # of what is summed in registers
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
         self.draws = kernel.softmax.dropout is not None
@@ -379,7 +379,7 @@ class Sm90Text(BoxText):
         """In a step, what was loaded of a key is there already: two neighbours at once."""
         kind, differs = self._vector_type(vector), " != 0" if self._vector_type(vector) == "bool" else ""
         value = f"of_pair<{kind.replace('bool', 'int')}>(load_shared<u64>({vector.name}_at + 32 * j), c)"
-        return f"const {kind} {vector.name} = {value}{differs};"
+        return local(f"const {kind}", {vector.name: value + differs})
 
     def statement(self, item: Statement) -> str:
         if isinstance(item, Fetch) and item in self._loaded:
@@ -395,8 +395,7 @@ class Sm90Text(BoxText):
 
     def _sizes(self, without: Iterable[str]) -> list[str]:
         left_out = set(without)
-        names = [name for name in self.kernel.dims if name not in left_out]
-        return [f"const int {', '.join(f'{name} = args.{name}' for name in names)};"] if names else []
+        return list(sizes_of_call(name for name in self.kernel.dims if name not in left_out))
 
     @property
     def multiplied_sizes(self) -> list[str]:
@@ -422,8 +421,13 @@ class Sm90Text(BoxText):
 
 
 def unaligned(end: Expr | None) -> Expr | None:
-    """x of `x // BLOCK_N * BLOCK_N`, None for anything else."""
+    """x of `x // BLOCK_N * BLOCK_N`, alone or as the smaller one of it and another end, which stays; None for
+    anything else.
+    """
     match end:
+        case Call(function="min", args=(first, second)):
+            exact = unaligned(first)
+            return None if exact is None else Call("min", (exact, second))
         case Binary(op="*", left=Binary(op="//", left=x, right=tile), right=other) if tile == other == _TILE:
             return x
         case _:

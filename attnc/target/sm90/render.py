@@ -50,7 +50,7 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     source = tidy_cuda(source)
     back, files = _backward(module, page)
     operator = operator_of(module, source, files)
-    declaration = hopper_declaration(module, kernel, text, back, operator, file=str(page["source"]))
+    declaration = hopper_declaration(module, kernel, text, back, operator)
     constants = f"{'cuda' if kernel.structure == 'decode' else 'sm90'}/_host_constants.py.jinja"
     host = render_host(
         module, page, source, files, declaration, tuned, back, target="hopper", constants=constants

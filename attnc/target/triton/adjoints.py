@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from attnc.expr.logic import conj
 from attnc.expr.nodes import FALSE, TRUE, Index
-from attnc.plan.ir_backward import Adjoint
+from attnc.plan.ir.backward import Adjoint
 from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton.printer import address, scalar
 

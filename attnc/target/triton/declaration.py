@@ -11,8 +11,7 @@ from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
 from attnc.target.declared import Items, Record, Table, printed, quoted, section
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.combine import CombineText
-from attnc.target.triton.decode import DecodeText
+from attnc.target.triton.decode import CombineText, DecodeText
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.launches import triton_kernel
 from attnc.target.triton.prologue import PreprocessText
@@ -29,7 +28,7 @@ def triton_declaration(
     dv = text.dv
     if isinstance(text, DecodeText) and kernel.split is not None:
         fields["split"] = split(module, _MOST_PROGRAMS)
-        fields["scratch"] = Table({"parts": quoted(f"PARTS * {dv + 1}")})
+        fields["scratch"] = Table({"splits": quoted(f"SPLIT_ROWS * {dv + 1}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
@@ -47,7 +46,7 @@ def _launches(module: Module, kernel: Kernel, text: KernelText) -> Iterator[Reco
         _grid(module, kernel, text),
         tiles=text.matrices,
         pointers=others,
-        sizes={"SECTION": _section(module, text)} if "SECTION" in text.sizes else {},
+        sizes={"SECTION": _section(module, text)} if "SECTION" in text.size_names else {},
     )
     if kernel.split is not None:
         combine = CombineText(module, kernel)
@@ -73,7 +72,9 @@ def _section(module: Module, text: KernelText) -> str:
     attention = module.variant.attention
     keys = show(longest(attention, Role.KEY))
     row_bytes = (text.d + text.dv) * DType(attention.q.dtype).bytes
-    return section(text.all_heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
+    return section(
+        text.kernel.grid.section, text.all_heads, "N" if keys == "N" else f"{keys} // B", row_bytes
+    )
 
 
 class TritonBackward(BackwardDeclaration):

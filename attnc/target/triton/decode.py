@@ -1,20 +1,67 @@
-"""The pieces of a decode kernel's text."""
+"""The pieces of the text of a decode kernel, of its look-ups in the block table, and of the kernel that joins
+its splits.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
+from attnc.plan.access import Rows
 from attnc.plan.columns import block
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Fetch, Kernel, Loop, Module, Statement
 from attnc.plan.regions import ZERO
 from attnc.target.triton.kernel import MATRICES, KernelText, PartText
-from attnc.target.triton.pages import PagesText
 from attnc.target.triton.printer import scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesText:
+    """Calls of `_pages_of` (`templates/triton/_decode_rows.py.jinja`).
+
+    rows: of k, whose pages are those of v too; first: the loop that looks ahead; whole: its tiles have all of
+    their rows; split: programs share a sequence.
+    """
+
+    rows: Rows
+    first: Loop
+    whole: bool
+    split: bool
+
+    def after(self, tiles: int) -> str:
+        """The pages of the tile so many tiles after the first: looked up while q is on its way."""
+        start = scalar(self.first.start) + (f" + {tiles} * BLOCK_N" if tiles else "")
+        if self.whole:
+            return self._of(start, scalar(self.first.stop), whole=True)
+        return self._within(start, self.first)
+
+    def later(self, loop: Loop) -> str:
+        """Those of a tile further on: a look-up waits for all rows that were asked for before.
+
+        Three tiles ahead a short split starts sooner; where programs have whole sequences, two are faster.
+        Entry by entry, although they could be vectors: those the compiler asks for behind the rows of a tile.
+        """
+        ahead = "(3 if SPLIT else 2)" if self.split else "2"
+        return self._within(f"kv_lo + {ahead} * BLOCK_N", loop)
+
+    @property
+    def own(self) -> str:
+        """Those of the tile at hand."""
+        return self._of("kv_lo", "N")
+
+    def _within(self, start: str, loop: Loop) -> str:
+        """None past the loop's end, where somebody would wait for them."""
+        return self._of(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
+
+    def _of(self, start: str, stop: str, whole: bool = False) -> str:
+        """The pages of the tile that begins with this key: up to N, as its rows are read up to there."""
+        k, form = self.rows, "SPLIT" if self.split else "False"
+        where = f"{k.table}, {k.table_stride}, {start}, {stop}"
+        return f"_pages_of({where}, {whole}, {form}, BLOCK_N, {k.page})"
 
 
 class DecodeText(KernelText):
@@ -32,32 +79,37 @@ class DecodeText(KernelText):
     @property
     def summary(self) -> str:
         rows = "q rows of one head" if self.group is None else "(q row, head) rows of one KV head"
-        share = "" if self.kernel.split is None else ", from a share of its keys"
-        return f"o and lse of one tile of {rows}{share}."
+        split = "" if self.kernel.split is None else ", from a split of its keys"
+        return f"o and lse of one tile of {rows}{split}."
 
     # -- rows ----------------------------------------------------------------------------------------------
 
     @property
     def all_rows(self) -> str:
-        """Rows of a KV head, before a length shortens them."""
+        """Rows of a KV head: before the program's statements, of its tensor."""
         return "M" if self.group is None else f"M * {self.group}"
 
     @property
     def heads(self) -> list[str]:
-        """From the number of a tile to b, the head, and the first and last q row."""
+        """From the number of a tile to b, the head, and the first q row."""
         if self.group is None:
             lines = ["head = tile // row_tiles", "b = head // H", "h = head % H"]
             if self.h_kv != "h":
                 lines.append(f"h_kv = {self.h_kv}")
-            ends = {"q_lo": "row_lo", "q_hi": "tl.minimum(row_lo + BLOCK_M, M) - 1"}
-            return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+            return [*lines, *(["q_lo = row_lo"] if self.reads("q_lo") else [])]
         if self.kernel.kv_head == Const(0):
             lines = ["b = tile // row_tiles"]
         else:
             lines = ["head = tile // row_tiles", "b = head // Hkv", "h_kv = head % Hkv"]
-        last = f"tl.minimum(row_lo + BLOCK_M, M * {self.group}) - 1"
-        ends = {"q_lo": f"row_lo // {self.group}", "q_hi": f"({last}) // {self.group}"}
-        return [*lines, *(f"{name} = {end}" for name, end in ends.items() if self.reads(name))]
+        return [*lines, *([f"q_lo = row_lo // {self.group}"] if self.reads("q_lo") else [])]
+
+    @property
+    def last_row(self) -> list[str]:
+        """The last q row of the tile that the sequence has, where a bound reads it."""
+        last = f"tl.minimum(row_lo + BLOCK_M, {self.all_rows}) - 1"
+        if self.group is not None:
+            last = f"({last}) // {self.group}"
+        return [f"q_hi = {last}"] if self.reads("q_hi") else []
 
     @property
     def before_loads(self) -> tuple[Statement, ...]:
@@ -228,14 +280,14 @@ class DecodeText(KernelText):
     def unified_arguments(self, loop: Loop) -> str:
         return self._arguments(self._unified_names, loop)
 
-    def in_first_share(self, value: str, otherwise: str) -> str:
+    def in_first_split(self, value: str, otherwise: str) -> str:
         return value if self.kernel.split is None else f"tl.where(split == 0, {value}, {otherwise})"
 
-    # -- shares --------------------------------------------------------------------------------------------
+    # -- splits --------------------------------------------------------------------------------------------
 
     @property
     def visited(self) -> str:
-        """Keys that the shares are of: none, not fewer, where a tile's rows stand before the first key."""
+        """Keys that the splits are of: none, not fewer, where a tile's rows stand before the first key."""
         split = self.kernel.split
         assert split is not None
         keys = scalar(split.hi) if split.lo == ZERO else f"{scalar(split.hi)} - {scalar(split.lo)}"
@@ -245,7 +297,7 @@ class DecodeText(KernelText):
     def split_lo(self) -> str:
         split = self.kernel.split
         assert split is not None
-        return "split * share" if split.lo == ZERO else f"{scalar(split.lo)} + split * share"
+        return "split * split_size" if split.lo == ZERO else f"{scalar(split.lo)} + split * split_size"
 
     @property
     def row_number(self) -> str:
@@ -272,18 +324,45 @@ class DecodeText(KernelText):
     @property
     def _parts_pointers(self) -> list[str]:
         counter = ["fallbacks_ptr"] if self._finds_top else []
-        return [*([] if self.kernel.split is None else ["parts_ptr"]), *counter]
+        return [*([] if self.kernel.split is None else ["splits_ptr"]), *counter]
 
     @property
-    def sizes(self) -> list[str]:
-        return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS", "PARTS"])]
+    def size_names(self) -> list[str]:
+        return [*self.kernel.dims, *([] if self.kernel.split is None else ["SPLITS", "SPLIT_ROWS"])]
 
     @property
     def tiles(self) -> list[str]:
         split = [] if self.kernel.split is None else ["SPLIT"]
-        return ["BLOCK_M", "BLOCK_N", *split, *self.shares, "PDL"]
+        return ["BLOCK_M", "BLOCK_N", *split, *self.fixed_split, "PDL"]
 
     @property
-    def shares(self) -> list[str]:
-        """The constant of configs that give a share a fixed number of keys."""
-        return ["SHARE"] if has_fixed_splits(self.kernel) else []
+    def fixed_split(self) -> list[str]:
+        """The constant of configs that give a split a fixed number of keys."""
+        return ["SPLIT_SIZE"] if has_fixed_splits(self.kernel) else []
+
+
+class CombineText(KernelText):
+    """Attribute by attribute what `templates/triton/combine.py.jinja` prints."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.module.variant.attention.name}_combine"
+
+    @property
+    def parameter_lines(self) -> list[list[str]]:
+        tensors = ["splits_ptr", "O", *(["lse_ptr"] if self.has_lse else [])]
+        strides = [self.strides(arg) for arg in self.module.outputs]
+        return [tensors, *strides, self.size_names, ["BLOCK_S", "PDL"]]
+
+    @property
+    def size_names(self) -> list[str]:
+        return ["H", "M", "SPLITS", "SPLIT_ROWS"]
+
+    @property
+    def split_mask(self) -> str:
+        columns = "" if self.dv == self.block_dv else f" & (d[None, :] < {self.dv})"
+        return f"(split < SPLITS)[:, None]{columns}"
+
+    @property
+    def o_offset(self) -> str:
+        return self.offset("o")

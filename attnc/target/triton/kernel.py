@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Const, Index, walk
-from attnc.model.tensors import DType, Role
-from attnc.plan.access import Rows
+from attnc.model.tensors import DType
 from attnc.plan.columns import block, feature
 from attnc.plan.ir import Arg, Kernel, Loop, Module, kernel_expressions
 from attnc.target.triton.printer import TL_DTYPES, scalar
@@ -37,7 +36,6 @@ class KernelText(ProgramText):
         self.d, self.dv = feature(attention.q), feature(attention.v)
         self.block_d, self.block_dv = block(self.d), block(self.dv)
         self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
-        self.has_lse = attention.lse is not None or bool(module.kept)
         self.may_lack_lse = bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel_expressions(kernel))
@@ -89,9 +87,6 @@ class KernelText(ProgramText):
             return ""
         return f"_find_pages({k.table}, {k.table_stride}, kv_lo, N, BLOCK_N, {k.page})"
 
-    def rows(self, name: str) -> Rows:
-        return self.kernel.rows.get(name, Rows(tensor=name))
-
     def _width(self, size: int) -> str:
         return f"{size}, {block(size)}" if self.padded else str(size)
 
@@ -141,10 +136,10 @@ class KernelText(ProgramText):
             *(f"{arg.tensor.name}_ptr" for arg in self._pointers()),
         ]
         tensors_with_strides = (*self.module.args, *self.module.outputs, *self.module.kept)
-        strides = [list(self.strides(arg)) for arg in tensors_with_strides]
+        strides = [self.strides(arg) for arg in tensors_with_strides]
         if self.kernel.grid.over == "head":
             tensors += ["acc_ptr", "l_ptr", "m_ptr"]
-        return [tensors, *(line for line in strides if line), self.sizes, self.tiles]
+        return [tensors, *(line for line in strides if line), self.size_names, self.tiles]
 
     @property
     def tiles(self) -> list[str]:
@@ -157,15 +152,10 @@ class KernelText(ProgramText):
         return ["TMA"] if self.kernel.tma else []
 
     @property
-    def sizes(self) -> list[str]:
-        """Sizes known at run time; the kernel is not specialised on them, so that no length recompiles it."""
-        return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
-
-    @property
     def unspecialised(self) -> list[str]:
         """Arguments that change with the lengths: sizes, and the strides of lse."""
         lse = (arg for arg in self.module.outputs if arg.tensor.name == "lse")
-        return [*self.sizes, *(name for arg in lse for name in self.strides(arg))]
+        return [*self.size_names, *(name for arg in lse for name in self.strides(arg))]
 
     @property
     def tile_parameters(self) -> list[str]:
@@ -174,13 +164,6 @@ class KernelText(ProgramText):
     @property
     def tile_arguments(self) -> str:
         return ", ".join(["tile", *(name for line in self.parameter_lines for name in line)])
-
-    def strides(self, arg: Arg) -> Iterator[str]:
-        """Stride arguments the kernel takes for a tensor."""
-        no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
-        for axis, name in enumerate(arg.strides):
-            if name and not (no_head and arg.tensor.axis(Role.HEAD) == axis):
-                yield name
 
     def _pointers(self) -> Iterator[Arg]:
         everything = (*self.module.outputs, *self.module.kept, *self.module.args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attnc.target.declared import Record, Table, Value, Words, quoted
+from attnc.target.declared import Record, Table, Value, Words, in_words, quoted
 
 
 def triton_kernel(
@@ -29,7 +29,7 @@ def triton_kernel(
     if config:
         fields["config"] = quoted(config.removesuffix("_config"))
     if sizes:
-        fields["sizes"] = Table({size: quoted(text) for size, text in sizes.items()})
+        fields["sizes"] = Table({size: in_words(text) for size, text in sizes.items()})
     if warps:
         fields["warps"] = str(warps)
     if joins:

@@ -6,16 +6,13 @@ from attnc.expr.nodes import Load, Search, walk
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Fetch, Let, Module, Row, Statement
-from attnc.plan.ir_backward import Adjoint, BackwardKernel
+from attnc.plan.ir.backward import Adjoint, BackwardKernel
 from attnc.plan.storage import longest
 from attnc.target.declared import Record, section
 from attnc.target.triton.kernel import typed
 from attnc.target.triton.launches import triton_kernel
 from attnc.target.triton.prologue import PrologueText
 from attnc.target.triton.tensors import Pair, TritonTensors
-
-#: Heads of a section where a program visits few tiles of each: more than fit the cache as a whole.
-_MANY_HEADS = 16
 
 
 class Parameters:
@@ -97,10 +94,8 @@ class Parameters:
         """Heads that programs share: those whose K and V, or q and do, lie in the L2 cache together."""
         heads, role = ("H", Role.KEY) if self.over_q else (self.kv_heads, Role.QUERY)
         heads = heads if self.kernel.grid.sequences is not None else f"B * {heads}"
-        if self.kernel.regions.are_short:
-            return f"min({heads}, {_MANY_HEADS})"
         row_bytes = (self.tensors.d + self.tensors.dv) * DType(self.tensors.by_name["q"].dtype).bytes
-        return section(heads, self._usual_length(role), row_bytes)
+        return section(self.kernel.grid.section, heads, self._usual_length(role), row_bytes)
 
     @property
     def _tma(self) -> list[str]:

@@ -57,11 +57,13 @@ tiled = Printer(SYNTAX, tile=True)
 transposed = Printer(replace(SYNTAX, broadcast={"q": "[None, :]", "kv": "[:, None]"}), tile=True)
 
 
-def score(expr: Expr, show: Printer = tiled) -> str:
-    """The score as a tile, even where it leaves out the product of q and k, which is one."""
-    text = show(expr)
-    is_tile = any(node == Dot() or (isinstance(node, Ref) and len(node.axes) == 2) for node in walk(expr))
-    return text if is_tile else f"tl.zeros_like(s) + ({text})"
+def score(expr: Expr, show: Printer = tiled, read: Expr | None = None) -> str:
+    """The score as a tile, even where it leaves out the product of q and k, which is one. read: the same with
+    values of the step in the place of their names, which have the axes of what they read.
+    """
+    nodes = walk(expr if read is None else read)
+    is_tile = any(node == Dot() or (isinstance(node, Ref) and len(node.axes) == 2) for node in nodes)
+    return show(expr) if is_tile else f"tl.zeros_like(s) + ({show(expr)})"
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from attnc.plan.ir import Loop
-from attnc.target.loop_text import LoopText
+from attnc.target.kernel_view import KernelView
 from attnc.target.triton.printer import scalar, transposed
 
 
-class ProgramText(LoopText):
+class ProgramText(KernelView):
     """What texts of forward and backward kernels have in common."""
 
     #: q tiles of a head where the grid counts sequences, and the name for the number of heads of k and v.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import FALSE, TRUE, Const
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module, Statement
-from attnc.plan.ir_backward import Preprocess, Prologue
+from attnc.plan.ir.backward import Preprocess, Prologue
 from attnc.plan.signature import stride_name
 from attnc.target.declared import Record
 from attnc.target.triton.kernel import typed

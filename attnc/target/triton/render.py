@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
@@ -20,9 +19,9 @@ from attnc.target.numbers import module_numbers
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.combine import CombineText
 from attnc.target.triton.declaration import TritonBackward, triton_declaration
-from attnc.target.triton.decode import DecodeText
+from attnc.target.triton.decode import CombineText, DecodeText
+from attnc.target.triton.device_functions import device_functions
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.printer import load, scalar, score, statement, tiled
 from attnc.target.tuning import tuning
@@ -78,10 +77,10 @@ def render_triton(
             "splits": kernel.split is not None,
             "maxnreg": any(planned.limits_registers for planned in kernels_of(module).values()),
             "early_dp": any(planned.dp_order == "both" for planned in kernels_of(module).values()),
-            "shares": has_fixed_splits(kernel),
+            "fixed_split": has_fixed_splits(kernel),
             "staged": kernel.split is not None and any(kernel.split.staged),
         },
-        uses=frozenset(re.findall(r"\b_\w+", code)),
+        device_functions=device_functions(module),
     )
     return {f"{module.variant.name}.py": tidy(page)}
 

@@ -179,8 +179,8 @@ def alibi_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     slope = tl.load(slope_ptr + h.to(tl.int64) * stride_slope_0).to(tl.float32)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -269,7 +269,6 @@ def alibi_backward_dq(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -278,6 +277,7 @@ def alibi_backward_dq(
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
     slope = tl.load(slope_ptr + h.to(tl.int64) * stride_slope_0).to(tl.float32)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -379,7 +379,6 @@ def alibi_backward_dkdv(
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
         DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
-    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
@@ -394,6 +393,7 @@ def alibi_backward_dkdv(
         lse2_head = LSE2 + row.to(tl.int64) * M_padded
         delta_head = DELTA + row.to(tl.int64) * M_padded
     slope = tl.load(slope_ptr + h.to(tl.int64) * stride_slope_0).to(tl.float32)
+    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     # causal: which q tiles are partial, and which are full
     lo = tl.maximum(kv_lo + M - N, 0) // BLOCK_M * BLOCK_M
     full_lo = tl.minimum((tl.maximum(kv_hi + M - N, 0) + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M, M)
@@ -415,7 +415,7 @@ def alibi_backward_dkdv(
 
 CALL = TritonAttention(
     name="alibi",
-    operator="alibi_d64_4426dbc0",
+    operator="alibi_d64_70b2bf61",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),
@@ -432,7 +432,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse slope",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -454,7 +454,7 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse lse2 delta slope dslope",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 256)"},
+                sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=alibi_backward_dkdv,
@@ -462,7 +462,7 @@ CALL = TritonAttention(
                 tiles="q k v do dk dv lse2 delta",
                 pointers="slope",
                 config="dkdv",
-                sizes={"SECTION": "section(B * H, M * 256)"},
+                sizes={"SECTION": "section(B * H, M * 256, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(

@@ -444,7 +444,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse pair key_bias",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -467,7 +467,7 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse lse2 delta pair key_bias dpair",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 256)"},
+                sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=bias_backward_dkdv,
@@ -475,7 +475,7 @@ CALL = TritonAttention(
                 tiles="q k v do dk dv lse2 delta",
                 pointers="pair key_bias dkey_bias",
                 config="dkdv",
-                sizes={"SECTION": "section(B * H, M * 256)"},
+                sizes={"SECTION": "section(B * H, M * 256, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(

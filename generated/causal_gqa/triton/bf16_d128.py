@@ -264,7 +264,6 @@ def causal_gqa_backward_dq(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -272,6 +271,7 @@ def causal_gqa_backward_dq(
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -404,7 +404,7 @@ def causal_gqa_backward_dkdv(
 
 CALL = TritonAttention(
     name="causal_gqa",
-    operator="causal_gqa_bf16_d128_c1e63e8e",
+    operator="causal_gqa_bf16_d128_9029494f",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
@@ -420,7 +420,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse",
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -441,14 +441,14 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 512)"},
+                sizes={"SECTION": "section(B * H, N * 512, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=causal_gqa_backward_dkdv,
                 grid="cdiv(N, BLOCK_N) * B * Hkv",
                 tiles="q k v do dk dv lse2 delta",
                 config="dkdv",
-                sizes={"SECTION": "section(B * Hkv, M * 512)"},
+                sizes={"SECTION": "section(B * Hkv, M * 512, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

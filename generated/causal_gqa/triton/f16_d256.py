@@ -270,7 +270,6 @@ def causal_gqa_backward_dq(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -278,6 +277,7 @@ def causal_gqa_backward_dq(
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -478,7 +478,7 @@ def causal_gqa_backward_dk(
 
 CALL = TritonAttention(
     name="causal_gqa",
-    operator="causal_gqa_f16_d256_9911c70e",
+    operator="causal_gqa_f16_d256_891f35d6",
     inputs=(
         Tensor("q", "f16[B, M, H, 256]", "bmh"),
         Tensor("k", "f16[B, N, Hkv, 256]", "bnh"),
@@ -494,7 +494,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse",
-            sizes={"SECTION": "section(B * H, N * 1024)"},
+            sizes={"SECTION": "section(B * H, N * 1024, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -515,21 +515,21 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 1024)"},
+                sizes={"SECTION": "section(B * H, N * 1024, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=causal_gqa_backward_dv,
                 grid="cdiv(N, BLOCK_N) * B * Hkv",
                 tiles="q k do dv lse2",
                 config="dv",
-                sizes={"SECTION": "section(B * Hkv, M * 1024)"},
+                sizes={"SECTION": "section(B * Hkv, M * 1024, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=causal_gqa_backward_dk,
                 grid="cdiv(N, BLOCK_N) * B * Hkv",
                 tiles="q k v do dk lse2 delta",
                 config="dk",
-                sizes={"SECTION": "section(B * Hkv, M * 1024)"},
+                sizes={"SECTION": "section(B * Hkv, M * 1024, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -210,7 +210,7 @@ CALL = TritonAttention(
             function=chunked_forward,
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
 )

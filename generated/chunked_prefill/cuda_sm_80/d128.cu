@@ -255,12 +255,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     // what follows the last sequence has rows to write, but no queries
     int M = sequence < B ? q_rows : 0;
     const int b = min(sequence, B - 1);
-    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const int h_kv = h / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
     N = where<int>(q_lo < M, N, 0);
+    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const Rows<const element> queries = {args.q_ptr + q_first * args.stride_qm + h * args.stride_qh, args.stride_qm};
     const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
     const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row, args.stride_block_table_1};

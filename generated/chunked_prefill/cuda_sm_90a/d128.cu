@@ -33,7 +33,7 @@
 #define BLOCK_N 128  // keys of a tile
 #define STAGES 2  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q there
-#define O_TILES 0  // 1: o leaves through a tile of its own, by TMA; 0: from registers
+#define O_TILES 1  // 1: o leaves through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
 #define COPY_REGISTERS 40  // of a thread that copies,
 #define MULTIPLY_REGISTERS 232  // and of one that multiplies
@@ -56,6 +56,8 @@ constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 constexpr int PAGE = 16, BOX = 16, BOXES = BLOCK_N / BOX;  // keys of a tile that are copied at once lie in one page
+constexpr int COPIERS = 3;  // warps that copy
+static_assert(QK_PIECES * BOXES <= 32 * COPIERS && V_PIECES * BOXES <= 32 * COPIERS, "a lane copies one box");
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
@@ -70,7 +72,7 @@ static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map;
+    TensorMap q_map, k_map, v_map, o_map;
     const int* cu_q_ptr;
     const int* block_table_ptr;
     const int* kv_len_ptr;
@@ -89,7 +91,7 @@ struct Args {
 struct Record {
     int q_lo;  // its first row; negative: there are no more tiles
     int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
-    int h, b, q_first, q_rows, M, N, hi, full_hi;
+    int h, b, q_first, q_rows, M, N, hi, full_hi, met_hi;
     int tile;
     int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again
 };
@@ -245,17 +247,18 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         // what follows the last sequence has rows to write, but no queries
         int M = sequence < B ? q_rows : 0;
         const int b = min(sequence, B - 1);
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
         int N = args.N;
         const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
         N = max(min(kv_len, N), 0);
         N = where<int>(q_lo < M, N, 0);
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
 
         // causal: which kv tiles are partial, and which are full
         const int first_pos = q_lo + N - M;
         const int last_pos = q_hi + N - M;
         const int hi = min(last_pos + 1, N);
         const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
+        const int met_hi = min(max(first_pos + 1, 0), N);  // keys before it are kept by all rows
         const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
         if (leads) {
             source->failed = 0;
@@ -271,6 +274,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             record.N = N;
             record.hi = hi;
             record.full_hi = full_hi;
+            record.met_hi = met_hi;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
     }
@@ -283,10 +287,11 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     }
 }
 
-// A warp: copies tiles as buffers become free, K one tile ahead of V, as they are used. Masked tiles, which are the last, come first.
-__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+// A warp, one of those that copy: copies its boxes of tiles as buffers become free, K one tile ahead of V, as they are used. Masked tiles, which are the last, come first.
+__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records, int copier)
 {
-    const int lane = threadIdx.x % 32;
+    // A lane copies one box of each tile, of so many keys and a piece of the columns.
+    const int lane = threadIdx.x % 32, box = (lane * COPIERS + copier) % BOXES, piece = (lane * COPIERS + copier) / BOXES;
     const int G = args.G;
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 1};
@@ -310,7 +315,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         if (kv_lo < 0)
             continue;
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-        if (lane == 0) {
+        if (copier == 0 && lane == 0) {
             mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
             for (int piece = 0; piece < QK_PIECES; ++piece)
                 tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
@@ -319,43 +324,43 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         q.step();
         // A lane copies BOX keys of each tile, which lie in one page. It is looked up a tile ahead, and behind the last key not at all.
         auto page_of = [&](int kv_idx) {
-            return lane < BOXES && kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
+            return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
         };
         // Of a tile, that hold keys.
         auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
-        int page = page_of(kv_lo + lane * BOX), v_page = 0;
+        int page = page_of(kv_lo + box * BOX), v_page = 0;
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
             more = kv_lo >= 0;
             if (more) {
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-                const int boxes = boxes_of(kv_lo);
+                const bool copies = piece < QK_PIECES && box < boxes_of(kv_lo);
+                const int count = count_lanes(copies);  // of all, who have waited: one that came later would find the tile read
                 if (lane == 0)
-                    mbarrier_expect(barrier_of(base, K_FULL, k.at), QK_PIECES * boxes * BOX * 128);
+                    mbarrier_expect(barrier_of(base, K_FULL, k.at), count * BOX * 128);
                 __syncwarp();
-                if (lane < boxes)
-                    for (int piece = 0; piece < QK_PIECES; ++piece)
-                        tma_load(base + K_AT + k.at * K_BYTES + (piece * BLOCK_N + lane * BOX) * 128, args.k_map,
-                                 barrier_of(base, K_FULL, k.at), 64 * piece, (kv_lo + lane * BOX) % PAGE, h_kv, page);
+                if (copies)
+                    tma_load(base + K_AT + k.at * K_BYTES + (piece * BLOCK_N + box * BOX) * 128, args.k_map,
+                             barrier_of(base, K_FULL, k.at), 64 * piece, (kv_lo + box * BOX) % PAGE, h_kv, page);
                 k.step();
             }
             if (v_lo >= 0) {
                 mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
-                const int boxes = boxes_of(v_lo);
+                const bool copies = piece < V_PIECES && box < boxes_of(v_lo);
+                const int count = count_lanes(copies);  // of all, who have waited: one that came later would find the tile read
                 if (lane == 0)
-                    mbarrier_expect(barrier_of(base, V_FULL, v.at), V_PIECES * boxes * BOX * 128);
+                    mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);
                 __syncwarp();
-                if (lane < boxes)
-                    for (int piece = 0; piece < V_PIECES; ++piece)
-                        tma_load(base + V_AT + v.at * V_BYTES + (piece * BLOCK_N + lane * BOX) * 128, args.v_map,
-                                 barrier_of(base, V_FULL, v.at), 64 * piece, (v_lo + lane * BOX) % PAGE, h_kv, v_page);
+                if (copies)
+                    tma_load(base + V_AT + v.at * V_BYTES + (piece * BLOCK_N + box * BOX) * 128, args.v_map,
+                             barrier_of(base, V_FULL, v.at), 64 * piece, (v_lo + box * BOX) % PAGE, h_kv, v_page);
                 v.step();
             }
             v_lo = more ? kv_lo : -1;
             kv_lo = previous(kv_lo);
             v_page = page;
-            page = page_of(kv_lo + lane * BOX);
+            page = page_of(kv_lo + box * BOX);
         }
     }
 }
@@ -383,6 +388,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         const int M = uniform(record.M);
         const int N = uniform(record.N);
         const int full_hi = uniform(record.full_hi);
+        const int met_hi = uniform(record.met_hi);
         const int again = uniform(record.again);
         bool failed = false;
         int kv_lo = uniform(record.kv_lo);
@@ -424,7 +430,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         };
         // Rows of v that no query keeps become zeros: their p is 0, but 0 * NaN is NaN.
         auto clear_values = [&](int kv_lo) {
-            if (!is_partial(kv_lo))
+            if (kv_lo + BLOCK_N <= N)
                 return;
             for (int row = threadIdx.x - 128; row < BLOCK_N; row += 128 * CONSUMERS) {
                 const int kv_idx = kv_lo + row;
@@ -483,7 +489,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
-                        failed |= !(most < 1e30f);  // the exponentials say no more: once more, under a running maximum
+                        // The exponentials say no more: once more, under a running maximum.
+                        failed |= !(most < 1e30f) && record.q_lo + 64 * consumer + 16 * warp + 8 * r + g < record.M;
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);
@@ -570,7 +577,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             clear_values(kv_lo);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
-            auto all_meet = [&](int kv_lo) { return !is_partial(kv_lo); };
+            auto all_meet = [&](int kv_lo) { return kv_lo < met_hi; };
             bool settled = !again && all_meet(kv_lo);
             kv_lo = previous(kv_lo);
             #pragma unroll 1
@@ -626,38 +633,61 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                element* const o_row = args.o_ptr + q_first * args.stride_om + h * args.stride_oh + row * args.stride_om;
-                const bool exists = writes && row < q_rows;
-                // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+            // A box that would reach into the rows of the next sequence leaves row by row.
+            if (q_lo + 64 * consumer + 16 * warp + 16 <= q_rows) {
+                // Each warp stores its own 16 rows, so that none waits for another.
+                const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+                if (lane == 0)
+                    tma_wait_read();
+                __syncwarp();
                 #pragma unroll
-                for (int j = 0; j + 3 < DV / 8; j += 4) {
-                    u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                for (int j = 0; j < DV / 8; j += 2)
+                    store_pieces(base + O_AT + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0 && writes) {
                     #pragma unroll
-                    for (int i = 0; i < 4; i += 2) {
-                        const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
-                        x[i] = t & 1 ? other : x[i];
-                        x[i + 1] = t & 1 ? x[i + 1] : other;
-                    }
-                    #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
-                        x[i] = t & 2 ? other : x[i];
-                        x[i + 2] = t & 2 ? x[i + 2] : other;
-                    }
-                    if (exists)
-                        store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    for (int piece = 0; piece < V_PIECES; ++piece)
+                        tma_store(args.o_map, base + O_AT + (piece * BLOCK_M + first) * 128, 64 * piece, q_first + q_lo + first, h, 0);
+                    tma_commit();
                 }
+            } else {
                 #pragma unroll
-                for (int j = DV / 32 * 4; j < DV / 8; ++j)
-                    if (exists)
-                        *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                for (int r = 0; r < ROWS; ++r) {
+                    const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                    element* const o_row = args.o_ptr + q_first * args.stride_om + h * args.stride_oh + row * args.stride_om;
+                    const bool exists = writes && row < q_rows;
+                    // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+                    #pragma unroll
+                    for (int j = 0; j + 3 < DV / 8; j += 4) {
+                        u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                        #pragma unroll
+                        for (int i = 0; i < 4; i += 2) {
+                            const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                            x[i] = t & 1 ? other : x[i];
+                            x[i + 1] = t & 1 ? x[i + 1] : other;
+                        }
+                        #pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                            x[i] = t & 2 ? other : x[i];
+                            x[i + 2] = t & 2 ? x[i + 2] : other;
+                        }
+                        if (exists)
+                            store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    }
+                    #pragma unroll
+                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                        if (exists)
+                            *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                }
             }
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }
+    if (O_TILES && lane == 0)
+        tma_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward(const __grid_constant__ Args args)
@@ -669,7 +699,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward
     if (threadIdx.x == 0) {
         for (int i = 0; i < RECORDS; ++i) {
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1 + COPIERS - 1);  // a warp arrives by one lane
             records[i].failed = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
@@ -677,9 +707,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
         }
         for (int i = 0; i < STAGES; ++i) {
-            mbarrier_init(barrier_of(base, K_FULL, i), 1);
+            mbarrier_init(barrier_of(base, K_FULL, i), COPIERS);
             mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
-            mbarrier_init(barrier_of(base, V_FULL, i), 1);
+            mbarrier_init(barrier_of(base, V_FULL, i), COPIERS);
             mbarrier_init(barrier_of(base, V_EMPTY, i), 4 * CONSUMERS);
         }
         mbarrier_fence();
@@ -688,11 +718,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward
 
     if (warpgroup == 0) {
         warpgroup_give_registers<COPY_REGISTERS>();
-        if (warp == 0) {
+        if (warp != 1 && (4 - warp) % 4 < COPIERS) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
-            copy_tiles(args, base, records);
+            copy_tiles(args, base, records, (4 - warp) % 4);
         } else if (warp == 1) {
             find_tiles(args, base, records);
         }

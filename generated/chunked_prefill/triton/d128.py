@@ -177,11 +177,11 @@ def chunked_prefill_forward(
     M = tl.where(b < B, q_rows, 0)
     b = tl.minimum(b, B - 1)
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)
     N = tl.where(q_lo < M, N, 0)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     Q += q_first.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
     K += h_kv.to(tl.int64) * stride_kh
     V += h_kv.to(tl.int64) * stride_vh
@@ -222,7 +222,7 @@ def chunked_prefill_forward(
 
 CALL = TritonAttention(
     name="chunked_prefill",
-    operator="chunked_prefill_d128_a8e66162",
+    operator="chunked_prefill_d128_f9038e49",
     inputs=(
         Tensor("q", "bf16[T, H, 128]", "mh"),
         Tensor("k", "bf16[pages, 16, Hkv, 128]", "pnh"),
@@ -244,7 +244,7 @@ CALL = TritonAttention(
             grid="(T // BLOCK_M + B + 1) * H",
             tiles="q k v o",
             pointers="lse cu_q block_table kv_len",
-            sizes={"SECTION": "section(H, N * 512)"},
+            sizes={"SECTION": "section(H, N * 512, l2() // 4, 4, 16)"},
         ),
     ),
 )

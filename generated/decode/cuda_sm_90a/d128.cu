@@ -21,7 +21,7 @@
 // log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// A block has 64 rows of queries and heads. One thread copies tiles of keys and values by TMA, a warpgroup multiplies; they wait for
+// A block has 64 rows of queries and heads. Four warps copy tiles of keys and values by TMA, a warpgroup multiplies; they wait for
 // each other at mbarriers. A second block on the same multiprocessor copies while this one multiplies.
 
 // One compilation for each configuration: d128.py passes these with -D.
@@ -35,7 +35,7 @@
 #define ELEMENT bf16
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = WARPS / 4 - 1, THREADS = 32 * WARPS;
+constexpr int CONSUMERS = WARPS / 4 - 1, COPIERS = 4, THREADS = 32 * WARPS;  // warpgroups that multiply, warps that copy
 constexpr int DV = 128, COLUMNS = DV / CONSUMERS;  // of o, that a warpgroup has
 constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
@@ -62,8 +62,8 @@ struct Args {
     const int* kv_len_ptr;
     bf16* o_ptr;
     float* lse_ptr;
-    float* o_parts_ptr;
-    float* lse_parts_ptr;
+    float* o_splits_ptr;
+    float* lse_splits_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kv_len_0;
     long long stride_ob, stride_om, stride_oh;
@@ -181,20 +181,23 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
             x[j][i] *= factor[i / 2];
 }
 
-// o and lse of one tile of (query, head) rows of one KV head, from a share of its keys.
+// o and lse of one tile of (query, head) rows of one KV head, from a split of its keys.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     const u32 base = address(shared);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
+        tma_prefetch(args.k_map);
+        tma_prefetch(args.v_map);
         for (int i = 0; i < STAGES * PARTS; ++i) {
-            mbarrier_init(barrier_of(base, FULL, i), 1);
+            mbarrier_init(barrier_of(base, FULL, i), COPIERS);
             mbarrier_init(barrier_of(base, EMPTY, i), 4);  // a warp arrives by one lane
         }
         mbarrier_fence();
     }
     __syncthreads();
+    wait_for_launch();  // this kernel is started while the one before it ends
     allow_next_launch();
 
     const int H = args.H, G = args.G, M = args.M, Hkv = args.Hkv;
@@ -203,7 +206,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(con
     const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
-    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
     // What needs no length of the sequence is loaded while that is.
     if (warpgroup > 0) {
         // So many threads copy a row, all that they copy at once. Rows that do not exist become zeros.
@@ -222,49 +224,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(con
     }
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
+    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
 
     // causal: which kv tiles are partial, and which are full
     const int first_pos = q_lo + N - M;
     const int last_pos = q_hi + N - M;
     const int hi = last_pos + 1;
     const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-    // this block's share: whole tiles, as many as the others have, or what is left of them
-    const int share = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
-    const int split_lo = split * share, split_hi = min(split_lo + share, hi);
+    // this block's split: whole tiles, as many as the others have, or what is left of them
+    const int split_size = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
+    const int split_lo = split * split_size, split_hi = min(split_lo + split_size, hi);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     const int first = uniform(split_lo), end = uniform(split_hi);  // of the keys that are visited
 
     if (warpgroup == 0) {
         warpgroup_give_registers<COPY_REGISTERS>();
-        if (warp == 0) {
-            if (lane == 0) {
-                tma_prefetch(args.k_map);
-                tma_prefetch(args.v_map);
-            }
-            Ring<STAGES> stage = {0, 1};
-            #pragma unroll 1
-            for (int kv_lo = first; kv_lo < end; stage.step()) {
-                // So many pieces of columns, all keys of each.
-                auto copy = [&](const TensorMap& map, u32 to, u32 full, int first_piece, int pieces) {
-                    if (lane < 1)
-                        #pragma unroll 1
-                        for (int piece = first_piece; piece < first_piece + pieces; ++piece)
-                            tma_load(to + piece * BLOCK_N * 128, map, full, 64 * piece, kv_lo, h_kv, b);
-                };
-                // Waits until a part can be written, and announces so many pieces.
-                auto begin = [&](int part, int pieces) {
-                    mbarrier_wait(barrier_of(base, EMPTY, PARTS * stage.at + part), stage.parity);
-                    const u32 full = barrier_of(base, FULL, PARTS * stage.at + part);
-                    if (lane == 0)
-                        mbarrier_expect(full, pieces * BLOCK_N * 128);
-                    __syncwarp();
-                    return full;
-                };
-                const u32 k_tile = base + K_AT + stage.at * K_BYTES;
-                copy(args.k_map, k_tile, begin(0, QK_PIECES), 0, QK_PIECES);
-                copy(args.v_map, base + V_AT + stage.at * V_BYTES, begin(1, V_PIECES), 0, V_PIECES);
-                kv_lo = next(kv_lo);
-            }
+        const int copier = warp;
+        Ring<STAGES> stage = {0, 1};
+        #pragma unroll 1
+        for (int kv_lo = first; kv_lo < end; stage.step()) {
+            // So many pieces of columns, all keys of each: those whose turn is this warp's.
+            auto own = [](int pieces, int turn) { return (pieces + COPIERS - 1 - turn) / COPIERS; };
+            auto copy = [&](const TensorMap& map, u32 to, u32 full, int first_piece, int pieces, int turn) {
+                if (lane < 1)
+                    #pragma unroll 1
+                    for (int piece = first_piece + turn; piece < first_piece + pieces; piece += COPIERS)
+                        tma_load(to + piece * BLOCK_N * 128, map, full, 64 * piece, kv_lo, h_kv, b);
+            };
+            // Waits until a part can be written, and announces so many pieces of this warp.
+            auto begin = [&](int part, int pieces) {
+                mbarrier_wait(barrier_of(base, EMPTY, PARTS * stage.at + part), stage.parity);
+                const u32 full = barrier_of(base, FULL, PARTS * stage.at + part);
+                __syncwarp();  // a lane that came later would find it read, where this warp has nothing to copy
+                if (lane == 0)
+                    mbarrier_expect(full, pieces * BLOCK_N * 128);
+                __syncwarp();
+                return full;
+            };
+            const u32 k_tile = base + K_AT + stage.at * K_BYTES;
+            copy(args.k_map, k_tile, begin(0, own(QK_PIECES, copier)), 0, QK_PIECES, copier);
+            // Two warps begin with K, and the other two with V.
+            const int turn = (copier + COPIERS / 2) % COPIERS;
+            copy(args.v_map, base + V_AT + stage.at * V_BYTES, begin(1, own(V_PIECES, turn)), 0, V_PIECES, turn);
+            kv_lo = next(kv_lo);
         }
         return;
     }
@@ -286,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(con
     auto is_partial = [&](int kv_lo) { return kv_lo >= max(full_hi, split_lo); };
     // Rows of this warpgroup's columns of v that no query keeps become zeros: their p is 0, but 0 * NaN is NaN.
     auto clear_values = [&](int kv_lo, u32 v_tile) {
-        if (!is_partial(kv_lo))
+        if (kv_lo + BLOCK_N <= N)
             return;
         for (int row = threadIdx.x % 128; row < BLOCK_N; row += 128) {
             const int kv_idx = kv_lo + row;
@@ -384,13 +386,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(con
         if (t == 0 && exists) {
             const int q = (row) / G, head = h_kv * G + (row) % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
-                args.lse_parts_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
+                args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
                 args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
             const int q = (row) / G, head = h_kv * G + (row) % G;
-            float* const to = args.o_parts_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 2 * t;
+            float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 2 * t;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 if (exists)
@@ -428,17 +430,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(con
     }
 }
 
-// o and lse of one row of one head from those of every share of its keys: o = sum 2^(lse_i - lse) o_i.
-extern "C" __global__ void __launch_bounds__(THREADS) decode_combine(const __grid_constant__ Args args)
+// o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
+extern "C" __global__ void __launch_bounds__(THREADS, 6) decode_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     float* const sums = (float*)shared;  // [GROUPS][DV]
-    constexpr int LANES = DV / 4, GROUPS = THREADS / LANES;  // threads that have the row of a share, four columns each; shares at once
+    constexpr int LANES = DV / 4, GROUPS = THREADS / LANES;  // threads that have the row of a split, four columns each; splits at once
     const int lane = threadIdx.x % 32, group = threadIdx.x / LANES, column = threadIdx.x % LANES * 4;
     const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H, b = blockIdx.x / args.M / args.H;
-    const float* const lse = args.lse_parts_ptr + (long long)blockIdx.x * args.SPLITS;
-    const float* const o_parts = args.o_parts_ptr + (long long)blockIdx.x * args.SPLITS * DV + column;
-    wait_for_launch();  // this kernel is started while shares are made
+    const float* const lse = args.lse_splits_ptr + (long long)blockIdx.x * args.SPLITS;
+    const float* const o_splits = args.o_splits_ptr + (long long)blockIdx.x * args.SPLITS * DV + column;
+    wait_for_launch();  // this kernel is started while splits are made
+    allow_next_launch();
+    // o of so many splits is on its way at once, of the first while their weights are computed.
+    constexpr int AHEAD = DV > 256 ? 8 : 4;
+    Four ahead[AHEAD];
+    auto load = [&](int first) {
+        #pragma unroll
+        for (int i = 0; i < AHEAD; ++i)
+            if (group < GROUPS && first + i * GROUPS < args.SPLITS)
+                ahead[i] = *(const Four*)(o_splits + (first + i * GROUPS) * (long long)DV);
+    };
+    load(group);
     float m = -INF, l = 0.0f;
     for (int split = lane; split < args.SPLITS; split += 32)
         m = fmaxf(m, lse[split]);
@@ -453,13 +466,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_combine(const __gri
 
     float acc[4] = {};
     if (group < GROUPS) {
-        #pragma unroll 8
-        for (int split = group; split < args.SPLITS; split += GROUPS) {
-            const Four x = *(const Four*)(o_parts + split * (long long)DV);
-            const float weight = exp2_(lse[split] - shift);
+        for (int first = group; first < args.SPLITS;) {
             #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                acc[i] += weight * x.values[i];
+            for (int i = 0; i < AHEAD; ++i)
+                if (first + i * GROUPS < args.SPLITS) {
+                    const float weight = exp2_(lse[first + i * GROUPS] - shift);
+                    #pragma unroll
+                    for (int c = 0; c < 4; ++c)
+                        acc[c] += weight * ahead[i].values[c];
+                }
+            first += AHEAD * GROUPS;
+            load(first);
         }
         #pragma unroll
         for (int i = 0; i < 4; ++i)

@@ -50,8 +50,8 @@ struct Args {
     const int* block_table_ptr;
     const int* kv_len_ptr;
     bf16* o_ptr;
-    float* o_parts_ptr;
-    float* lse_parts_ptr;
+    float* o_splits_ptr;
+    float* lse_splits_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kp, stride_kn, stride_kh;
     long long stride_vp, stride_vn, stride_vh;
@@ -238,7 +238,7 @@ constexpr int OWN = (BLOCK_M * EXCHANGE / 4 + THREADS - 1) / THREADS;
 __device__ int own_row(int i) { return (i * THREADS + threadIdx.x) / (EXCHANGE / 4); }
 __device__ int own_column(int i) { return (i * THREADS + threadIdx.x) % (EXCHANGE / 4) * 4; }
 
-// o and lse of one tile of (query, head) rows of one KV head, from a share of its keys.
+// o and lse of one tile of (query, head) rows of one KV head, from a split of its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -256,10 +256,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_forward(const 
     const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
-    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
+    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
     const Heads<const element> queries = {args.q_ptr + b * args.stride_qb + h_kv * G * args.stride_qh, args.stride_qm, args.stride_qh, G};
     const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
     const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row, args.stride_block_table_1};
@@ -286,9 +286,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_forward(const 
     const int hi = last_pos + 1;
     const int full_lo = max(last_pos - 128, 0);
     const int full_hi = first_pos + 1;
-    // this block's share: whole tiles, as many as the others have, or what is left of them
-    const int share = ((max(hi - lo, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
-    const int split_lo = lo + split * share, split_hi = min(split_lo + share, hi);
+    // this block's split: whole tiles, as many as the others have, or what is left of them
+    const int split_size = ((max(hi - lo, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
+    const int split_lo = lo + split * split_size, split_hi = min(split_lo + split_size, hi);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     copy_rows<BLOCK_M>(q_tile, queries, row_lo, M * G);
     commit_copies();
@@ -432,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_forward(const 
                         value[e] += partial[(w * BLOCK_M + place) * PITCH + column + e];
                 if (args.SPLITS > 1) {
                     const int q = (row) / G, head = h_kv * G + (row) % G;
-                    float* const to = args.o_parts_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
+                    float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
                     if (row < M * G) {
                         to[0] = value[0];
                         to[1] = value[1];
@@ -453,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_forward(const 
         if (row < M * G) {
             const int q = (row) / G, head = h_kv * G + (row) % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
-                args.lse_parts_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
+                args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
         }
     }
     if (args.SPLITS > 1)
@@ -463,16 +463,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_forward(const 
     store_o(outputs, q_tile, row_lo, M * G);
 }
 
-// o and lse of one row of one head from those of every share of its keys: o = sum 2^(lse_i - lse) o_i.
+// o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
-    float* const sums = (float*)shared;  // [WARPS][DV + 1]: of the shares of each warp
+    float* const sums = (float*)shared;  // [WARPS][DV + 1]: of the splits of each warp
     constexpr int COLUMNS = (DV + 31) / 32;  // of a lane: lane, lane + 32, ...
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H, b = blockIdx.x / args.M / args.H;
-    const float* const lse = args.lse_parts_ptr + (long long)blockIdx.x * args.SPLITS;
-    const float* const o_parts = args.o_parts_ptr + (long long)blockIdx.x * args.SPLITS * DV;
+    const float* const lse = args.lse_splits_ptr + (long long)blockIdx.x * args.SPLITS;
+    const float* const o_splits = args.o_splits_ptr + (long long)blockIdx.x * args.SPLITS * DV;
     float m = -INF;
     for (int split = lane; split < args.SPLITS; split += 32)
         m = fmaxf(m, lse[split]);
@@ -486,9 +486,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_combine(const 
         const float weight = exp2_(lse[split] - shift);
         l += weight;
         #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)  // a share that saw nothing has not written its o
+        for (int c = 0; c < COLUMNS; ++c)  // a split that saw nothing has not written its o
             if (weight > 0.0f)
-                acc[c] += weight * o_parts[split * (long long)DV + lane + 32 * c];
+                acc[c] += weight * o_splits[split * (long long)DV + lane + 32 * c];
     }
     if (lane == 0)
         sums[warp * (DV + 1) + DV] = l;

@@ -44,7 +44,7 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int
     shared: int = 0
-    splits: int = 0  # shares of a sequence, each for a program of its own; 0: as many as fill the device
+    splits: int = 0  # of a sequence, each for a program of its own; 0: as many as fill the device
 
 
 #: What the schedule declares; the first that fits the device is the default.
@@ -99,7 +99,7 @@ def _pages_of(
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # in registers of every thread: a short share is sooner done than by way of shared memory, a long loop later
+            # in registers of every thread: a short split is sooner done than by way of shared memory, a long loop later
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -163,9 +163,9 @@ def _decode_step(
     return acc, l_new, m_new
 
 
-@triton.jit(do_not_specialize=["B", "H", "G", "M", "N", "Hkv", "SPLITS", "PARTS"])
+@triton.jit(do_not_specialize=["B", "H", "G", "M", "N", "Hkv", "SPLITS", "SPLIT_ROWS"])
 def decode_sink_forward(
-    Q, K, V, O, sink_ptr, block_table_ptr, kv_len_ptr, parts_ptr,
+    Q, K, V, O, sink_ptr, block_table_ptr, kv_len_ptr, splits_ptr,
     stride_qb, stride_qm, stride_qh,
     stride_kp, stride_kn, stride_kh,
     stride_vp, stride_vn, stride_vh,
@@ -173,10 +173,10 @@ def decode_sink_forward(
     stride_block_table_0, stride_block_table_1,
     stride_kv_len_0,
     stride_ob, stride_om, stride_oh,
-    B, H, G, M, N, Hkv, SPLITS, PARTS,
+    B, H, G, M, N, Hkv, SPLITS, SPLIT_ROWS,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head, from a share of its keys."""
+    """o and lse of one tile of (q row, head) rows of one KV head, from a split of its keys."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -185,7 +185,6 @@ def decode_sink_forward(
     b = head // Hkv
     h_kv = head % Hkv
     q_lo = row_lo // G
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
@@ -197,6 +196,7 @@ def decode_sink_forward(
     K += h_kv.to(tl.int64) * stride_kh
     V += h_kv.to(tl.int64) * stride_vh
 
+    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     # window(128, 0): which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -204,10 +204,10 @@ def decode_sink_forward(
     hi = last_pos + 1
     full_lo = tl.maximum(last_pos - 128, 0)
     full_hi = first_pos + 1
-    # this program's share: whole tiles, as many as the others have, or what is left of them
-    share = tl.cdiv(tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N), SPLITS) * BLOCK_N
-    split_lo = lo + split * share
-    split_hi = tl.minimum(split_lo + share, hi)
+    # this program's split: whole tiles, as many as the others have, or what is left of them
+    split_size = tl.cdiv(tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N), SPLITS) * BLOCK_N
+    split_lo = lo + split * split_size
+    split_hi = tl.minimum(split_lo + split_size, hi)
     page = _pages_of(
         block_table_row, stride_block_table_1, split_lo, tl.where(split_lo < split_hi, N, 0), False, SPLIT,
         BLOCK_N, 16,
@@ -256,24 +256,24 @@ def decode_sink_forward(
     d = tl.arange(0, 64)
     if SPLIT:
         # for the combine kernel, in float32 and base 2
-        part = ((b * H + h) * M + q_idx).to(tl.int64) * SPLITS + split
-        lse_parts_ptr = parts_ptr + tl.cast(PARTS, tl.int64) * 64
-        tl.store(parts_ptr + part[:, None] * 64 + d[None, :], o, mask=exists[:, None])
-        tl.store(lse_parts_ptr + part, m + tl.log2(l), mask=exists)
+        split_row = ((b * H + h) * M + q_idx).to(tl.int64) * SPLITS + split
+        lse_splits_ptr = splits_ptr + tl.cast(SPLIT_ROWS, tl.int64) * 64
+        tl.store(splits_ptr + split_row[:, None] * 64 + d[None, :], o, mask=exists[:, None])
+        tl.store(lse_splits_ptr + split_row, m + tl.log2(l), mask=exists)
     else:
         O += b.to(tl.int64) * stride_ob
         o_at = O + q_idx.to(tl.int64) * stride_om + h.to(tl.int64) * stride_oh
         tl.store(o_at[:, None] + d[None, :], o.to(tl.bfloat16), mask=exists[:, None])
 
 
-@triton.jit(do_not_specialize=["H", "M", "SPLITS", "PARTS"])
+@triton.jit(do_not_specialize=["H", "M", "SPLITS", "SPLIT_ROWS"])
 def decode_sink_combine(
-    parts_ptr, O,
+    splits_ptr, O,
     stride_ob, stride_om, stride_oh,
-    H, M, SPLITS, PARTS,
+    H, M, SPLITS, SPLIT_ROWS,
     BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one row of one head from those of every share of its keys: o = sum 2**(lse_i - lse) o_i."""
+    """o and lse of one row of one head from those of every split of its keys: o = sum 2**(lse_i - lse) o_i."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -281,10 +281,10 @@ def decode_sink_combine(
     q_idx = row % M
     h = row // M % H
     b = row // M // H
-    lse_parts_ptr = parts_ptr + tl.cast(PARTS, tl.int64) * 64 + row.to(tl.int64) * SPLITS
-    o_parts_ptr = parts_ptr + row.to(tl.int64) * SPLITS * 64
-    shares = tl.arange(0, BLOCK_S)
-    m = tl.max(tl.load(lse_parts_ptr + shares, mask=shares < SPLITS, other=-float("inf")), 0)
+    lse_splits_ptr = splits_ptr + tl.cast(SPLIT_ROWS, tl.int64) * 64 + row.to(tl.int64) * SPLITS
+    o_splits_ptr = splits_ptr + row.to(tl.int64) * SPLITS * 64
+    splits = tl.arange(0, BLOCK_S)
+    m = tl.max(tl.load(lse_splits_ptr + splits, mask=splits < SPLITS, other=-float("inf")), 0)
     shift = tl.where(m == -float("inf"), 0.0, m)  # nothing seen: -inf - -inf is NaN
 
     l = 0.0
@@ -292,8 +292,10 @@ def decode_sink_combine(
     d = tl.arange(0, 64)
     for first in range(0, SPLITS, 16):
         split = first + tl.arange(0, 16)
-        weight = tl.exp2(tl.load(lse_parts_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)
-        o = tl.load(o_parts_ptr + split[:, None] * 64 + d[None, :], mask=(split < SPLITS)[:, None], other=0.0)
+        weight = tl.exp2(tl.load(lse_splits_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)
+        o = tl.load(
+            o_splits_ptr + split[:, None] * 64 + d[None, :], mask=(split < SPLITS)[:, None], other=0.0,
+        )
         l += tl.sum(weight, 0)
         acc += tl.sum(tl.where(weight[:, None] > 0.0, weight[:, None] * o, 0.0), 0)
 
@@ -304,7 +306,7 @@ def decode_sink_combine(
 
 CALL = TritonAttention(
     name="decode_sink",
-    operator="decode_sink_d64_a7039864",
+    operator="decode_sink_d64_3aeefb90",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 64]", "pnh"),
@@ -325,15 +327,15 @@ CALL = TritonAttention(
         width=65,
         idle_gain=1.2,
     ),
-    scratch={"parts": "PARTS * 65"},
+    scratch={"splits": "SPLIT_ROWS * 65"},
     launches=(
         Kernel(
             function=decode_sink_forward,
             grid="tiles, SPLITS",
             tiles="q k v o",
-            pointers="sink block_table kv_len parts",
+            pointers="sink block_table kv_len splits",
         ),
-        Kernel(function=decode_sink_combine, grid="rows", pointers="parts o", warps=2, joins=True),
+        Kernel(function=decode_sink_combine, grid="rows", pointers="splits o", warps=2, joins=True),
     ),
 )
 

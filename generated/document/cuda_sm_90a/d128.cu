@@ -233,8 +233,8 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
         const int q_lo = rank / heads * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
         const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
 
         // causal and doc[b, q_pos] == doc[b, kv_idx]: which kv tiles are partial, and which are full
         const int first_pos = q_lo + N - M;
@@ -479,7 +479,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
-                        failed |= !(most < 1e30f);  // the exponentials say no more: once more, under a running maximum
+                        // The exponentials say no more: once more, under a running maximum.
+                        failed |= !(most < 1e30f);
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);

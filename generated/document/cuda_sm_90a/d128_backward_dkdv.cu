@@ -197,9 +197,9 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.KV_SECTION, B * Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
         const int kv_lo = rank / heads * BLOCK_N;
         const int b = (first_head + rank % heads) / Hkv, h_kv = (first_head + rank % heads) % Hkv;
+        const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal and doc[b, q_pos] == doc[b, kv_idx]: which q tiles are partial, and which are full
-        const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         const int doc_first = kv_lo < N ? doc_row[kv_lo * args.stride_doc_1] : 0;
         const int doc_last = kv_hi < N ? doc_row[kv_hi * args.stride_doc_1] : 0;
         const int doc_from = lower_bound(doc_row, args.stride_doc_1, N, doc_first);

@@ -195,9 +195,9 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
         const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         const int q_hi = min(q_lo + BLOCK_M, M) - 1;
         // causal and doc[b, q_pos] == doc[b, kv_idx]: which kv tiles are partial, and which are full
-        const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         const int first_pos = q_lo + N - M;
         const int last_pos = q_hi + N - M;
         const int doc_first = 0 <= first_pos && first_pos < N ? doc_row[first_pos * args.stride_doc_1] : 0;

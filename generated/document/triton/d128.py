@@ -222,8 +222,8 @@ def document_forward(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -327,7 +327,6 @@ def document_backward_dq(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -336,6 +335,7 @@ def document_backward_dq(
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -501,7 +501,7 @@ def document_backward_dkdv(
 
 CALL = TritonAttention(
     name="document",
-    operator="document_d128_8f2d500d",
+    operator="document_d128_d8e405af",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
@@ -518,7 +518,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse doc",
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(

@@ -185,9 +185,9 @@ def dropout_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     p_value = tl.load(p_ptr).to(tl.float32)
     seed = tl.load(seed_ptr)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -275,7 +275,6 @@ def dropout_backward_dq(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -285,6 +284,7 @@ def dropout_backward_dq(
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
     p_value = tl.load(p_ptr).to(tl.float32)
     seed = tl.load(seed_ptr)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -382,7 +382,6 @@ def dropout_backward_dkdv(
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
         DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
-    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
@@ -398,6 +397,7 @@ def dropout_backward_dkdv(
         delta_head = DELTA + row.to(tl.int64) * M_padded
     p_value = tl.load(p_ptr).to(tl.float32)
     seed = tl.load(seed_ptr)
+    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     # causal: which q tiles are partial, and which are full
     lo = tl.maximum(kv_lo + M - N, 0) // BLOCK_M * BLOCK_M
     full_lo = tl.minimum((tl.maximum(kv_hi + M - N, 0) + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M, M)
@@ -419,7 +419,7 @@ def dropout_backward_dkdv(
 
 CALL = TritonAttention(
     name="dropout",
-    operator="dropout_d64_e406e86f",
+    operator="dropout_d64_af76f7bd",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),
@@ -437,7 +437,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse p seed",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -458,7 +458,7 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta p seed",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 256)"},
+                sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=dropout_backward_dkdv,
@@ -466,7 +466,7 @@ CALL = TritonAttention(
                 tiles="q k v do dk dv lse2 delta",
                 pointers="p seed",
                 config="dkdv",
-                sizes={"SECTION": "section(B * H, M * 256)"},
+                sizes={"SECTION": "section(B * H, M * 256, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

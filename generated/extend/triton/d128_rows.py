@@ -122,9 +122,9 @@ def extend_forward(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
@@ -161,7 +161,7 @@ def extend_forward(
 
 CALL = TritonAttention(
     name="extend",
-    operator="extend_d128_rows_b1af570d",
+    operator="extend_d128_rows_8c94168e",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
@@ -178,7 +178,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse kv_len",
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 4, 4, 16)"},
         ),
     ),
 )

@@ -172,10 +172,10 @@ def head_mask_forward_tile(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     reach = tl.maximum(
         tl.minimum(tl.load(reach_ptr + h.to(tl.int64) * stride_reach_0), 1073741823), -1073741823,
     )
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -212,7 +212,7 @@ def head_mask_forward_tile(
 
 CALL = TritonAttention(
     name="head_mask",
-    operator="head_mask_d128_4ac613a1",
+    operator="head_mask_d128_2c5f0e9d",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
@@ -229,7 +229,7 @@ CALL = TritonAttention(
             grid="min(cdiv(M, BLOCK_M) * B * H, multiprocessors())",
             tiles="q k v o",
             pointers="lse reach",
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 4, 4, 16)"},
         ),
     ),
 )

@@ -60,7 +60,7 @@ GUESS: tuple[tuple[int | None, str], ...] = ((1, "gemv"), (64, "flat"), (None, "
 
 @triton.jit(do_not_specialize=["M"])
 def linear_gemv(
-    X, W, Y, parts_ptr,
+    X, W, Y, splits_ptr,
     stride_xm, stride_wn, stride_ym,
     M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, STAGES: tl.constexpr,
@@ -71,25 +71,25 @@ def linear_gemv(
     k = tl.arange(0, BLOCK_K)
     w_at = W + n.to(tl.int64)[None, :, None] * stride_wn + k[None, None, :]
     x_at = X + m.to(tl.int64)[:, None, None] * stride_xm + k[None, None, :]
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles
-    k_first = tl.program_id(2) * share
+    split_size = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles
+    k_first = tl.program_id(2) * split_size
     acc = tl.zeros([BLOCK_M, BLOCK_N, BLOCK_K], tl.float32)
-    for k_lo in tl.range(k_first, tl.minimum(k_first + share, K), BLOCK_K, num_stages=STAGES):
+    for k_lo in tl.range(k_first, tl.minimum(k_first + split_size, K), BLOCK_K, num_stages=STAGES):
         w = tl.load(w_at + k_lo, mask=(n[None, :, None] < N) & (k[None, None, :] < K - k_lo), other=0.0)
         x = tl.load(x_at + k_lo, mask=(m[:, None, None] < M) & (k[None, None, :] < K - k_lo), other=0.0)
         acc += w.to(tl.float32) * x.to(tl.float32)
     y = tl.sum(acc, 2)
     exists = (m[:, None] < M) & (n[None, :] < N)
     if SPLIT_K > 1:
-        part = (tl.program_id(2) * M + m).to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(parts_ptr + part, y, mask=exists)
+        at = (tl.program_id(2) * M + m).to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(splits_ptr + at, y, mask=exists)
         return
     tl.store(Y + m.to(tl.int64)[:, None] * stride_ym + n[None, :], y.to(tl.float32), mask=exists)
 
 
 @triton.jit(do_not_specialize=["M"])
 def linear_flat(
-    X, W, Y, parts_ptr,
+    X, W, Y, splits_ptr,
     stride_xm, stride_wn, stride_ym,
     M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
@@ -100,32 +100,32 @@ def linear_flat(
     k = tl.arange(0, BLOCK_K)
     w_at = W + n.to(tl.int64)[:, None] * stride_wn + k[None, :]
     x_at = X + m.to(tl.int64)[None, :] * stride_xm + k[:, None]
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles
-    k_first = tl.program_id(2) * share
+    split_size = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles
+    k_first = tl.program_id(2) * split_size
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for k_lo in range(k_first, tl.minimum(k_first + share, K), BLOCK_K):
+    for k_lo in range(k_first, tl.minimum(k_first + split_size, K), BLOCK_K):
         w = tl.load(w_at + k_lo, mask=(n[:, None] < N) & (k[None, :] < K - k_lo), other=0.0)
         x = tl.load(x_at + k_lo, mask=(m[None, :] < M) & (k[:, None] < K - k_lo), other=0.0)
         acc = tl.dot(w, x, acc, input_precision="ieee")
     exists = (m[None, :] < M) & (n[:, None] < N)
     if SPLIT_K > 1:
-        part = (tl.program_id(2) * M + m).to(tl.int64)[None, :] * N + n[:, None]
-        tl.store(parts_ptr + part, acc, mask=exists)
+        at = (tl.program_id(2) * M + m).to(tl.int64)[None, :] * N + n[:, None]
+        tl.store(splits_ptr + at, acc, mask=exists)
         return
     tl.store(Y + m.to(tl.int64)[None, :] * stride_ym + n[:, None], acc.to(tl.float32), mask=exists)
 
 
 @triton.jit(do_not_specialize=["M"])
 def linear_join(
-    parts_ptr, Y, stride_ym, M, N, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr
+    splits_ptr, Y, stride_ym, M, N, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One row of y from the shares of K, added in their order: the same bits at every call."""
+    """One row of y from the splits of K, added in their order: the same bits at every call."""
     m = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = n < N
     y = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLIT_K):
-        y += tl.load(parts_ptr + (split * M + m) * N + n, mask=exists, other=0.0)
+        y += tl.load(splits_ptr + (split * M + m) * N + n, mask=exists, other=0.0)
     tl.store(Y + m * stride_ym + n, y.to(tl.float32), mask=exists)
 
 
@@ -163,16 +163,16 @@ def linear(
     config = _choose(config, x.device, M)
     if config.impl == "conventional":
         return torch.mm(x, w.t(), out=y)
-    parts = None
+    splits = None
     if config.SPLIT_K > 1:
-        parts = torch.empty((config.SPLIT_K, M, N), dtype=torch.float32, device=x.device)
+        splits = torch.empty((config.SPLIT_K, M, N), dtype=torch.float32, device=x.device)
     strides = (x.stride(0), w.stride(0), y.stride(0))
     with on_device(x.device):
         if config.impl == "gemv":
             rows = min(triton.next_power_of_2(M), 4)
             grid = (triton.cdiv(N, config.BLOCK_N), _row_tiles(M, rows, config.impl), config.SPLIT_K)
             linear_gemv[grid](
-                x, w, y, parts, *strides, M, N, K,
+                x, w, y, splits, *strides, M, N, K,
                 BLOCK_M=rows, BLOCK_N=config.BLOCK_N, BLOCK_K=config.BLOCK_K, SPLIT_K=config.SPLIT_K,
                 STAGES=config.num_stages, num_warps=config.num_warps,
             )
@@ -180,13 +180,13 @@ def linear(
             rows = max(min(triton.next_power_of_2(M), 64), 8)
             grid = (triton.cdiv(N, config.BLOCK_N), _row_tiles(M, rows, config.impl), config.SPLIT_K)
             linear_flat[grid](
-                x, w, y, parts, *strides, M, N, K,
+                x, w, y, splits, *strides, M, N, K,
                 BLOCK_M=rows, BLOCK_N=config.BLOCK_N, BLOCK_K=config.BLOCK_K, SPLIT_K=config.SPLIT_K,
                 num_warps=config.num_warps, num_stages=config.num_stages,
             )
-        if parts is not None:
+        if splits is not None:
             linear_join[(M, triton.cdiv(N, 1024))](
-                parts, y, y.stride(0), M, N, SPLIT_K=config.SPLIT_K, BLOCK=1024
+                splits, y, y.stride(0), M, N, SPLIT_K=config.SPLIT_K, BLOCK=1024
             )
     return y
 

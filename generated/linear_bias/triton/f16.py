@@ -61,7 +61,7 @@ GUESS: tuple[tuple[int | None, str], ...] = ((1, "gemv"), (64, "flat"), (None, "
 
 @triton.jit(do_not_specialize=["M"])
 def linear_bias_gemv(
-    X, W, bias_ptr, Y, parts_ptr,
+    X, W, bias_ptr, Y, splits_ptr,
     stride_xm, stride_wn, stride_ym,
     M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, STAGES: tl.constexpr,
@@ -72,18 +72,18 @@ def linear_bias_gemv(
     k = tl.arange(0, BLOCK_K)
     w_at = W + n.to(tl.int64)[None, :, None] * stride_wn + k[None, None, :]
     x_at = X + m.to(tl.int64)[:, None, None] * stride_xm + k[None, None, :]
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles
-    k_first = tl.program_id(2) * share
+    split_size = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles
+    k_first = tl.program_id(2) * split_size
     acc = tl.zeros([BLOCK_M, BLOCK_N, BLOCK_K], tl.float32)
-    for k_lo in tl.range(k_first, tl.minimum(k_first + share, K), BLOCK_K, num_stages=STAGES):
+    for k_lo in tl.range(k_first, tl.minimum(k_first + split_size, K), BLOCK_K, num_stages=STAGES):
         w = tl.load(w_at + k_lo, mask=(n[None, :, None] < N) & (k[None, None, :] < K - k_lo), other=0.0)
         x = tl.load(x_at + k_lo, mask=(m[:, None, None] < M) & (k[None, None, :] < K - k_lo), other=0.0)
         acc += w.to(tl.float32) * x.to(tl.float32)
     y = tl.sum(acc, 2)
     exists = (m[:, None] < M) & (n[None, :] < N)
     if SPLIT_K > 1:
-        part = (tl.program_id(2) * M + m).to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(parts_ptr + part, y, mask=exists)
+        at = (tl.program_id(2) * M + m).to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(splits_ptr + at, y, mask=exists)
         return
     y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     tl.store(Y + m.to(tl.int64)[:, None] * stride_ym + n[None, :], y.to(tl.float16), mask=exists)
@@ -91,7 +91,7 @@ def linear_bias_gemv(
 
 @triton.jit(do_not_specialize=["M"])
 def linear_bias_flat(
-    X, W, bias_ptr, Y, parts_ptr,
+    X, W, bias_ptr, Y, splits_ptr,
     stride_xm, stride_wn, stride_ym,
     M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
@@ -102,17 +102,17 @@ def linear_bias_flat(
     k = tl.arange(0, BLOCK_K)
     w_at = W + n.to(tl.int64)[:, None] * stride_wn + k[None, :]
     x_at = X + m.to(tl.int64)[None, :] * stride_xm + k[:, None]
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles
-    k_first = tl.program_id(2) * share
+    split_size = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K  # whole tiles
+    k_first = tl.program_id(2) * split_size
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for k_lo in range(k_first, tl.minimum(k_first + share, K), BLOCK_K):
+    for k_lo in range(k_first, tl.minimum(k_first + split_size, K), BLOCK_K):
         w = tl.load(w_at + k_lo, mask=(n[:, None] < N) & (k[None, :] < K - k_lo), other=0.0)
         x = tl.load(x_at + k_lo, mask=(m[None, :] < M) & (k[:, None] < K - k_lo), other=0.0)
         acc = tl.dot(w, x, acc)
     exists = (m[None, :] < M) & (n[:, None] < N)
     if SPLIT_K > 1:
-        part = (tl.program_id(2) * M + m).to(tl.int64)[None, :] * N + n[:, None]
-        tl.store(parts_ptr + part, acc, mask=exists)
+        at = (tl.program_id(2) * M + m).to(tl.int64)[None, :] * N + n[:, None]
+        tl.store(splits_ptr + at, acc, mask=exists)
         return
     acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     tl.store(Y + m.to(tl.int64)[None, :] * stride_ym + n[:, None], acc.to(tl.float16), mask=exists)
@@ -120,15 +120,15 @@ def linear_bias_flat(
 
 @triton.jit(do_not_specialize=["M"])
 def linear_bias_join(
-    parts_ptr, bias_ptr, Y, stride_ym, M, N, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr
+    splits_ptr, bias_ptr, Y, stride_ym, M, N, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One row of y from the shares of K, added in their order: the same bits at every call."""
+    """One row of y from the splits of K, added in their order: the same bits at every call."""
     m = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = n < N
     y = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLIT_K):
-        y += tl.load(parts_ptr + (split * M + m) * N + n, mask=exists, other=0.0)
+        y += tl.load(splits_ptr + (split * M + m) * N + n, mask=exists, other=0.0)
     y += tl.load(bias_ptr + n, mask=exists, other=0.0).to(tl.float32)
     tl.store(Y + m * stride_ym + n, y.to(tl.float16), mask=exists)
 
@@ -170,16 +170,16 @@ def linear_bias(
     config = _choose(config, x.device, M)
     if config.impl == "conventional":
         return torch.addmm(bias, x, w.t(), out=y)
-    parts = None
+    splits = None
     if config.SPLIT_K > 1:
-        parts = torch.empty((config.SPLIT_K, M, N), dtype=torch.float32, device=x.device)
+        splits = torch.empty((config.SPLIT_K, M, N), dtype=torch.float32, device=x.device)
     strides = (x.stride(0), w.stride(0), y.stride(0))
     with on_device(x.device):
         if config.impl == "gemv":
             rows = min(triton.next_power_of_2(M), 4)
             grid = (triton.cdiv(N, config.BLOCK_N), _row_tiles(M, rows, config.impl), config.SPLIT_K)
             linear_bias_gemv[grid](
-                x, w, bias, y, parts, *strides, M, N, K,
+                x, w, bias, y, splits, *strides, M, N, K,
                 BLOCK_M=rows, BLOCK_N=config.BLOCK_N, BLOCK_K=config.BLOCK_K, SPLIT_K=config.SPLIT_K,
                 STAGES=config.num_stages, num_warps=config.num_warps,
             )
@@ -187,13 +187,13 @@ def linear_bias(
             rows = max(min(triton.next_power_of_2(M), 64), 8)
             grid = (triton.cdiv(N, config.BLOCK_N), _row_tiles(M, rows, config.impl), config.SPLIT_K)
             linear_bias_flat[grid](
-                x, w, bias, y, parts, *strides, M, N, K,
+                x, w, bias, y, splits, *strides, M, N, K,
                 BLOCK_M=rows, BLOCK_N=config.BLOCK_N, BLOCK_K=config.BLOCK_K, SPLIT_K=config.SPLIT_K,
                 num_warps=config.num_warps, num_stages=config.num_stages,
             )
-        if parts is not None:
+        if splits is not None:
             linear_bias_join[(M, triton.cdiv(N, 1024))](
-                parts, bias, y, y.stride(0), M, N, SPLIT_K=config.SPLIT_K, BLOCK=1024
+                splits, bias, y, y.stride(0), M, N, SPLIT_K=config.SPLIT_K, BLOCK=1024
             )
     return y
 

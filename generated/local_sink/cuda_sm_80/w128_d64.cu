@@ -173,9 +173,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) local_sink_forward(const _
     const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
     const int q_lo = rank / heads * BLOCK_M;
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const int h_kv = h / G;
     const float sink = args.sink_ptr[h * args.stride_sink_0];
+    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const Rows<const element> queries = {args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm};
     const Rows<const element> keys = {args.k_ptr + b * args.stride_kb + h_kv * args.stride_kh, args.stride_kn};
     const Rows<const element> values = {args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh, args.stride_vn};

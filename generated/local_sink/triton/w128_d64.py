@@ -191,8 +191,8 @@ def local_sink_forward(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     sink = tl.load(sink_ptr + h.to(tl.int64) * stride_sink_0).to(tl.float32)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -283,7 +283,6 @@ def local_sink_backward_dq(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -292,6 +291,7 @@ def local_sink_backward_dq(
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
     sink = tl.load(sink_ptr + h.to(tl.int64) * stride_sink_0).to(tl.float32)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -432,7 +432,7 @@ def local_sink_backward_dkdv(
 
 CALL = TritonAttention(
     name="local_sink",
-    operator="local_sink_w128_d64_18253e0f",
+    operator="local_sink_w128_d64_cfe99f45",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 64]", "bnh"),
@@ -449,7 +449,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse sink",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(

@@ -50,8 +50,8 @@ struct Args {
     const int* kv_len_ptr;
     bf16* o_ptr;
     float* lse_ptr;
-    float* o_parts_ptr;
-    float* lse_parts_ptr;
+    float* o_splits_ptr;
+    float* lse_splits_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kp, stride_kn;
     long long stride_block_table_0, stride_block_table_1;
@@ -248,7 +248,7 @@ constexpr int OWN = (BLOCK_M * EXCHANGE / 4 + THREADS - 1) / THREADS;
 __device__ int own_row(int i) { return (i * THREADS + threadIdx.x) / (EXCHANGE / 4); }
 __device__ int own_column(int i) { return (i * THREADS + threadIdx.x) % (EXCHANGE / 4) * 4; }
 
-// o and lse of one tile of (query, head) rows of one KV head, from a share of its keys.
+// o and lse of one tile of (query, head) rows of one KV head, from a split of its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -266,10 +266,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
     const int row_tiles = (M * H + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles;
     const int q_lo = row_lo / H;
-    const int q_hi = (min(row_lo + BLOCK_M, M * H) - 1) / H;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
+    const int q_hi = (min(row_lo + BLOCK_M, M * H) - 1) / H;
     const Heads<const element> queries = {args.q_ptr + b * args.stride_qb, args.stride_qm, args.stride_qh, H};
     const Pages keys = {args.k_ptr + 0, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
 
@@ -290,9 +290,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
     const int last_pos = q_hi + N - M;
     const int hi = last_pos + 1;
     const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-    // this block's share: whole tiles, as many as the others have, or what is left of them
-    const int share = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
-    const int split_lo = split * share, split_hi = min(split_lo + share, hi);
+    // this block's split: whole tiles, as many as the others have, or what is left of them
+    const int split_size = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
+    const int split_lo = split * split_size, split_hi = min(split_lo + split_size, hi);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     copy_qk_rows<BLOCK_M>(q_tile, queries, row_lo, M * H);
     int kv_lo = split_lo, k_next = kv_lo;
@@ -432,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
                     value[e] = acc[c][i][e] * factors[place];
                 if (args.SPLITS > 1) {
                     const int q = (row) / H, head = (row) % H;
-                    float* const to = args.o_parts_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
+                    float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
                     if (row < M * H) {
                         to[0] = value[0];
                         to[1] = value[1];
@@ -452,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
         if (row < M * H) {
             const int q = (row) / H, head = (row) % H;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
-                args.lse_parts_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
+                args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
                 args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
         }
@@ -464,16 +464,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
     store_o(outputs, q_tile, row_lo, M * H);
 }
 
-// o and lse of one row of one head from those of every share of its keys: o = sum 2^(lse_i - lse) o_i.
+// o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
 extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
-    float* const sums = (float*)shared;  // [WARPS][DV + 1]: of the shares of each warp
+    float* const sums = (float*)shared;  // [WARPS][DV + 1]: of the splits of each warp
     constexpr int COLUMNS = (DV + 31) / 32;  // of a lane: lane, lane + 32, ...
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H, b = blockIdx.x / args.M / args.H;
-    const float* const lse = args.lse_parts_ptr + (long long)blockIdx.x * args.SPLITS;
-    const float* const o_parts = args.o_parts_ptr + (long long)blockIdx.x * args.SPLITS * DV;
+    const float* const lse = args.lse_splits_ptr + (long long)blockIdx.x * args.SPLITS;
+    const float* const o_splits = args.o_splits_ptr + (long long)blockIdx.x * args.SPLITS * DV;
     float m = -INF;
     for (int split = lane; split < args.SPLITS; split += 32)
         m = fmaxf(m, lse[split]);
@@ -487,9 +487,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_combine(const _
         const float weight = exp2_(lse[split] - shift);
         l += weight;
         #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)  // a share that saw nothing has not written its o
+        for (int c = 0; c < COLUMNS; ++c)  // a split that saw nothing has not written its o
             if (weight > 0.0f)
-                acc[c] += weight * o_parts[split * (long long)DV + lane + 32 * c];
+                acc[c] += weight * o_splits[split * (long long)DV + lane + 32 * c];
     }
     if (lane == 0)
         sums[warp * (DV + 1) + DV] = l;

@@ -267,7 +267,6 @@ def odd_dims_backward_dq(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -275,6 +274,7 @@ def odd_dims_backward_dq(
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -409,7 +409,7 @@ def odd_dims_backward_dkdv(
 
 CALL = TritonAttention(
     name="odd_dims",
-    operator="odd_dims_d80_dv96_7d1ea627",
+    operator="odd_dims_d80_dv96_643bec2e",
     inputs=(
         Tensor("q", "f16[B, M, H, 80]", "bmh"),
         Tensor("k", "f16[B, N, Hkv, 80]", "bnh"),
@@ -425,7 +425,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse",
-            sizes={"SECTION": "section(B * H, N * 352)"},
+            sizes={"SECTION": "section(B * H, N * 352, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -446,14 +446,14 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 352)"},
+                sizes={"SECTION": "section(B * H, N * 352, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=odd_dims_backward_dkdv,
                 grid="cdiv(N, BLOCK_N) * B * Hkv",
                 tiles="q k v do dk dv lse2 delta",
                 config="dkdv",
-                sizes={"SECTION": "section(B * Hkv, M * 352)"},
+                sizes={"SECTION": "section(B * Hkv, M * 352, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

@@ -213,7 +213,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_backward_dkdv(cons
     const int kv_lo = rank / heads * BLOCK_N;
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
     copy_rows<D, D, BLOCK_N>(k_tile, args.k_ptr + b * args.stride_kb + h * args.stride_kh, args.stride_kn, kv_lo, N);
     copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + b * args.stride_vb + h * args.stride_vh, args.stride_vn, kv_lo, N);
     if (STAGES == 1)
@@ -227,6 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_backward_dkdv(cons
     const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
     const element* const DO = args.do_ptr + b * args.stride_dob + h * args.stride_doh;
     const long long first_row = (long long)(b * H + h) * args.M_padded;
+    const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
 
     // kv_idx < kv_len[b]: which q tiles are partial, and which are full
     const int hi = min(where<int>(kv_lo < kv_len, M, 0), M);

@@ -196,9 +196,9 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.KV_SECTION, B * H - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
         const int kv_lo = rank / heads * BLOCK_N;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // kv_idx < kv_len[b]: which q tiles are partial, and which are full
-        const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
         const int hi = min(where<int>(kv_lo < kv_len, M, 0), M);
         const int full_hi = max(min(where<int>(kv_hi < kv_len, M, 0), M), 0) / BLOCK_M * BLOCK_M;
         if (leads) {

@@ -192,8 +192,8 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
         const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-        // kv_idx < kv_len[b]: which kv tiles are partial, and which are full
         const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
+        // kv_idx < kv_len[b]: which kv tiles are partial, and which are full
         const int hi = max(min(kv_len, N), 0);
         const int full_hi = max(min(kv_len, N), 0) / BLOCK_N * BLOCK_N;
         if (leads) {

@@ -371,7 +371,6 @@ def padding_backward_dkdv(
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
         DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
-    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
@@ -386,6 +385,7 @@ def padding_backward_dkdv(
         lse2_head = LSE2 + row.to(tl.int64) * M_padded
         delta_head = DELTA + row.to(tl.int64) * M_padded
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
+    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     # kv_idx < kv_len[b]: which q tiles are partial, and which are full
     hi = tl.minimum(tl.where(kv_lo < kv_len, M, 0), M)
     full_hi = tl.maximum(tl.minimum(tl.where(kv_hi < kv_len, M, 0), M), 0) // BLOCK_M * BLOCK_M
@@ -407,7 +407,7 @@ def padding_backward_dkdv(
 
 CALL = TritonAttention(
     name="padding",
-    operator="padding_d64_a11045a3",
+    operator="padding_d64_b3cce2b3",
     inputs=(
         Tensor("q", "f16[B, H, M, 64]", "bhm"),
         Tensor("k", "f16[B, H, N, 64]", "bhn"),
@@ -423,7 +423,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse kv_len",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -444,7 +444,7 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta kv_len",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 256)"},
+                sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=padding_backward_dkdv,
@@ -452,7 +452,7 @@ CALL = TritonAttention(
                 tiles="q k v do dk dv lse2 delta",
                 pointers="kv_len",
                 config="dkdv",
-                sizes={"SECTION": "section(B * H, M * 256)"},
+                sizes={"SECTION": "section(B * H, M * 256, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

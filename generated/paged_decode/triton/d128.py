@@ -45,8 +45,8 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int
     shared: int = 0
-    splits: int = 0  # shares of a sequence, each for a program of its own; 0: as many as fill the device
-    share: int = 0  # keys of a share, where their number is fixed
+    splits: int = 0  # of a sequence, each for a program of its own; 0: as many as fill the device
+    split_size: int = 0  # keys of a split, where it is fixed
 
 
 #: What the schedule declares; the first that fits the device is the default.
@@ -107,7 +107,7 @@ def _pages_of(
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # in registers of every thread: a short share is sooner done than by way of shared memory, a long loop later
+            # in registers of every thread: a short split is sooner done than by way of shared memory, a long loop later
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -172,9 +172,9 @@ def _decode_step(
     return acc, l_new, m_new
 
 
-@triton.jit(do_not_specialize=["B", "H", "G", "M", "N", "Hkv", "SPLITS", "PARTS"])
+@triton.jit(do_not_specialize=["B", "H", "G", "M", "N", "Hkv", "SPLITS", "SPLIT_ROWS"])
 def paged_decode_forward(
-    Q, K, V, O, lse_ptr, block_table_ptr, kv_len_ptr, parts_ptr,
+    Q, K, V, O, lse_ptr, block_table_ptr, kv_len_ptr, splits_ptr,
     stride_qb, stride_qm, stride_qh,
     stride_kp, stride_kn, stride_kh,
     stride_vp, stride_vn, stride_vh,
@@ -182,10 +182,10 @@ def paged_decode_forward(
     stride_kv_len_0,
     stride_ob, stride_om, stride_oh,
     stride_lseb, stride_lseh, stride_lsem,
-    B, H, G, M, N, Hkv, SPLITS, PARTS,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SHARE, PDL: tl.constexpr,
+    B, H, G, M, N, Hkv, SPLITS, SPLIT_ROWS,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SPLIT_SIZE, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head, from a share of its keys."""
+    """o and lse of one tile of (q row, head) rows of one KV head, from a split of its keys."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -194,7 +194,6 @@ def paged_decode_forward(
     b = head // Hkv
     h_kv = head % Hkv
     q_lo = row_lo // G
-    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
@@ -206,18 +205,19 @@ def paged_decode_forward(
     K += h_kv.to(tl.int64) * stride_kh
     V += h_kv.to(tl.int64) * stride_vh
 
+    q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G
     # causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
     hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
-    # this program's share: whole tiles, as many as the others have, or what is left of them
-    if SHARE > 0:
-        share = SHARE
+    # this program's split: whole tiles, as many as the others have, or what is left of them
+    if SPLIT_SIZE > 0:
+        split_size = SPLIT_SIZE
     else:
-        share = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N
-    split_lo = split * share
-    split_hi = tl.minimum(split_lo + share, hi)
+        split_size = tl.cdiv(tl.cdiv(tl.maximum(hi, 0), BLOCK_N), SPLITS) * BLOCK_N
+    split_lo = split * split_size
+    split_hi = tl.minimum(split_lo + split_size, hi)
     page = _pages_of(
         block_table_row, stride_block_table_1, split_lo, tl.minimum(full_hi, split_hi), True, SPLIT, BLOCK_N,
         16,
@@ -271,10 +271,10 @@ def paged_decode_forward(
     d = tl.arange(0, 128)
     if SPLIT:
         # for the combine kernel, in float32 and base 2
-        part = ((b * H + h) * M + q_idx).to(tl.int64) * SPLITS + split
-        lse_parts_ptr = parts_ptr + tl.cast(PARTS, tl.int64) * 128
-        tl.store(parts_ptr + part[:, None] * 128 + d[None, :], o, mask=exists[:, None])
-        tl.store(lse_parts_ptr + part, m + tl.log2(l), mask=exists)
+        split_row = ((b * H + h) * M + q_idx).to(tl.int64) * SPLITS + split
+        lse_splits_ptr = splits_ptr + tl.cast(SPLIT_ROWS, tl.int64) * 128
+        tl.store(splits_ptr + split_row[:, None] * 128 + d[None, :], o, mask=exists[:, None])
+        tl.store(lse_splits_ptr + split_row, m + tl.log2(l), mask=exists)
     else:
         O += b.to(tl.int64) * stride_ob
         o_at = O + q_idx.to(tl.int64) * stride_om + h.to(tl.int64) * stride_oh
@@ -284,15 +284,15 @@ def paged_decode_forward(
         tl.store(lse_at, (m + tl.log2(l)) * LN2, mask=exists)
 
 
-@triton.jit(do_not_specialize=["H", "M", "SPLITS", "PARTS"])
+@triton.jit(do_not_specialize=["H", "M", "SPLITS", "SPLIT_ROWS"])
 def paged_decode_combine(
-    parts_ptr, O, lse_ptr,
+    splits_ptr, O, lse_ptr,
     stride_ob, stride_om, stride_oh,
     stride_lseb, stride_lseh, stride_lsem,
-    H, M, SPLITS, PARTS,
+    H, M, SPLITS, SPLIT_ROWS,
     BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one row of one head from those of every share of its keys: o = sum 2**(lse_i - lse) o_i."""
+    """o and lse of one row of one head from those of every split of its keys: o = sum 2**(lse_i - lse) o_i."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -300,10 +300,10 @@ def paged_decode_combine(
     q_idx = row % M
     h = row // M % H
     b = row // M // H
-    lse_parts_ptr = parts_ptr + tl.cast(PARTS, tl.int64) * 128 + row.to(tl.int64) * SPLITS
-    o_parts_ptr = parts_ptr + row.to(tl.int64) * SPLITS * 128
-    shares = tl.arange(0, BLOCK_S)
-    m = tl.max(tl.load(lse_parts_ptr + shares, mask=shares < SPLITS, other=-float("inf")), 0)
+    lse_splits_ptr = splits_ptr + tl.cast(SPLIT_ROWS, tl.int64) * 128 + row.to(tl.int64) * SPLITS
+    o_splits_ptr = splits_ptr + row.to(tl.int64) * SPLITS * 128
+    splits = tl.arange(0, BLOCK_S)
+    m = tl.max(tl.load(lse_splits_ptr + splits, mask=splits < SPLITS, other=-float("inf")), 0)
     shift = tl.where(m == -float("inf"), 0.0, m)  # nothing seen: -inf - -inf is NaN
 
     l = 0.0
@@ -311,9 +311,9 @@ def paged_decode_combine(
     d = tl.arange(0, 128)
     for first in range(0, SPLITS, 16):
         split = first + tl.arange(0, 16)
-        weight = tl.exp2(tl.load(lse_parts_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)
+        weight = tl.exp2(tl.load(lse_splits_ptr + split, mask=split < SPLITS, other=-float("inf")) - shift)
         o = tl.load(
-            o_parts_ptr + split[:, None] * 128 + d[None, :], mask=(split < SPLITS)[:, None], other=0.0,
+            o_splits_ptr + split[:, None] * 128 + d[None, :], mask=(split < SPLITS)[:, None], other=0.0,
         )
         l += tl.sum(weight, 0)
         acc += tl.sum(tl.where(weight[:, None] > 0.0, weight[:, None] * o, 0.0), 0)
@@ -327,7 +327,7 @@ def paged_decode_combine(
 
 CALL = TritonAttention(
     name="paged_decode",
-    operator="paged_decode_d128_20b4c206",
+    operator="paged_decode_d128_b72fb3f5",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 128]", "pnh"),
@@ -348,15 +348,15 @@ CALL = TritonAttention(
         idle_gain=1.2,
         most=65535,
     ),
-    scratch={"parts": "PARTS * 129"},
+    scratch={"splits": "SPLIT_ROWS * 129"},
     launches=(
         Kernel(
             function=paged_decode_forward,
             grid="tiles, SPLITS",
             tiles="q k v o",
-            pointers="lse block_table kv_len parts",
+            pointers="lse block_table kv_len splits",
         ),
-        Kernel(function=paged_decode_combine, grid="rows", pointers="parts o lse", warps=2, joins=True),
+        Kernel(function=paged_decode_combine, grid="rows", pointers="splits o lse", warps=2, joins=True),
     ),
 )
 

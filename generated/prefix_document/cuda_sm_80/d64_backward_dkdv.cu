@@ -214,7 +214,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_backward_d
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
     const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
     const int prefix = max(min(args.prefix_ptr[b * args.stride_prefix_0], 1073741823), -1073741823);
-    const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
     copy_rows<D, D, BLOCK_N>(k_tile, args.k_ptr + b * args.stride_kb + h * args.stride_kh, args.stride_kn, kv_lo, N);
     copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + b * args.stride_vb + h * args.stride_vh, args.stride_vn, kv_lo, N);
     if (STAGES == 1)
@@ -229,6 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_backward_d
     const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
     const element* const DO = args.do_ptr + b * args.stride_dob + h * args.stride_doh;
     const long long first_row = (long long)(b * H + h) * args.M_padded;
+    const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
     for (int r = 0; r < ROWS; ++r) {
         doc_kv[r] = kv_idx[r] < N ? doc_row[kv_idx[r] * args.stride_doc_1] : 0;
     }

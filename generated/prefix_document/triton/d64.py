@@ -211,11 +211,11 @@ def prefix_document_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
     prefix = tl.maximum(
         tl.minimum(tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0), 1073741823), -1073741823,
     )
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -321,7 +321,6 @@ def prefix_document_backward_dq(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -333,6 +332,7 @@ def prefix_document_backward_dq(
     prefix = tl.maximum(
         tl.minimum(tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0), 1073741823), -1073741823,
     )
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -445,7 +445,6 @@ def prefix_document_backward_dkdv(
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
         DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
-    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
@@ -463,6 +462,7 @@ def prefix_document_backward_dkdv(
     prefix = tl.maximum(
         tl.minimum(tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0), 1073741823), -1073741823,
     )
+    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
     # same_doc and (causal or in_prefix): which q tiles are partial, and which are full
     doc_first = tl.load(doc_row + kv_lo.to(tl.int64) * stride_doc_1, mask=kv_lo < N, other=0)
@@ -493,7 +493,7 @@ def prefix_document_backward_dkdv(
 
 CALL = TritonAttention(
     name="prefix_document",
-    operator="prefix_document_d64_28572a82",
+    operator="prefix_document_d64_3bf2cb01",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),
@@ -511,7 +511,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse doc prefix",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(

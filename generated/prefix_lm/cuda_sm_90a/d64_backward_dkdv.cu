@@ -193,9 +193,9 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.KV_SECTION, B * H - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
         const int kv_lo = rank / heads * BLOCK_N;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int prefix = args.prefix_ptr[b * args.stride_prefix_0];
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal or kv_idx < prefix[b]: which q tiles are partial, and which are full
-        const int prefix = args.prefix_ptr[b * args.stride_prefix_0];
         const int lo = max(where<int>(kv_lo < prefix, 0, kv_lo + M - N), 0) / BLOCK_M * BLOCK_M;
         const int full_lo = min((max(where<int>(kv_hi < prefix, 0, kv_hi + M - N), 0) + (BLOCK_M - 1)) / BLOCK_M * BLOCK_M, M);
         if (leads) {

@@ -189,9 +189,9 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
         const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int prefix = args.prefix_ptr[b * args.stride_prefix_0];
         const int q_hi = min(q_lo + BLOCK_M, M) - 1;
         // causal or kv_idx < prefix[b]: which kv tiles are partial, and which are full
-        const int prefix = args.prefix_ptr[b * args.stride_prefix_0];
         const int first_pos = q_lo + N - M;
         const int last_pos = q_hi + N - M;
         const int hi = min(max(last_pos + 1, prefix), N);

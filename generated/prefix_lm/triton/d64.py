@@ -168,8 +168,8 @@ def prefix_lm_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     prefix = tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
@@ -302,7 +302,6 @@ def prefix_lm_backward_dkdv(
         V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
         DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
         DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
-    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
@@ -318,6 +317,7 @@ def prefix_lm_backward_dkdv(
         delta_head = DELTA + row.to(tl.int64) * M_padded
     dq_head = dq_ptr + b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
     prefix = tl.load(prefix_ptr + b.to(tl.int64) * stride_prefix_0)
+    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     # causal or kv_idx < prefix[b]: which q tiles are partial, and which are full
     lo = tl.maximum(tl.where(kv_lo < prefix, 0, kv_lo + M - N), 0) // BLOCK_M * BLOCK_M
     full_lo = tl.maximum(tl.where(kv_hi < prefix, 0, kv_hi + M - N), 0)
@@ -336,7 +336,7 @@ def prefix_lm_backward_dkdv(
 
 CALL = TritonAttention(
     name="prefix_lm",
-    operator="prefix_lm_d64_a60ba546",
+    operator="prefix_lm_d64_42d9636b",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),
@@ -353,7 +353,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse prefix",
-            sizes={"SECTION": "section(B * H, N * 256)"},
+            sizes={"SECTION": "section(B * H, N * 256, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(

@@ -48,8 +48,8 @@ struct Args {
     const int* kv_len_ptr;
     bf16* o_ptr;
     float* lse_ptr;
-    float* o_parts_ptr;
-    float* lse_parts_ptr;
+    float* o_splits_ptr;
+    float* lse_splits_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kp, stride_kn, stride_kh;
     long long stride_vp, stride_vn, stride_vh;
@@ -229,7 +229,7 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
         }
 }
 
-// o and lse of one tile of (query, head) rows of one KV head, from a share of its keys.
+// o and lse of one tile of (query, head) rows of one KV head, from a split of its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -260,9 +260,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
 
     // no mask: whole kv tiles, then the keys that are left
     const int full_hi = N / BLOCK_N * BLOCK_N;
-    // this block's share: whole tiles, as many as the others have, or what is left of them
-    const int share = ((max(N, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
-    const int split_lo = split * share, split_hi = min(split_lo + share, N);
+    // this block's split: whole tiles, as many as the others have, or what is left of them
+    const int split_size = ((max(N, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
+    const int split_lo = split * split_size, split_hi = min(split_lo + split_size, N);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
     copy_rows<BLOCK_M>(q_tile, queries, row_lo, M * G);
     int kv_lo = split_lo, k_next = kv_lo, v_next = kv_lo;
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
             const float first = acc[r / 2][j][r % 2 * 2] * scale, next = acc[r / 2][j][r % 2 * 2 + 1] * scale;
             if (args.SPLITS > 1) {
                 const int q = (row) / G, head = h_kv * G + (row) % G;
-                float* const to = args.o_parts_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 8 * j + 2 * t;
+                float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 8 * j + 2 * t;
                 if (row < M * G) {
                     to[0] = first;
                     to[1] = next;
@@ -376,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
         if (t == 0 && row < M * G) {
             const int q = (row) / G, head = h_kv * G + (row) % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
-                args.lse_parts_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
+                args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
                 args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
         }
@@ -388,16 +388,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
     store_o(outputs, q_tile, row_lo, M * G);
 }
 
-// o and lse of one row of one head from those of every share of its keys: o = sum 2^(lse_i - lse) o_i.
+// o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
 extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
-    float* const sums = (float*)shared;  // [WARPS][DV + 1]: of the shares of each warp
+    float* const sums = (float*)shared;  // [WARPS][DV + 1]: of the splits of each warp
     constexpr int COLUMNS = (DV + 31) / 32;  // of a lane: lane, lane + 32, ...
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H, b = blockIdx.x / args.M / args.H;
-    const float* const lse = args.lse_parts_ptr + (long long)blockIdx.x * args.SPLITS;
-    const float* const o_parts = args.o_parts_ptr + (long long)blockIdx.x * args.SPLITS * DV;
+    const float* const lse = args.lse_splits_ptr + (long long)blockIdx.x * args.SPLITS;
+    const float* const o_splits = args.o_splits_ptr + (long long)blockIdx.x * args.SPLITS * DV;
     float m = -INF;
     for (int split = lane; split < args.SPLITS; split += 32)
         m = fmaxf(m, lse[split]);
@@ -411,9 +411,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_combine(cons
         const float weight = exp2_(lse[split] - shift);
         l += weight;
         #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)  // a share that saw nothing has not written its o
+        for (int c = 0; c < COLUMNS; ++c)  // a split that saw nothing has not written its o
             if (weight > 0.0f)
-                acc[c] += weight * o_parts[split * (long long)DV + lane + 32 * c];
+                acc[c] += weight * o_splits[split * (long long)DV + lane + 32 * c];
     }
     if (lane == 0)
         sums[warp * (DV + 1) + DV] = l;

@@ -223,13 +223,13 @@ def single_backward_dq(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
     K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
     O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
     DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
     DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -320,7 +320,6 @@ def single_backward_dkdv(
     V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
     DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
     DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
-    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     k = _load_rows(K, kv_lo, N, stride_kn, BLOCK_N, 128)
     v = _load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 128)
@@ -331,6 +330,7 @@ def single_backward_dkdv(
     do_head = DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
     lse2_head = LSE2 + row.to(tl.int64) * M_padded
     delta_head = DELTA + row.to(tl.int64) * M_padded
+    kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     # causal: which q tiles are partial, and which are full
     lo = tl.maximum(kv_lo + M - N, 0) // BLOCK_M * BLOCK_M
     full_lo = tl.minimum((tl.maximum(kv_hi + M - N, 0) + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M, M)
@@ -352,7 +352,7 @@ def single_backward_dkdv(
 
 CALL = TritonAttention(
     name="single",
-    operator="single_d128_1aa34a16",
+    operator="single_d128_34e95410",
     inputs=(
         Tensor("q", "f32[B, H, M, 128]", "bhm"),
         Tensor("k", "f32[B, H, N, 128]", "bhn"),
@@ -367,7 +367,7 @@ CALL = TritonAttention(
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
             pointers="lse",
-            sizes={"SECTION": "section(B * H, N * 1024)"},
+            sizes={"SECTION": "section(B * H, N * 1024, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -388,14 +388,14 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta",
                 config="dq",
-                sizes={"SECTION": "section(B * H, N * 1024)"},
+                sizes={"SECTION": "section(B * H, N * 1024, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=single_backward_dkdv,
                 grid="cdiv(N, BLOCK_N) * B * H",
                 tiles="q k v do dk dv lse2 delta",
                 config="dkdv",
-                sizes={"SECTION": "section(B * H, M * 1024)"},
+                sizes={"SECTION": "section(B * H, M * 1024, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

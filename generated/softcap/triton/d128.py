@@ -201,7 +201,7 @@ CALL = TritonAttention(
             function=softcap_forward,
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
-            sizes={"SECTION": "section(B * H, N * 512)"},
+            sizes={"SECTION": "section(B * H, N * 512, l2() // 4, 4, 16)"},
         ),
     ),
 )

@@ -198,7 +198,7 @@ CALL = TritonAttention(
             function=softcap_forward,
             grid="cdiv(M, BLOCK_M) * B * H",
             tiles="q k v o",
-            sizes={"SECTION": "section(B * H, N * 1024)"},
+            sizes={"SECTION": "section(B * H, N * 1024, l2() // 4, 4, 16)"},
         ),
     ),
 )

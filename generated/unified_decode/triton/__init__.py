@@ -41,7 +41,7 @@ def unified_decode(
     Entries of the table past the end of a sequence are never read.
     out: (o, lse) to write to.
     config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
-    fallbacks: i32[1] that is increased by the number of shares whose scores left the bounds of the unified maximum.
+    fallbacks: i32[1] that is increased by the number of splits whose scores left the bounds of the unified maximum.
 
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.

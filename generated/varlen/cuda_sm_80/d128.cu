@@ -183,12 +183,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_forward(const __gri
     // what follows the last sequence has rows to write, but no queries
     int M = sequence < B ? q_rows : 0;
     const int b = min(sequence, B - 1);
-    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const int h_kv = h / G;
     const int k_first = args.cu_k_ptr[b * args.stride_cu_k_0];
     const int k_end = args.cu_k_ptr[(b + 1) * args.stride_cu_k_0];
     int N = k_end - k_first;
     N = where<int>(q_lo < M, N, 0);
+    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const Rows<const element> queries = {args.q_ptr + q_first * args.stride_qm + h * args.stride_qh, args.stride_qm};
     const Rows<const element> keys = {args.k_ptr + k_first * args.stride_kn + h_kv * args.stride_kh, args.stride_kn};
     const Rows<const element> values = {args.v_ptr + k_first * args.stride_vn + h_kv * args.stride_vh, args.stride_vn};

@@ -31,7 +31,7 @@
 #define BLOCK_N 128  // keys of a tile
 #define STAGES 2  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q there
-#define O_TILES 0  // 1: o leaves through a tile of its own, by TMA; 0: from registers
+#define O_TILES 1  // 1: o leaves through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
 #define COPY_REGISTERS 40  // of a thread that copies,
 #define MULTIPLY_REGISTERS 232  // and of one that multiplies
@@ -67,7 +67,7 @@ static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map;
+    TensorMap q_map, k_map, v_map, o_map;
     const int* cu_q_ptr;
     const int* cu_k_ptr;
     bf16* o_ptr;
@@ -84,7 +84,7 @@ struct Args {
 struct Record {
     int q_lo;  // its first row; negative: there are no more tiles
     int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
-    int h, b, q_first, q_rows, M, N, k_first, hi, full_hi;
+    int h, b, q_first, q_rows, M, N, k_first, hi, full_hi, met_hi;
     int tile;
     int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again
 };
@@ -240,17 +240,18 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         // what follows the last sequence has rows to write, but no queries
         int M = sequence < B ? q_rows : 0;
         const int b = min(sequence, B - 1);
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
         const int k_first = args.cu_k_ptr[b * args.stride_cu_k_0];
         const int k_end = args.cu_k_ptr[(b + 1) * args.stride_cu_k_0];
         int N = k_end - k_first;
         N = where<int>(q_lo < M, N, 0);
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
 
         // causal: which kv tiles are partial, and which are full
         const int first_pos = q_lo + N - M;
         const int last_pos = q_hi + N - M;
         const int hi = min(last_pos + 1, N);
         const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
+        const int met_hi = min(max(first_pos + 1, 0), N);  // keys before it are kept by all rows
         const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
         if (leads) {
             source->failed = 0;
@@ -267,6 +268,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             record.k_first = k_first;
             record.hi = hi;
             record.full_hi = full_hi;
+            record.met_hi = met_hi;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
     }
@@ -356,6 +358,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         const int M = uniform(record.M);
         const int N = uniform(record.N);
         const int full_hi = uniform(record.full_hi);
+        const int met_hi = uniform(record.met_hi);
         const int again = uniform(record.again);
         bool failed = false;
         int kv_lo = uniform(record.kv_lo);
@@ -397,7 +400,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         };
         // Rows of v that no query keeps become zeros: their p is 0, but 0 * NaN is NaN.
         auto clear_values = [&](int kv_lo) {
-            if (!is_partial(kv_lo))
+            if (kv_lo + BLOCK_N <= N)
                 return;
             for (int row = threadIdx.x - 128; row < BLOCK_N; row += 128 * CONSUMERS) {
                 const int kv_idx = kv_lo + row;
@@ -456,7 +459,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
-                        failed |= !(most < 1e30f);  // the exponentials say no more: once more, under a running maximum
+                        // The exponentials say no more: once more, under a running maximum.
+                        failed |= !(most < 1e30f) && record.q_lo + 64 * consumer + 16 * warp + 8 * r + g < record.M;
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);
@@ -543,7 +547,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             clear_values(kv_lo);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
-            auto all_meet = [&](int kv_lo) { return !is_partial(kv_lo); };
+            auto all_meet = [&](int kv_lo) { return kv_lo < met_hi; };
             bool settled = !again && all_meet(kv_lo);
             kv_lo = previous(kv_lo);
             #pragma unroll 1
@@ -599,38 +603,61 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                element* const o_row = args.o_ptr + q_first * args.stride_om + h * args.stride_oh + row * args.stride_om;
-                const bool exists = writes && row < q_rows;
-                // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+            // A box that would reach into the rows of the next sequence leaves row by row.
+            if (q_lo + 64 * consumer + 16 * warp + 16 <= q_rows) {
+                // Each warp stores its own 16 rows, so that none waits for another.
+                const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+                if (lane == 0)
+                    tma_wait_read();
+                __syncwarp();
                 #pragma unroll
-                for (int j = 0; j + 3 < DV / 8; j += 4) {
-                    u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                for (int j = 0; j < DV / 8; j += 2)
+                    store_pieces(base + O_AT + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0 && writes) {
                     #pragma unroll
-                    for (int i = 0; i < 4; i += 2) {
-                        const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
-                        x[i] = t & 1 ? other : x[i];
-                        x[i + 1] = t & 1 ? x[i + 1] : other;
-                    }
-                    #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
-                        x[i] = t & 2 ? other : x[i];
-                        x[i + 2] = t & 2 ? x[i + 2] : other;
-                    }
-                    if (exists)
-                        store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    for (int piece = 0; piece < V_PIECES; ++piece)
+                        tma_store(args.o_map, base + O_AT + (piece * BLOCK_M + first) * 128, 64 * piece, q_first + q_lo + first, h, 0);
+                    tma_commit();
                 }
+            } else {
                 #pragma unroll
-                for (int j = DV / 32 * 4; j < DV / 8; ++j)
-                    if (exists)
-                        *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                for (int r = 0; r < ROWS; ++r) {
+                    const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                    element* const o_row = args.o_ptr + q_first * args.stride_om + h * args.stride_oh + row * args.stride_om;
+                    const bool exists = writes && row < q_rows;
+                    // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+                    #pragma unroll
+                    for (int j = 0; j + 3 < DV / 8; j += 4) {
+                        u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                        #pragma unroll
+                        for (int i = 0; i < 4; i += 2) {
+                            const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                            x[i] = t & 1 ? other : x[i];
+                            x[i + 1] = t & 1 ? x[i + 1] : other;
+                        }
+                        #pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                            x[i] = t & 2 ? other : x[i];
+                            x[i + 2] = t & 2 ? x[i + 2] : other;
+                        }
+                        if (exists)
+                            store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    }
+                    #pragma unroll
+                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                        if (exists)
+                            *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                }
             }
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }
+    if (O_TILES && lane == 0)
+        tma_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) varlen_forward(const __grid_constant__ Args args)

@@ -204,12 +204,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int kv_lo = (number - k_first / BLOCK_N - sequence) * BLOCK_N;
         const int b = min(sequence, args.B - 1);
         int N = k_end - k_first;  // what follows the last sequence has no keys
-        const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
-        // causal: which q tiles are partial, and which are full
         const int q_first = args.cu_q_ptr[b * args.stride_cu_q_0];
         const int q_end = args.cu_q_ptr[(b + 1) * args.stride_cu_q_0];
         int M = q_end - q_first;
         M = where<int>(kv_lo < N, M, 0);
+        const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
+        // causal: which q tiles are partial, and which are full
         const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
         const int full_lo = min((max(kv_hi + M - N, 0) + (BLOCK_M - 1)) / BLOCK_M * BLOCK_M, M);
         if (leads) {

@@ -202,12 +202,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int q_lo = (q_end / BLOCK_M + sequence - number) * BLOCK_M;
         const int b = min(sequence, args.B - 1);
         int M = sequence < args.B ? q_end - q_first : 0;  // what follows the last sequence has no queries
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-        // causal: which kv tiles are partial, and which are full
         const int k_first = args.cu_k_ptr[b * args.stride_cu_k_0];
         const int k_end = args.cu_k_ptr[(b + 1) * args.stride_cu_k_0];
         int N = k_end - k_first;
         N = where<int>(q_lo < M, N, 0);
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
+        // causal: which kv tiles are partial, and which are full
         const int first_pos = q_lo + N - M;
         const int last_pos = q_hi + N - M;
         const int hi = min(last_pos + 1, N);

@@ -166,11 +166,11 @@ def varlen_forward(
     M = tl.where(b < B, q_rows, 0)
     b = tl.minimum(b, B - 1)
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     k_first = tl.load(cu_k_ptr + b.to(tl.int64) * stride_cu_k_0)
     k_end = tl.load(cu_k_ptr + (b + 1).to(tl.int64) * stride_cu_k_0)
     N = k_end - k_first
     N = tl.where(q_lo < M, N, 0)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     Q += q_first.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
     K += k_first.to(tl.int64) * stride_kn + h_kv.to(tl.int64) * stride_kh
     V += k_first.to(tl.int64) * stride_vn + h_kv.to(tl.int64) * stride_vh
@@ -257,11 +257,11 @@ def varlen_backward_dq(
     M = tl.where(b < B, q_rows, 0)
     b = tl.minimum(b, B - 1)
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     k_first = tl.load(cu_k_ptr + b.to(tl.int64) * stride_cu_k_0)
     k_end = tl.load(cu_k_ptr + (b + 1).to(tl.int64) * stride_cu_k_0)
     N = k_end - k_first
     N = tl.where(q_lo < M, N, 0)
+    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     Q += q_first.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
     K += k_first.to(tl.int64) * stride_kn + h_kv.to(tl.int64) * stride_kh
     V += k_first.to(tl.int64) * stride_vn + h_kv.to(tl.int64) * stride_vh
@@ -401,7 +401,7 @@ def varlen_backward_dkdv(
 
 CALL = TritonAttention(
     name="varlen",
-    operator="varlen_d128_d3ac3e31",
+    operator="varlen_d128_7fcda7c0",
     inputs=(
         Tensor("q", "bf16[T, H, 128]", "mh"),
         Tensor("k", "bf16[S, Hkv, 128]", "nh"),
@@ -422,7 +422,7 @@ CALL = TritonAttention(
             grid="(T // BLOCK_M + B + 1) * H",
             tiles="q k v o",
             pointers="lse cu_q cu_k",
-            sizes={"SECTION": "section(H, S // B * 512)"},
+            sizes={"SECTION": "section(H, S // B * 512, l2() // 4, 4, 16)"},
         ),
     ),
     backward=Backward(
@@ -442,7 +442,7 @@ CALL = TritonAttention(
                 tiles="q k v o do dq",
                 pointers="lse dlse lse2 delta cu_q cu_k",
                 config="dq",
-                sizes={"SECTION": "section(H, S // B * 512)"},
+                sizes={"SECTION": "section(H, S // B * 512, l2() // 4, 4, 16)"},
             ),
             Kernel(
                 function=varlen_backward_dkdv,
@@ -450,7 +450,7 @@ CALL = TritonAttention(
                 tiles="q k v do dk dv lse2 delta",
                 pointers="cu_q cu_k",
                 config="dkdv",
-                sizes={"SECTION": "section(Hkv, T // B * 512)"},
+                sizes={"SECTION": "section(Hkv, T // B * 512, l2() // 4, 4, 16)"},
             ),
         ),
         gradients=(Gradient("q"), Gradient("k"), Gradient("v")),

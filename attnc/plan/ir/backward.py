@@ -1,0 +1,275 @@
+"""The backward's part of the plan: what follows the scores of a tile when gradients are wanted.
+
+    dP = dO V^T (dropped and rescaled as P was)      delta = rowsum(dO * O) - d lse
+    dS = P * (dP - delta)                            dV = P^T dO
+    d dot = dS * d score / d dot                     dQ = (d dot) K,  dK = (d dot)^T Q
+    d x[at] = sum of dS * d score / d x[at] over the scores that read x[at]
+    d sink  = sum over rows of exp(sink - lse) * -delta
+
+P is recomputed from the saved lse (FlashAttention-2, arXiv 2307.08691, algorithm 2), never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from attnc.expr.nodes import Dot, Expr, Index, Load, Ref, walk
+from attnc.expr.simplify import substitute
+from attnc.model.tensors import Tensor
+from attnc.plan.access import Sequences
+from attnc.plan.ir.kernel import ErrorBound, Kernel, kernel_expressions
+from attnc.plan.ir.statements import Axis, Let, Statement
+from attnc.plan.layout import BackwardLayout, KernelName
+from attnc.plan.poles import has_pole, is_finite, outgrows
+
+#: How results that several programs contribute to meet: each has a place of its own and the host sums them in
+#: a fixed order, or they are added to one place in whatever order they arrive.
+Accumulate: TypeAlias = Literal["two_pass", "atomic"]
+#: How dq is summed where a kernel over kv tiles meets its rows again and again: in memory, by programs that
+#: arrive in any order (FlashAttention-2), or by one program for each head, kv tile after kv tile
+#: (FlashAttention-1).
+InMemory: TypeAlias = Literal["atomic", "sequential"]
+Made: TypeAlias = Literal["dq", "dk", "dv"]
+#: An axis of f32[B, H, M, N], or a position on an axis that none of these is.
+Place: TypeAlias = Literal["b", "h", "q_idx", "q_pos", "kv_idx"] | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjoint:
+    """The gradient of one load of the score or the sink, as far as one kernel sums it.
+
+    name: of the result in the kernel text; load: with the loads among its own indices replaced; value:
+    d score / d load over the step's names; guard: where the load is inside its tensor and not simply 0.
+    along: the tile axes that the load varies along; what it lacks is summed, in registers where it can be.
+    two_pass: the result is f32[B, H, *along] (an entry per tile when `along` is empty), which the
+    host sums over whatever else the tensor lacks; atomic: it is added to the f32 gradient itself, at the
+    indices of the load.
+    """
+
+    name: str
+    load: Load
+    value: Expr
+    guard: Expr
+    along: tuple[Axis, ...]
+    accumulate: Accumulate
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the derivative is finite for every score, masked ones and those past the end included."""
+        return is_finite(self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """How a step goes on from dS.
+
+    scale: d score / d dot where that is one constant, applied once at the end; slope: else, per element.
+    shared: values that the score and its derivatives have in common, by name, before both. adds_dq: the step
+    adds its (d dot) K to a f32 dq in memory.
+    """
+
+    scale: float
+    slope: Expr | None
+    shared: tuple[Let, ...]
+    adjoints: tuple[Adjoint, ...]
+    adds_dq: InMemory | None = None
+
+    @property
+    def slope_is_finite(self) -> bool:
+        """Whether d score / d dot is finite for every score, masked ones and those past the end included."""
+        return self.slope is None or is_finite(self.slope)
+
+    @property
+    def slope_has_pole(self) -> bool:
+        """Whether it can be infinite at zeros, which is what is past the end."""
+        return self.slope is not None and has_pole(self.inlined(self.slope))
+
+    def inlined(self, value: Expr) -> Expr:
+        """The value with what it shares with others in the place of its name."""
+        values: dict[Expr, Expr] = {
+            node: let.value
+            for let in self.shared
+            for node in walk(value)
+            if isinstance(node, Ref) and node.name == let.name
+        }
+        return substitute(value, values)
+
+    @property
+    def step_expressions(self) -> Iterator[Expr]:
+        """What a step evaluates besides the score."""
+        yield from (let.value for let in self.shared)
+        if self.slope is not None:
+            yield self.slope
+        for adjoint in self.adjoints:
+            yield from (adjoint.value, adjoint.guard)
+            if adjoint.along == ("q", "kv"):
+                yield from adjoint.load.indices
+
+    @property
+    def expressions(self) -> Iterator[Expr]:
+        """The same, and where the sums go after the last step."""
+        yield from self.step_expressions
+        for adjoint in self.adjoints:
+            yield from adjoint.load.indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prologue:
+    """What the first kernel computes of each row: delta, and lse in base 2, which later kernels read
+    (`stored`).
+
+    Rows that saw nothing and rows past the end get lse = +inf, so that p = exp2(s - lse) = 0 without a test.
+    sink: base-2 logit of the sink; adjoints: of what the sink loads, `value` being d sink / d load.
+    """
+
+    stored: bool
+    sink: Expr | None
+    adjoints: tuple[Adjoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocess:
+    """A kernel for the rows alone, a program per q tile, where no kernel that comes first owns q tiles.
+
+    sequences: how tiles of packed queries are numbered.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    program: tuple[Statement, ...]
+    prologue: Prologue
+    sequences: Sequences | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardKernel:
+    """Tiles, loops and scores of `kernel`, with what follows them.
+
+    Its structure is "backward_dq" (a program per q tile) or "backward_dkdv" (a program per kv tile or, where
+    they have an order, per head; the inner loop over q tiles). makes: the gradients that stay in its
+    registers; prologue: what it does for later kernels.
+    """
+
+    kernel: Kernel
+    chain: Chain
+    makes: tuple[Made, ...]
+    prologue: Prologue | None = None
+
+    @property
+    def name(self) -> KernelName:
+        """Which kernel of its backward this is."""
+        return name_of(self.makes)
+
+    @property
+    def over_q(self) -> bool:
+        """Whether a program owns a q tile, so that rows of its tiles are queries."""
+        return self.kernel.grid.over == "q"
+
+    @property
+    def config(self) -> str:
+        """What declarations and parameters call the kernel's config."""
+        return f"{self.name}_config"
+
+    @property
+    def dp_order(self) -> Literal["early", "late", "both"]:
+        """When a step over a q tile computes dP; "both": as the config says."""
+        if self.over_q or self.name == "dv":
+            return "early"
+        orders = {config.dp for config in self.kernel.configs}
+        return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
+
+    @property
+    def limits_registers(self) -> bool:
+        """Whether a config limits the registers of a thread."""
+        return any(config.maxnreg is not None for config in self.kernel.configs)
+
+    @property
+    def sums_heads(self) -> bool:
+        """Whether a program walks over all query heads that share its keys."""
+        return "G" in self.kernel.dims and not self.over_q
+
+    @property
+    def fills_keys(self) -> bool:
+        """Whether a program that owns keys makes rows of k and v zero that no query keeps.
+
+        Where it does not, their ds is made 0: nothing but dk and dv of the same key is computed from it.
+        """
+        if self.over_q or self.kernel.step.kept is None:
+            return False
+        chain = self.chain
+        derivatives = (*(a.value for a in chain.adjoints), *(() if chain.slope is None else (chain.slope,)))
+        reads_score = bool(chain.shared) or any(Dot() in walk(expr) for expr in derivatives)
+        return reads_score or bool(chain.adjoints) or chain.adds_dq is not None
+
+    @property
+    def score_outgrows_lse(self) -> bool:
+        """Whether p may be something else than 0 past the end, although lse is +inf there."""
+        score = self.kernel.step.score
+        return score is not None and outgrows(self.chain.inlined(score))
+
+    def uses(self, index: str) -> bool:
+        """Whether anything that the kernel evaluates reads the index."""
+        used = (*kernel_expressions(self.kernel), *self.chain.expressions)
+        return any(Index(index) in walk(expr) for expr in used)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A summand of a tensor's gradient: the adjoint of this name, in a workspace of its own.
+
+    places: what each axis of the tensor is in f32[B, H, *along]; the axes that none of them names are summed.
+    Empty for atomic adjoints, which already have the tensor's shape.
+    """
+
+    name: str
+    along: tuple[Axis, ...]
+    accumulate: Accumulate
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """The gradient of an input: of q, k or v (no parts: a kernel writes it), or the sum of its parts."""
+
+    tensor: Tensor
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientBound:
+    """Parameters of the error bound that the gradients keep, evaluated by `verify.gradient_bound`.
+
+    forward: of o and lse, which the backward starts from; tile, min_tile: most and fewest rows or keys of one
+    partial sum; scale: the factor of d score / d dot that is left out until the end.
+    """
+
+    forward: ErrorBound
+    tile: int
+    min_tile: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backward:
+    """All that follows from `grad ...` in a spec, in the order of execution; gradients in that of the
+    inputs. layout: how the kernels lie on the machine (None where a compiler decides it).
+    """
+
+    preprocess: Preprocess | None
+    kernels: tuple[BackwardKernel, ...]
+    gradients: tuple[Gradient, ...]
+    bound: GradientBound
+    layout: BackwardLayout | None = None
+
+
+def name_of(makes: tuple[Made, ...]) -> KernelName:
+    """The name of the kernel that makes these."""
+    match makes:
+        case ():
+            return "rows"
+        case (one,):
+            return one
+        case _:
+            return "dkdv"

@@ -1,0 +1,67 @@
+"""What is printed of a kernel whatever the target: the one view of a plan that all texts begin with."""
+
+from __future__ import annotations
+
+from attnc.expr.nodes import Const, Dim
+from attnc.expr.show import show
+from attnc.model.tensors import Role
+from attnc.plan.access import Rows
+from attnc.plan.ir import Arg, Kernel, Module
+from attnc.plan.steps import starts_with
+from attnc.target.quote import comment, expression
+
+
+class KernelView:
+    """Attribute by attribute what templates of all targets print of a kernel: its loops, rows that they never
+    reach, strides and sizes that it takes, and where its rows lie.
+    """
+
+    module: Module
+    kernel: Kernel
+
+    @property
+    def bounds_comment(self) -> str:
+        """What stands over the bounds of the loops."""
+        mask = self.module.variant.attention.mask
+        if isinstance(mask, Const):
+            return self.without_mask
+        text = expression(mask.span) if mask.span else comment(show(mask))
+        return f"{text}: which {self.kernel.regions.axis} tiles are partial, and which are full"
+
+    @property
+    def without_mask(self) -> str:
+        """The same where there is no mask."""
+        whole = "no mask: whole kv tiles, then the keys that are left"
+        return whole if self.kernel.regions.axis == "kv" else ""
+
+    def reads(self, index: str) -> bool:
+        """Whether what comes before the step uses the index."""
+        return starts_with(self.kernel, index)
+
+    @property
+    def clears(self) -> bool:
+        """Whether rows that do not exist are written."""
+        return self.kernel.stored != Dim("M")
+
+    @property
+    def has_lse(self) -> bool:
+        """Whether the kernel writes lse, as an output or for a backward."""
+        return self.module.variant.attention.lse is not None or bool(self.module.kept)
+
+    def strides(self, arg: Arg) -> list[str]:
+        """Strides that the kernel takes of a tensor, in elements."""
+        no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
+        return [
+            name
+            for axis, name in enumerate(arg.strides)
+            if name and not (no_head and arg.tensor.axis(Role.HEAD) == axis)
+        ]
+
+    @property
+    def size_names(self) -> list[str]:
+        """Sizes known at run time; the kernel is not specialised on them, so that no length recompiles it."""
+        return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
+
+    def rows(self, name: str) -> Rows:
+        """Where the rows of q, k, v or o lie."""
+        return self.kernel.rows.get(name, Rows(tensor=name))

@@ -1,0 +1,111 @@
+# Copied by `attnc compile`, from attnc/support. Do not edit.
+"""The targets of an attention: which of them run on a device, and who is called for which sizes."""
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .devices import gpu_of
+
+#: The largest sizes that a row admits (None: any), and the target that it picks.
+Row = tuple[tuple[int | None, ...], str]
+
+
+class Needs(NamedTuple):
+    """What the kernels of a target need: the package that launches them, the compute capabilities (90 for
+    9.0; the last None for any beyond). interprets: the package runs them on the CPU too.
+    """
+
+    package: str
+    least: int
+    most: int | None
+    interprets: bool
+
+
+@functools.cache
+def runs(needs: Needs, index: int) -> bool:
+    """Whether kernels can be launched on the device of this number; -1 is the CPU."""
+    if index < 0:
+        return needs.interprets
+    if importlib.util.find_spec(needs.package) is None:
+        return False
+    if torch.version.hip is not None:
+        return needs.interprets
+    major, minor = gpu_of(index).capability
+    capability = 10 * major + minor
+    return needs.least <= capability and (needs.most is None or capability <= needs.most)
+
+
+class ByTarget:
+    """Picks the function of an attention: that of the target which a measured table names for the sizes, or
+    of the first that runs on the device.
+
+    package, name: where the folders of the targets are, and the function in them; targets: what each needs,
+    as `Needs` has it; variants: those that have a variant, the first where nobody has measured; tuned: by
+    device and variant the rows of its table, of which the first that admits the sizes decides.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        name: str,
+        targets: Mapping[str, tuple[str, int, int | None, bool]],
+        variants: Mapping[tuple[Any, ...], tuple[str, ...]],
+        tuned: Mapping[tuple[str, tuple[Any, ...]], Sequence[Row]],
+    ) -> None:
+        self.package, self.name, self.variants, self.tuned = package, name, variants, tuned
+        self.needs = {target: Needs(*needs) for target, needs in targets.items()}
+        self._rows: dict[tuple[Any, ...], list[tuple[tuple[int | None, ...], Callable[..., Any]]]] = {}
+
+    def fastest(
+        self, device: torch.device, key: tuple[Any, ...], sizes: tuple[int, ...]
+    ) -> Callable[..., Any]:
+        """The function for a variant and sizes on a device."""
+        rows = self._rows.get((device, key))
+        if rows is None:
+            index = gpu_index(device)
+            rows = [(limits, self.function(target)) for limits, target in self.rows(index, key, len(sizes))]
+            self._rows[device, key] = rows
+        for limits, function in rows:
+            for size, limit in zip(sizes, limits):  # noqa: B905  # as many
+                if limit is not None and size > limit:
+                    break
+            else:
+                return function
+        raise AssertionError("the last row admits all sizes")
+
+    def rows(self, index: int, key: tuple[Any, ...], count: int) -> list[Row]:
+        """What is measured for a variant on a device, as far as it runs there, and what is taken otherwise.
+        count: of the sizes.
+        """
+        variants = self.variants[key]
+        able = [target for target in variants if runs(self.needs[target], index)] or variants[:1]
+        measured = self.tuned.get((gpu_of(index).name, key), ())
+        return [*(row for row in measured if row[1] in able), ((None,) * count, able[0])]
+
+    def named(self, target: str, key: tuple[Any, ...]) -> Callable[..., Any]:
+        """The function of a target. ValueError where it has not the variant."""
+        if target not in self.variants[key]:
+            raise ValueError(f"target: expected one of {list(self.variants[key])}, got {target!r}")
+        return self.function(target)
+
+    def function(self, target: str) -> Callable[..., Any]:
+        """The function of a target, whose folder is imported with the first call."""
+        folder = target.replace(".", "_")
+        found: Callable[..., Any] = getattr(importlib.import_module(f".{folder}", self.package), self.name)
+        return found
+
+    def any(self) -> Callable[..., Any]:
+        """One that says which argument is wrong."""
+        index = torch.cuda.current_device() if torch.cuda.is_available() else -1
+        key = next(iter(self.variants))
+        return self.function(self.rows(index, key, 0)[-1][1])
+
+
+def gpu_index(device: torch.device) -> int:
+    """The number of a device, -1 for the CPU."""
+    return device.index if device.type == "cuda" else -1

@@ -1,0 +1,65 @@
+"""The operators of every committed family on a GPU: torch's own checks of them, and captured graphs."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.plan import ir
+from attnc.plan.targets import target_of
+from attnc.runtime.loader import load_module
+from attnc.runtime.trial import problem_for
+from tests.plans import plans_of
+from tests.targets import skip_without_launcher
+
+SPECS = Path(__file__).parents[2] / "specs"
+LENGTH = 160
+
+
+@cache
+def families() -> dict[str, ir.Module]:
+    """The first module of each attention, target and schedule of the committed specs."""
+    found: dict[str, ir.Module] = {}
+    for spec in sorted(SPECS.glob("*.attn")):
+        for module in plans_of(spec).modules:
+            label = f"-{module.label}" if module.label else ""
+            found.setdefault(f"{module.variant.attention.name}-{module.target}{label}", module)
+    return found
+
+
+@pytest.mark.parametrize("name", families())
+def test_operators_keep_what_torch_asks_and_can_be_captured(name: str) -> None:
+    planned = families()[name]
+    skip_without_launcher(planned.target)
+    major, minor = torch.cuda.get_device_capability()
+    if not target_of(planned.target).runs_on(10 * major + minor):
+        pytest.skip("for other GPUs")
+    module: Any = load_module(planned)
+    call = module.CALL
+    call.register_operators()
+    operator = getattr(torch.ops.attnc, call.operator)
+    grads = planned.variant.attention.grads
+    made = problem_for(planned, LENGTH, tokens=2 * LENGTH, sizes={"H": 4, "Hkv": 2, "G": 2}).tensors
+    tensors = [
+        x.clone().requires_grad_(argument.tensor.name in grads)
+        for argument, x in zip(planned.args, made, strict=True)
+    ]
+    counters = [torch.zeros(1, dtype=torch.int32, device="cuda") for _ in call.counters]
+    torch.library.opcheck(operator, (*tensors, *counters, ""))
+
+    still = [x.detach() for x in tensors]
+    operator(*still, *counters, "")
+    torch.cuda.synchronize()
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = operator(*still, *counters, "")
+    for x in still[:3]:
+        x.copy_(x.flip(0))
+    graph.replay()
+    expected = operator(*still, *counters, "")
+    for ours, right in zip(*(x if isinstance(x, tuple) else (x,) for x in (captured, expected)), strict=True):
+        assert torch.equal(ours, right)
