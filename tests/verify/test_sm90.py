@@ -143,6 +143,36 @@ def test_a_polynomial_beyond_its_range_shows() -> None:
     assert not verdict(made, "huge").ok
 
 
+MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(base, "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "wrong", "instead"),
+    [
+        ("key_bias", "half[0] = half[1] = half[2] = 0.5f;", "half[0] = 0.5f;"),
+        (
+            "key_bias",
+            f"proxy_fence();\n{MEET}COLUMNS_FULL",
+            f"{MEET}COLUMNS_FULL",
+        ),
+        ("alibi", "half[1] : t == 1", "half[0] : t == 1"),
+        ("dropout", "mbarrier_wait(barrier_of(base, KEPT_EMPTY, drawn.at), drawn.parity);", ""),
+        ("dropout", "0xAA88", "0x9988"),
+    ],
+    ids=["one_bf16_of_three", "no_proxy_fence", "a_piece_twice", "drawn_too_early", "bits_of_another_byte"],
+)
+def test_wrong_columns_and_draws_show(kind: str, wrong: str, instead: str) -> None:
+    assert not verdict(subject(KINDS[kind], wrong, instead)).ok
+
+
+@pytest.mark.slow
+def test_columns_are_bf16_whatever_k_is() -> None:
+    text = text_of("causal", score=f"{SCORE} + 1000 * bias[b, kv_idx]", more="bias").replace("bf16", "f16")
+    found = verdict(subject(text))
+    assert found.ok, found.message
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("logits", JUMPS)
