@@ -102,8 +102,8 @@ def boundaries_of(module: ir.Module, processors: int = PROCESSORS) -> tuple[Boun
     (forward,) = module.kernels
     runner = runner_of(module.target)
     found = [*_empty(), *_kernel("forward", forward, runner.stages), *_mask(module), *_storage(module)]
-    for name, planned in kernels_of(module).items():
-        found += _kernel(name, planned.kernel, runner.stages)
+    for makes, planned in kernels_of(module).items():
+        found += _kernel(makes, planned.kernel, runner.stages)
     found += _searches(module)
     section = forward.grid.section
     for heads in (section.least, section.most) if section and section.most else ():

@@ -14,6 +14,7 @@ verified on a GPU again.
 from __future__ import annotations
 
 import ast
+import glob
 import hashlib
 import io
 import json
@@ -139,27 +140,30 @@ class Records:
 
 
 def hash_of(module: Path) -> str:
-    """SHA-256 of the code of a module, of the .cu files that it names and of the headers that these include,
+    """SHA-256 of the code of a module, of the .cu files of its kernels and of the headers that these include,
     comments and docstrings apart.
     """
-    code, sources = _code_of(module.read_text(encoding="utf-8"))
-    texts = [code]
-    for name in sources:
-        source = with_headers(module.with_name(name).read_text(encoding="utf-8"))
-        texts += [name, " ".join(_COMMENTS.sub(r"\1", source).split())]
+    texts = [_code_of(module.read_text(encoding="utf-8"))]
+    for path in _kernel_files(module):
+        source = with_headers(path.read_text(encoding="utf-8"))
+        texts += [path.name, " ".join(_COMMENTS.sub(r"\1", source).split())]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def _code_of(text: str) -> tuple[str, list[str]]:
-    """The lines of Python without comments and docstrings, and the .cu files that strings name.
+def _kernel_files(module: Path) -> list[Path]:
+    """The .cu files of a module: named after it, and after each kernel of its backward."""
+    forward = module.with_suffix(".cu")
+    backward = module.parent.glob(f"{glob.escape(module.stem)}_backward_*.cu")
+    return [*([forward] if forward.is_file() else []), *sorted(backward)]
+
+
+def _code_of(text: str) -> str:
+    """The lines of Python without comments and docstrings.
 
     Cut from the text, and not printed from its tree, which each release of Python prints in its own way.
     """
     lines: list[str] = text.splitlines()
-    sources = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".cu"):
-            sources.add(node.value)
         if (
             isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
             and ast.get_docstring(node) is not None
@@ -170,7 +174,7 @@ def _code_of(text: str) -> tuple[str, list[str]]:
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    return "\n".join(line.rstrip() for line in lines if line.strip()), sorted(sources)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def support_hash(folder: Path) -> str:
@@ -178,7 +182,7 @@ def support_hash(folder: Path) -> str:
     headers are part of the kernels.
     """
     texts = (path.read_text(encoding="utf-8") for path in sorted((folder / "_support").glob("*.py")))
-    return hashlib.sha256("\0".join(_code_of(text)[0] for text in texts).encode()).hexdigest()
+    return hashlib.sha256("\0".join(_code_of(text) for text in texts).encode()).hexdigest()
 
 
 def target_of(path: str) -> str:

@@ -52,7 +52,8 @@ def chunked(
     key = (q.shape[3],)
     if key not in VARIANTS:
         raise _unknown(key)
-    if target is None:
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
         sizes = (
             q.shape[1],
             k.shape[1],
@@ -60,8 +61,6 @@ def chunked(
             False,
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    else:
-        function = CHOICE.named(target, key)
     return function(q, k, v, out=out, **options)
 
 

@@ -65,7 +65,8 @@ def chunked_prefill(
     key = (q.shape[2],)
     if key not in VARIANTS:
         raise _unknown(key)
-    if target is None:
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
         sizes = (
             q.shape[0],
             block_table.shape[1] * 16,
@@ -73,8 +74,6 @@ def chunked_prefill(
             False,
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    else:
-        function = CHOICE.named(target, key)
     return function(q, k, v, cu_q, block_table, kv_len, out=out, **options)
 
 

@@ -56,7 +56,8 @@ def fa1(
     key = (q.dtype, q.shape[3])
     if key not in VARIANTS:
         raise _unknown(key)
-    if target is None:
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
         sizes = (
             q.shape[2],
             k.shape[2],
@@ -64,8 +65,6 @@ def fa1(
             torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    else:
-        function = CHOICE.named(target, key)
     return function(q, k, v, out=out, **options)
 
 

@@ -53,7 +53,8 @@ def fa1_split_k(
     key = (q.shape[3],)
     if key not in VARIANTS:
         raise _unknown(key)
-    if target is None:
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
         sizes = (
             q.shape[2],
             k.shape[2],
@@ -61,8 +62,6 @@ def fa1_split_k(
             False,
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    else:
-        function = CHOICE.named(target, key)
     return function(q, k, v, out=out, **options)
 
 

@@ -55,7 +55,8 @@ def head_mask(
     key = (q.shape[3],)
     if key not in VARIANTS:
         raise _unknown(key)
-    if target is None:
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
         sizes = (
             q.shape[1],
             k.shape[1],
@@ -63,8 +64,6 @@ def head_mask(
             False,
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    else:
-        function = CHOICE.named(target, key)
     return function(q, k, v, reach, out=out, **options)
 
 

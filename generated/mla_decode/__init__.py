@@ -63,7 +63,8 @@ def mla_decode(
     key = (q.shape[3], Dv)
     if key not in VARIANTS:
         raise _unknown(key)
-    if target is None:
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
         sizes = (
             q.shape[1],
             block_table.shape[1] * 64,
@@ -71,8 +72,6 @@ def mla_decode(
             False,
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    else:
-        function = CHOICE.named(target, key)
     return function(q, k, block_table, kv_len, Dv=Dv, out=out, **options)
 
 

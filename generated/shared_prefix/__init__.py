@@ -62,7 +62,8 @@ def shared_prefix(
     key = (q.shape[3],)
     if key not in VARIANTS:
         raise _unknown(key)
-    if target is None:
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
         sizes = (
             q.shape[1],
             block_table.shape[1] * 16,
@@ -70,8 +71,6 @@ def shared_prefix(
             False,
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    else:
-        function = CHOICE.named(target, key)
     return function(q, k, v, block_table, kv_len, out=out, **options)
 
 

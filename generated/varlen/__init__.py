@@ -60,7 +60,8 @@ def varlen(
     key = (q.shape[2],)
     if key not in VARIANTS:
         raise _unknown(key)
-    if target is None:
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
         sizes = (
             q.shape[0],
             k.shape[0],
@@ -68,8 +69,6 @@ def varlen(
             torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    else:
-        function = CHOICE.named(target, key)
     return function(q, k, v, cu_q, cu_k, out=out, **options)
 
 

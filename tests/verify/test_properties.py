@@ -63,11 +63,12 @@ def _kind(name: str) -> tuple[object, ...]:
     attention, plan = subject(name).variant.attention, subject(name).plan
     assert plan is not None
     kernel = plan.kernels[0]
-    rules = (*PROPERTIES, *(GRADIENT_PROPERTIES if plan.backward is not None else ()))
+    of_gradients = GRADIENT_PROPERTIES if plan.backward is not None else ()
     return (
         *(kernel.structure, kernel.pack is not None),
         *(type(tensor.storage) for tensor in (attention.q, attention.k)),
-        frozenset(rule.name for rule in rules if rule.applies(attention)),
+        frozenset(rule.name for rule in PROPERTIES if rule.applies(attention)),
+        frozenset(rule.name for rule in of_gradients if rule.applies(attention)),
     )
 
 

@@ -137,6 +137,21 @@ def test_comments_and_docstrings_are_no_part_of_what_is_recorded(tmp_path: Path)
         assert hashed(python, cuda.replace(*change)) != first
 
 
+def test_a_record_holds_the_kernels_that_no_string_of_the_module_names(tmp_path: Path) -> None:
+    module, other = tmp_path / "a.py", tmp_path / "b.cu"
+    module.write_text('CALL = f("a")\n', encoding="utf-8")
+    kernels = [tmp_path / "a.cu", tmp_path / "a_backward_dq.cu"]
+    for path in (*kernels, other):
+        path.write_text("int f();\n", encoding="utf-8")
+    for path in kernels:
+        before = hash_of(module)
+        path.write_text("int g();\n", encoding="utf-8")
+        assert hash_of(module) != before
+    before = hash_of(module)
+    other.write_text("int g();\n", encoding="utf-8")
+    assert hash_of(module) == before
+
+
 def test_records_survive_the_file(tmp_path: Path) -> None:
     record = Record(sha256="0", device="d", toolchain="t", cases=3, worst=0.25, where="o[b=0]")
     seen = Sanitized(sha256="0", device="d", tool="t", launches=5)

@@ -239,8 +239,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h_kv = record.h_kv;
         const int lo = record.lo;
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = lo;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h_kv, b);
         k.step();
         #pragma unroll 1
-        while (q_lo < hi) {
+        while (q_lo >= lo) {
             const int q_next = next(q_lo);
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
@@ -262,7 +262,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
             q.step();
             q_lo = q_next;
-            if (q_lo >= hi && h < h_last) {
+            if (q_lo < lo && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
@@ -292,8 +292,8 @@ __device__ __forceinline__ void multiply_tiles(
         const int full_lo = uniform(record.full_lo);
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = lo;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
@@ -365,13 +365,13 @@ __device__ __forceinline__ void multiply_tiles(
         };
 
         mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);  // also of a tile that nobody sees, for zeros leave through it
-        if (q_lo < hi) {
+        if (q_lo >= lo) {
             #pragma unroll 1
-            while (q_lo < hi) {
+            while (q_lo >= lo) {
                 const int q_next = next(q_lo);
                 step();
                 q_lo = q_next;
-                if (q_lo >= hi && h < h_last) {
+                if (q_lo < lo && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }

@@ -38,7 +38,7 @@
 #define ELEMENT f16
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = BLOCK_M / 64, THREADS = 128 * (CONSUMERS + 1);
+constexpr int CONSUMERS = BLOCK_M / 64, HELPERS = 1, THREADS = 128 * (CONSUMERS + HELPERS);  // warpgroups that multiply; others
 constexpr int D = 128, DV = 128;
 constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
@@ -61,7 +61,7 @@ constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // More registers than the launch holds would be waited for for ever.
 constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
-static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + 1), "registers");
+static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + HELPERS), "registers");
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
@@ -585,9 +585,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_forward(const __grid_constant__ Args args)
 {
-    extern __shared__ unsigned char shared[];
-    const u32 base = (address(shared) + 1023) & ~1023u;
-    Record* const records = (Record*)(shared + (base - address(shared)) + RECORDS_AT);
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const u32 base = address(shared);
+    Record* const records = (Record*)(shared + RECORDS_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
         for (int i = 0; i < RECORDS; ++i) {

@@ -266,12 +266,12 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h_kv = record.h_kv;
         const int lo = record.lo;
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = lo;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
-        if (q_lo >= hi)
+        if (q_lo < lo)
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -280,7 +280,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         k.step();
         bool first = true;
         #pragma unroll 1
-        while (q_lo < hi) {
+        while (q_lo >= lo) {
             const int q_next = next(q_lo);
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
@@ -300,7 +300,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 first = false;
             }
             q_lo = q_next;
-            if (q_lo >= hi && h < h_last) {
+            if (q_lo < lo && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
@@ -339,8 +339,8 @@ __device__ __forceinline__ void multiply_tiles(
         const int full_hi = uniform(record.full_hi);
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = lo;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
@@ -386,6 +386,7 @@ __device__ __forceinline__ void multiply_tiles(
                 tma_commit();
             }
         };
+
         // One tile of queries. first: there is no dq of a tile before. last: v is not needed any more.
         auto step = [&](auto first, bool last) {
             const u32 q_tile = base + Q_AT + q.at * Q_BYTES, do_tile = base + DO_AT + q.at * DO_BYTES;
@@ -485,22 +486,22 @@ __device__ __forceinline__ void multiply_tiles(
             ds.step();
         };
 
-        if (q_lo < hi) {
+        if (q_lo >= lo) {
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
             int q_next = next(q_lo);
-            step(Yes{}, h == h_last && q_next >= hi);
+            step(Yes{}, h == h_last && q_next < lo);
             q_lo = q_next;
-            if (q_lo >= hi && h < h_last) {
+            if (q_lo < lo && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
             #pragma unroll 1
-            while (q_lo < hi) {
+            while (q_lo >= lo) {
                 q_next = next(q_lo);
-                step(No{}, h == h_last && q_next >= hi);
+                step(No{}, h == h_last && q_next < lo);
                 q_lo = q_next;
-                if (q_lo >= hi && h < h_last) {
+                if (q_lo < lo && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }

@@ -40,7 +40,7 @@
 #define LANES_SEARCH
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = BLOCK_M / 64, THREADS = 128 * (CONSUMERS + 1);
+constexpr int CONSUMERS = BLOCK_M / 64, HELPERS = 1, THREADS = 128 * (CONSUMERS + HELPERS);  // warpgroups that multiply; others
 constexpr int D = 128, DV = 128;
 constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
@@ -60,12 +60,13 @@ constexpr int BARRIERS_AT = X_AT + X_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
-constexpr int X_FULL = V_EMPTY + STAGES, X_EMPTY = X_FULL + STAGES, BARRIERS = X_EMPTY + STAGES;
+constexpr int X_FULL = V_EMPTY + STAGES, X_EMPTY = X_FULL + STAGES;
+constexpr int BARRIERS = X_EMPTY + STAGES;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // More registers than the launch holds would be waited for for ever.
 constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
-static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + 1), "registers");
+static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + HELPERS), "registers");
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
@@ -326,7 +327,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     }
 }
 
-// A warp: loads what scores and masks ask of each key, tile by tile.
+// A warp: loads what scores and masks ask of each key, tile by tile, before there is room for it.
 __device__ __forceinline__ void load_vectors(const Args& args, u32 base, const Record* records)
 {
     const int lane = threadIdx.x % 32;
@@ -344,16 +345,25 @@ __device__ __forceinline__ void load_vectors(const Args& args, u32 base, const R
         const int lo = record.lo;
         const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
-        for (int kv_lo = record.kv_lo; kv_lo >= lo; kv_lo = previous(kv_lo), x.step()) {
-            mbarrier_wait(barrier_of(base, X_EMPTY, x.at), x.parity);
-            for (int key = lane; key < BLOCK_N; key += 32) {
-                const int kv_idx = kv_lo + key;
-                const u32 place = base + X_AT + (x.at * VECTORS * BLOCK_N + key) * 4;
+        for (int kv_lo = record.kv_lo; kv_lo >= lo; kv_lo = previous(kv_lo)) {
+            u32 words[(BLOCK_N + 31) / 32][1];
+            #pragma unroll
+            for (int i = 0; i < (BLOCK_N + 31) / 32; ++i) {
+                const int kv_idx = kv_lo + 32 * i + lane;
                 const int doc_kv = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
-                store_shared(place + 0 * BLOCK_N * 4, doc_kv);
+                words[i][0] = word_of(doc_kv);
+            }
+            mbarrier_wait(barrier_of(base, X_EMPTY, x.at), x.parity);
+            #pragma unroll
+            for (int i = 0; i < (BLOCK_N + 31) / 32; ++i) {
+                const int key = 32 * i + lane;
+                if (BLOCK_N % 32 != 0 && key >= BLOCK_N)
+                    break;
+                store_shared(base + X_AT + ((x.at * VECTORS + 0) * BLOCK_N + key) * 4, words[i][0]);
             }
             __syncwarp();
             mbarrier_arrive_if(barrier_of(base, X_FULL, x.at), lane == 0);
+            x.step();
         }
     }
 }
@@ -648,9 +658,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) document_forward(const __grid_constant__ Args args)
 {
-    extern __shared__ unsigned char shared[];
-    const u32 base = (address(shared) + 1023) & ~1023u;
-    Record* const records = (Record*)(shared + (base - address(shared)) + RECORDS_AT);
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const u32 base = address(shared);
+    Record* const records = (Record*)(shared + RECORDS_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
         for (int i = 0; i < RECORDS; ++i) {

@@ -260,17 +260,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_forward(const __gr
             const float alpha = exp2_(m[r] - shift);
             m[r] = m_new;
             float sum = 0.0f;
+            const Draw drawn(p_value);
+            u32 kept = 0;
             #pragma unroll
             for (int j = 0; j < WARP_N / 8; ++j) {
-                bool keep[2];
-                const int kv_idx = kv_lo + 8 * j + 2 * t;
-                keep_dropout(keep, p_value, seed, b, h, q_idx[r], kv_idx);
+                if (j % 16 == 0)
+                    kept = draw_keys<WARP_N < 128 ? WARP_N : 128>(drawn, seed, b, h, q_idx[r], kv_lo + 8 * j);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     const float p = exp2_(s * SCALE - shift);
                     sum += p;
-                    s = keep[c] ? p : 0.0f;
+                    s = kept >> (2 * j % 32 + c) & 1 ? p : 0.0f;
                 }
             }
             l[r] = l[r] * alpha + sum;

@@ -269,19 +269,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_backward_dkdv(cons
         float scores[WARP_N / 16][COLUMNS / 8][4], gradients[WARP_N / 16][COLUMNS / 8][4];
         multiply_rows<D>(scores, k_tile, first_key, q_tile, 0);
         multiply_rows<DV>(gradients, v_tile, first_key, do_tile, 0);
-        u32 kept[ROWS] = {};
-        // four lanes with neighbouring keys share four words: each draws those of one of four queries
-        for (int r = 0; r < ROWS; ++r) {
-            const int x = g % 4;
-            u32 drawn = 0;
-            for (int n = 0; n < COLUMNS / 16; ++n)
-                drawn |= draw_four(p_value, seed, b, h, q_lo + 16 * n + 8 * (x / 2) + 2 * t + x % 2, kv_idx[r]) << 4 * n;
-            for (int y = 0; y < 4; ++y) {
-                const u32 theirs = from_lane_u32(drawn, 4 * y) >> x;
-                for (int n = 0; n < COLUMNS / 16; ++n)
-                    kept[r] |= (theirs >> 4 * n & 1) << (4 * n + (x ^ y));
-            }
-        }
+        const Draw drawn(p_value);
+        u32 kept[ROWS / 2][(COLUMNS + 63) / 64];
+        for (int r = 0; r < ROWS; r += 2)
+            draw_queries<COLUMNS>(kept[r / 2], drawn, seed, b, h, q_lo, kv_idx[r]);
         const float keep_scale = p_value < 1.0f ? 1.0f / (1.0f - p_value) : 0.0f;
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
@@ -295,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_backward_dkdv(cons
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
                     const float p = exp2_(s * SCALE - lse2);
-                    const bool keep = kept[r] >> (2 * j + c) & 1;
+                    const bool keep = kept[r / 2][j / 8] >> (4 * j % 32 + 2 * c + r % 2) & 1;
                     dp = keep ? dp * keep_scale : 0.0f;
                     const float ds = p * (dp - delta);
                     s = keep ? p * keep_scale : 0.0f;

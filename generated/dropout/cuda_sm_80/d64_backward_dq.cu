@@ -267,10 +267,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_backward_dq(const 
         float scores[WARP_M / 16][COLUMNS / 8][4], gradients[WARP_M / 16][COLUMNS / 8][4];
         multiply_rows<D>(scores, q_tile, first_query, k_tile, 0);
         multiply_rows<DV>(gradients, do_tile, first_query, v_tile, 0);
-        u32 kept[ROWS] = {};
+        const Draw drawn(p_value);
+        u32 kept[ROWS];
         for (int r = 0; r < ROWS; ++r)
-            for (int j = 0; j < COLUMNS / 8; ++j)
-                kept[r] |= (draw_four(p_value, seed, b, h, q_idx[r], kv_lo + 8 * j + 2 * t) >> (2 * t & 2) & 3) << 2 * j;
+            kept[r] = draw_keys<COLUMNS>(drawn, seed, b, h, q_idx[r], kv_lo);
         const float keep_scale = p_value < 1.0f ? 1.0f / (1.0f - p_value) : 0.0f;
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {

@@ -22,7 +22,7 @@
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
 // Blocks stay on their multiprocessors and take tiles of queries from a counter. Of a block, one thread finds tiles and the keys that they
-// see, one copies by TMA, and each of CONSUMERS warpgroups multiplies 64 rows by wgmma: q k^T of the next tile of keys while the
+// see, one copies by TMA, a warpgroup draws what dropout keeps, and each of CONSUMERS warpgroups multiplies 64 rows by wgmma: q k^T of the next tile of keys while the
 // softmax of this one runs. They wait for each other at mbarriers in shared memory.
 
 // One compilation for each configuration: d64.py passes these with -D.
@@ -34,13 +34,13 @@
 #define O_TILES 1  // 1: o leaves through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
 #define COPY_REGISTERS 40  // of a thread that copies,
-#define MULTIPLY_REGISTERS 232  // and of one that multiplies
+#define MULTIPLY_REGISTERS 216  // and of one that multiplies
 #endif
 
 #define ELEMENT bf16
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = BLOCK_M / 64, THREADS = 128 * (CONSUMERS + 1);
+constexpr int CONSUMERS = BLOCK_M / 64, HELPERS = 2, THREADS = 128 * (CONSUMERS + HELPERS);  // warpgroups that multiply; others
 constexpr int D = 64, DV = 64;
 constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
 constexpr float SCALE = 0.18033688011112042f;  // factor of the raw score in base-2 units
@@ -53,17 +53,20 @@ constexpr int QK_PIECES = 1, V_PIECES = 1;
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
+// What dropout keeps of 128 keys lies there as bits, 4 words a row.
+constexpr int KEPT_WORDS = (BLOCK_N + 127) / 128, KEPT_BYTES = KEPT_WORDS * BLOCK_M * 16, KEPT_AT = O_AT + O_BYTES;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
-constexpr int BARRIERS_AT = O_AT + O_BYTES;
+constexpr int BARRIERS_AT = KEPT_AT + STAGES * KEPT_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
-constexpr int BARRIERS = V_EMPTY + STAGES;
+constexpr int KEPT_FULL = V_EMPTY + STAGES, KEPT_EMPTY = KEPT_FULL + STAGES;
+constexpr int BARRIERS = KEPT_EMPTY + STAGES;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // More registers than the launch holds would be waited for for ever.
 constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
-static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + 1), "registers");
+static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + HELPERS), "registers");
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
@@ -311,6 +314,64 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     }
 }
 
+// A warpgroup: draws which elements of each tile dropout keeps, a row a thread. That asks for no score, and so runs ahead of those who
+// multiply, who have only bits to look at.
+__device__ __forceinline__ void draw_tiles(const Args& args, u32 base, const Record* records)
+{
+    const int lane = threadIdx.x % 32;
+    constexpr int CALLS = BLOCK_N % 64 == 0 ? 4 : BLOCK_N % 32 == 0 ? 2 : 1;  // of Philox at once: they hide each other's latency
+    Ring<RECORDS> at = {0, 0};
+    Ring<STAGES> drawn = {0, 1};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record record = records[at.at];
+        __syncwarp();
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        if (record.q_lo < 0)
+            return;
+        const int q_lo = record.q_lo;
+        const int h = record.h;
+        const int b = record.b;
+        const float p_value = args.p_ptr[0];
+        const long long seed = args.seed_ptr[0];
+        auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
+        const Draw draw(p_value);
+        const u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+        for (int kv_lo = record.kv_lo; kv_lo >= 0; kv_lo = previous(kv_lo), drawn.step()) {
+            mbarrier_wait(barrier_of(base, KEPT_EMPTY, drawn.at), drawn.parity);
+            for (int row = threadIdx.x % 128; row < BLOCK_M; row += 128)
+                #pragma unroll
+                for (int w = 0; w < KEPT_WORDS; ++w) {
+                    u32 below[4] = {};
+#pragma unroll 1  // or all calls would go on at once, for which there are no registers
+                    for (int call = 8 * w; call < min(8 * w + 8, BLOCK_N / 16); call += CALLS) {
+                        u32 x[CALLS][4], found[4] = {};
+                        #pragma unroll
+                        for (int i = 0; i < CALLS; ++i) {
+                            x[i][0] = kv_lo / 16 + call + i;
+                            x[i][1] = q_lo + row;
+                            x[i][2] = h;
+                            x[i][3] = b;
+                        }
+                        philox(x, key0, key1);
+                        #pragma unroll
+                        for (int pair = 0; pair < 8 * CALLS; ++pair) {
+                            const u32 word = x[pair / 8][pair % 8 / 2], halves = pair % 2 ? word << 8 | word >> 24 : word;
+                            found[pair % 4] |= less_halves(halves, draw.bound) & 0x00800080u >> pair / 4;
+                        }
+                        #pragma unroll
+                        for (int t = 0; t < 4; ++t)
+                            below[t] |= found[t] >> 2 * call % 8 << call / 4 % 2 * 8;
+                    }
+                    const Chunk kept = {{draw.kept(below[0]), draw.kept(below[1]), draw.kept(below[2]), draw.kept(below[3])}};
+                    store_shared(base + KEPT_AT + drawn.at * KEPT_BYTES + (w * BLOCK_M + row) * 16, kept);
+                }
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, KEPT_FULL, drawn.at), lane == 0);
+        }
+    }
+}
+
 // A warpgroup: o and lse of 64 rows of each tile. FlashAttention-2, algorithm 1.
 __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Record* records, int consumer, int warp)
 {
@@ -322,7 +383,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     u32 p[BLOCK_N / 16][4];
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 0};
-    Ring<STAGES> k = {0, 0}, v = {0, 0};
+    Ring<STAGES> k = {0, 0}, v = {0, 0}, drawn = {0, 0};
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         Record& record = records[at.at];
@@ -337,7 +398,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         bool failed = false;
         int kv_lo = uniform(record.kv_lo);
         const float p_value = args.p_ptr[0];
-        const long long seed = args.seed_ptr[0];
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
@@ -374,35 +434,21 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             pin(p);
             release_v();
         };
-        // What dropout keeps of a tile: bit 7 - j % 8 of byte i of kept[j / 8] is that of element i of piece j. It asks for no score, so that
-        // it is drawn while the products run. Two lanes share four neighbouring elements of two rows: each draws for one row, and shows the other.
-        const u32 least = least_kept(p_value);
-        const u32 key0 = uniform((int)seed), key1 = uniform((int)(seed >> 32));
-        u32 kept[(BLOCK_N + 63) / 64];
-        auto draw = [&](int kv_lo) {
-            constexpr int AT_ONCE = BLOCK_N % 32 == 0 ? 4 : 2;
+        // What dropout keeps of a thread's elements, as it was drawn: bit 7 - j % 8 of byte j / 8 % 2 + 2 c of a row's word j / 16 is that of
+        // column 8 j + c.
+        u32 kept[ROWS][KEPT_WORDS];
+        auto take_kept = [&] {
+            mbarrier_wait(barrier_of(base, KEPT_FULL, drawn.at), drawn.parity);
             #pragma unroll
-            for (int word = 0; word < (BLOCK_N + 63) / 64; ++word) {
-                u32 mine = 0;
-        #pragma unroll 1  // or all calls would go on at once, for which there are no registers
-                for (int j = 0; j < min(8, BLOCK_N / 8 - 8 * word); j += AT_ONCE) {
-                    u32 x[AT_ONCE][4], drawn = 0;
-                    #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) {
-                        x[i][0] = (kv_lo + 64 * word) / 4 + 2 * (j + i) + t / 2;
-                        x[i][1] = q_idx[0] + 8 * (t & 1);
-                        x[i][2] = h;
-                        x[i][3] = b;
-                    }
-                    philox(x, key0, key1);
-                    #pragma unroll
-                    for (int i = 0; i < 4 * AT_ONCE; ++i)
-                        drawn |= x[i / 4][i % 4] >= least ? 0x80u << 8 * (i % 4) >> i / 4 : 0;
-                    mine |= drawn >> j;
+            for (int w = 0; w < KEPT_WORDS; ++w)
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    kept[r][w] = load_shared<u32>(base + KEPT_AT + drawn.at * KEPT_BYTES + ((w * BLOCK_M + 64 * consumer + 16 * warp + 8 * r + g) * 4 + t) * 4);
+                    settle(kept[r][w]);
                 }
-                const u32 other = from_lane(mine, 1);
-                kept[word] = t & 1 ? permute_bytes(other, mine, 0x7632) : permute_bytes(mine, other, 0x5410);
-            }
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, KEPT_EMPTY, drawn.at), lane == 0);
+            drawn.step();
         };
         auto drop = [&] {
             #pragma unroll
@@ -410,7 +456,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int x = 0; x < 4; ++x) {  // signs of two bytes become masks of two elements
                     const int j = 2 * n + x / 2;
-                    p[n][x] &= permute_bytes(kept[j / 8] << j % 8, 0, x % 2 == 0 ? 0x9988 : 0xBBAA);
+                    p[n][x] &= permute_bytes(kept[x % 2][j / 16] << j % 8, 0, j / 8 % 2 == 0 ? 0xAA88 : 0xBB99);
                 }
         };
         // Scores of a tile, which may be partial or not.
@@ -515,7 +561,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_fence();
                 start_qk();
                 start_pv(accumulate);
-                draw(kv_lo);
+                take_kept();
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
@@ -529,7 +575,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 release_v();
                 wgmma_fence();
                 start_qk();
-                draw(kv_lo);
+                take_kept();
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
@@ -544,7 +590,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();
             start_qk();
-            draw(kv_lo);
+            take_kept();
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
@@ -631,14 +677,14 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) dropout_forward(const __grid_constant__ Args args)
 {
-    extern __shared__ unsigned char shared[];
-    const u32 base = (address(shared) + 1023) & ~1023u;
-    Record* const records = (Record*)(shared + (base - address(shared)) + RECORDS_AT);
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const u32 base = address(shared);
+    Record* const records = (Record*)(shared + RECORDS_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
         for (int i = 0; i < RECORDS; ++i) {
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 5);  // a warp arrives by one lane
             records[i].failed = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
@@ -650,6 +696,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dropout_forward(const _
             mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
             mbarrier_init(barrier_of(base, V_FULL, i), 1);
             mbarrier_init(barrier_of(base, V_EMPTY, i), 4 * CONSUMERS);
+            mbarrier_init(barrier_of(base, KEPT_FULL, i), 4);
+            mbarrier_init(barrier_of(base, KEPT_EMPTY, i), 4 * CONSUMERS);
         }
         mbarrier_fence();
     }
@@ -665,6 +713,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dropout_forward(const _
         } else if (warp == 1) {
             find_tiles(args, base, records);
         }
+    } else if (warpgroup > CONSUMERS) {
+        warpgroup_give_registers<COPY_REGISTERS>();
+        draw_tiles(args, base, records);
     } else {
         warpgroup_take_registers<MULTIPLY_REGISTERS>();
         multiply_tiles(args, base, records, warpgroup - 1, warp);

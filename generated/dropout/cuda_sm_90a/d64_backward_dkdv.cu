@@ -238,10 +238,10 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h = record.h;
         const int lo = record.lo;
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = lo;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        if (q_lo >= hi)
+        if (q_lo < lo)
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -250,7 +250,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         k.step();
         bool first = true;
         #pragma unroll 1
-        while (q_lo < hi) {
+        while (q_lo >= lo) {
             const int q_next = next(q_lo);
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
@@ -300,8 +300,8 @@ __device__ __forceinline__ void multiply_tiles(
         const float p_value = args.p_ptr[0];
         const long long seed = args.seed_ptr[0];
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = lo;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
 
         // Row r of a thread is key first_key + 8 * r + g of the tile.
@@ -324,25 +324,13 @@ __device__ __forceinline__ void multiply_tiles(
             const u32 q_tile = base + Q_AT + q.at * Q_BYTES, do_tile = base + DO_AT + q.at * DO_BYTES;
             const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.at * BLOCK_M;
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.at * BLOCK_M;
-            u32 kept[ROWS] = {};
-            {
-                const u32 least = least_kept(p_value);
-                // Four lanes with neighbouring keys share four words: each draws those of one of four queries.
-                const int x = g % 4;
-                #pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    u32 drawn = 0;
-                    #pragma unroll
-                    for (int n = 0; n < COLUMNS / 16; ++n)
-                        drawn |= keep_four(least, seed, b, h, q_lo + 16 * n + 8 * (x / 2) + 2 * t + x % 2, kv_idx[r]) << 4 * n;
-                    #pragma unroll
-                    for (int y = 0; y < 4; ++y) {
-                        const u32 theirs = from_lane(drawn, 4 * y) >> x & 0x11111111;  // of query x ^ y of each four
-                        kept[r] |= theirs << (x ^ y);
-                    }
-                }
-                for (int r = 0; r < ROWS; ++r)
-                    settle(kept[r]);
+            const Draw drawn(p_value);
+            u32 kept[ROWS / 2][(COLUMNS + 63) / 64];
+            #pragma unroll
+            for (int r = 0; r < ROWS; r += 2) {
+                draw_queries<COLUMNS>(kept[r / 2], drawn, seed, b, h, q_lo, kv_idx[r]);
+                for (u32& word : kept[r / 2])
+                    settle(word);
             }
             float scores[1][BLOCK_M / 8][4], gradients[1][BLOCK_M / 8][4];
             mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
@@ -368,7 +356,7 @@ __device__ __forceinline__ void multiply_tiles(
                         float& s = scores[r / 2][j][r % 2 * 2 + c];
                         float& dp = gradients[r / 2][j][r % 2 * 2 + c];
                         const float p = exp2_(s * SCALE - lse2);
-                        const bool keep = kept[r] >> (2 * j + c) & 1;
+                        const bool keep = kept[r / 2][j / 8] >> (4 * j % 32 + 2 * c + r % 2) & 1;
                         dp = keep ? dp * keep_scale : 0.0f;
                         const float ds = p * (dp - delta);
                         s = keep ? p * keep_scale : 0.0f;
@@ -409,13 +397,13 @@ __device__ __forceinline__ void multiply_tiles(
             q.step();
         };
 
-        if (q_lo < hi) {
+        if (q_lo >= lo) {
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
             #pragma unroll 1
-            while (q_lo < hi) {
+            while (q_lo >= lo) {
                 const int q_next = next(q_lo);
-                step(q_next >= hi);
+                step(q_next < lo);
                 q_lo = q_next;
             }
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);

@@ -315,20 +315,11 @@ __device__ __forceinline__ void multiply_tiles(
         // One tile of keys.
         auto step = [&](int kv_lo) {
             const u32 k_tile = base + K_AT + k.at * K_BYTES;
-            u32 kept[ROWS] = {};
-            {
-                const u32 least = least_kept(p_value);
-                // Two lanes share four neighbouring elements of two rows: each draws for one row, and shows the other.
-                #pragma unroll 4
-                for (int j = 0; j < COLUMNS / 8; ++j) {
-                    const u32 mine = keep_four(least, seed, b, h, q_idx[0] + 8 * (t & 1), kv_lo + 8 * j + 4 * (t / 2));
-                    const u32 other = from_lane(mine, 1), first = t & 1 ? 2 : 0;
-                    kept[0] |= ((t & 1 ? other : mine) >> first & 3) << 2 * j;
-                    kept[1] |= ((t & 1 ? mine : other) >> first & 3) << 2 * j;
-                }
-                for (int r = 0; r < ROWS; ++r)
-                    settle(kept[r]);
-            }
+            const Draw drawn(p_value);
+            u32 kept[ROWS];
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                settle(kept[r] = draw_keys<COLUMNS>(drawn, seed, b, h, q_idx[r], kv_lo));
             float scores[1][BLOCK_N / 8][4], gradients[1][BLOCK_N / 8][4];
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();

@@ -258,10 +258,11 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int b = record.b;
         const int h = record.h;
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = 0;
+        const int lo = 0;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        if (q_lo >= hi)
+        if (q_lo < lo)
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -270,7 +271,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         k.step();
         bool first = true;
         #pragma unroll 1
-        while (q_lo < hi) {
+        while (q_lo >= lo) {
             const int q_next = next(q_lo);
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
@@ -322,8 +323,9 @@ __device__ __forceinline__ void multiply_tiles(
         const int full_hi = uniform(record.full_hi);
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = 0;
+        const int lo = 0;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
 
         // Row r of a thread is key first_key + 8 * r + g of the tile.
@@ -358,6 +360,7 @@ __device__ __forceinline__ void multiply_tiles(
             for (int j = 0; j < 8; ++j)
                 atomic_add4(sum + j * 128 + lane * 4, dq[j]);
         };
+
         // One tile of queries. first: there is no dq of a tile before. last: v is not needed any more.
         auto step = [&](auto first, bool last) {
             const u32 q_tile = base + Q_AT + q.at * Q_BYTES, do_tile = base + DO_AT + q.at * DO_BYTES;
@@ -455,16 +458,16 @@ __device__ __forceinline__ void multiply_tiles(
             ds.step();
         };
 
-        if (q_lo < hi) {
+        if (q_lo >= lo) {
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
             int q_next = next(q_lo);
-            step(Yes{}, q_next >= hi);
+            step(Yes{}, q_next < lo);
             q_lo = q_next;
             #pragma unroll 1
-            while (q_lo < hi) {
+            while (q_lo >= lo) {
                 q_next = next(q_lo);
-                step(No{}, q_next >= hi);
+                step(No{}, q_next < lo);
                 q_lo = q_next;
             }
             start_dq();

@@ -238,10 +238,11 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int b = record.b;
         const int h = record.h;
         const int hi = record.hi;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = 0;
+        const int lo = 0;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        if (q_lo >= hi)
+        if (q_lo < lo)
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -250,7 +251,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         k.step();
         bool first = true;
         #pragma unroll 1
-        while (q_lo < hi) {
+        while (q_lo >= lo) {
             const int q_next = next(q_lo);
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
@@ -297,8 +298,9 @@ __device__ __forceinline__ void multiply_tiles(
         const int hi = uniform(record.hi);
         const int full_hi = uniform(record.full_hi);
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = 0;
+        const int lo = 0;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
 
         // Row r of a thread is key first_key + 8 * r + g of the tile.
@@ -395,13 +397,13 @@ __device__ __forceinline__ void multiply_tiles(
             q.step();
         };
 
-        if (q_lo < hi) {
+        if (q_lo >= lo) {
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
             #pragma unroll 1
-            while (q_lo < hi) {
+            while (q_lo >= lo) {
                 const int q_next = next(q_lo);
-                step(q_next >= hi);
+                step(q_next < lo);
                 q_lo = q_next;
             }
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);

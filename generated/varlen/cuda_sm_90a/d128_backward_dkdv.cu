@@ -256,12 +256,12 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int M = record.M;
         const int lo = record.lo;
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = lo;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
-        if (q_lo >= hi)
+        if (q_lo < lo)
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -270,7 +270,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         k.step();
         bool first = true;
         #pragma unroll 1
-        while (q_lo < hi) {
+        while (q_lo >= lo) {
             const int q_next = next(q_lo);
             const long long row = (long long)h * args.M_padded + (q_first / args.ROW_TILE + b) * args.ROW_TILE + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
@@ -290,7 +290,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 first = false;
             }
             q_lo = q_next;
-            if (q_lo >= hi && h < h_last) {
+            if (q_lo < lo && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
@@ -324,8 +324,8 @@ __device__ __forceinline__ void multiply_tiles(
         const int full_lo = uniform(record.full_lo);
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
         const int hi = M;
-        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
-        const int q_start = lo;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
@@ -436,15 +436,15 @@ __device__ __forceinline__ void multiply_tiles(
             q.step();
         };
 
-        if (q_lo < hi) {
+        if (q_lo >= lo) {
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
             #pragma unroll 1
-            while (q_lo < hi) {
+            while (q_lo >= lo) {
                 const int q_next = next(q_lo);
-                step(h == h_last && q_next >= hi);
+                step(h == h_last && q_next < lo);
                 q_lo = q_next;
-                if (q_lo >= hi && h < h_last) {
+                if (q_lo < lo && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }
