@@ -77,9 +77,7 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
                 times = {name: x for name, x in _of_peers(parts, cell).items() if f"T{ranks} {phase}" in x}
                 best = {name: float(x[f"T{ranks} {phase}"]) for name, x in times.items()}
                 yield _row(cell, part, phase, ranks, best)
-                if f"T{ranks} {phase}" in part.get(
-                    "copied", {}
-                ):  # out of symmetric memory
+                if f"T{ranks} {phase}" in part.get("copied", {}):  # out of symmetric memory
                     yield _row(f"{cell}, copied", {**part, **part["copied"]}, phase, ranks, best)
         yield ""
     yield from _facts(ours)
@@ -153,7 +151,7 @@ def _peers(parts: Mapping[str, Any], ours: Mapping[str, Any], ranks: int) -> Ite
 def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
     yield "### Plans"
     yield ""
-    yield "| call | strategy | parts | owners | imbalance | moved | of the least | same bits | difference |"
+    yield "| call | strategy | parts | owners | imbalance | moved | of least | bits of o | gradients |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     copied = {f"{cell}, copied": part["copied"] for cell, part in ours.items() if "copied" in part}
     for cell, part in (*ours.items(), *copied.items()):
@@ -168,7 +166,8 @@ def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
                 moved,
                 f"{part['bytes'] / least:.2f}x" if least else "-",
             ]
-            cells += [part.get("same_bits", "-"), part.get("largest_difference", "-")]
+            far = part.get("gradients_differ")  # over the largest element of any
+            cells += [part.get("same_bits", "-"), "-" if far is None else f"{far:.0e} apart"]
             yield f"| {' | '.join(map(str, cells))} |"
     yield ""
     for cell, part in ours.items():
