@@ -304,25 +304,27 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
     drawn = draw(cell)
     (q, k, v), extras = drawn
     one = _single(cell.mask, target)
-    with torch.no_grad():
-        expected = one(q, k, v, *extras.values())[0]
-    found = _shared(cell, drawn, expected, rounds, target, symmetric=False)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    generator = torch.Generator(DEVICE).manual_seed(cell.length + 1)  # the same on all ranks
+    do = torch.randn(q.shape, generator=generator, device=DEVICE, dtype=q.dtype)
+    o = one(*leaves, *extras.values())[0]
+    expected = [o.detach(), *torch.autograd.grad(o, leaves, do)]
+    del o
+    found = _shared(cell, drawn, do, expected, rounds, target, symmetric=False)
     try:
-        found["copied"] = _shared(cell, drawn, expected, rounds, target, symmetric=True)
+        found["copied"] = _shared(cell, drawn, do, expected, rounds, target, symmetric=True)
     except Exception as failure:  # not every machine has symmetric memory
         found["copied"] = {"error": _first_line(failure)}
     del expected
     dist.barrier()
     if dist.get_rank() == 0:
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        whole = torch.randn_like(q)
 
         def one_forward() -> Any:
             with torch.no_grad():
                 return one(q, k, v, *extras.values())
 
         def one_both() -> Any:
-            return torch.autograd.grad(one(*leaves, *extras.values())[0], leaves, whole)
+            return torch.autograd.grad(one(*leaves, *extras.values())[0], leaves, do)
 
         found["T1 forward"] = alone(one_forward, rounds)
         found["T1 forward + backward"] = alone(one_both, rounds)
@@ -335,28 +337,33 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
 def _shared(
     cell: RanksCell,
     drawn: tuple[list[torch.Tensor], dict[str, Any]],
-    expected: torch.Tensor,
+    do: torch.Tensor,
+    expected: list[torch.Tensor],
     rounds: int,
     target: str,
     *,
     symmetric: bool,
 ) -> dict[str, Any]:
-    """The plan, and what all ranks take. expected: o of one GPU."""
+    """The plan, and what all ranks take. do: the gradient of o; expected: o, dq, dk and dv of one GPU."""
     ranks, ((q, k, v), extras) = dist.get_world_size(), drawn
     cp = ContextParallel(SPEC, attention=cell.mask, target=target, symmetric=symmetric)
     shards = cp.shard(q, k, v, **extras)[:3]
     plan = cp.plan(q, k, **extras)
     local = [x.clone().requires_grad_() for x in shards]
-    do = cp.own(torch.randn_like(q), "o").contiguous()
+    own_do = cp.own(do, "o").contiguous()
 
     def forward() -> Any:
         with torch.no_grad():
             return cp(*shards, **extras)
 
     def both() -> Any:
-        return torch.autograd.grad(cp(*local, **extras)[0], local, do)
+        return torch.autograd.grad(cp(*local, **extras)[0], local, own_do)
 
-    o = cp.unshard(forward()[0])
+    made = [cp.unshard(x.contiguous(), name) for x, name in zip((forward()[0], *both()), "oqkv", strict=True)]
+    far = [float((x.float() - y.float()).abs().max()) for x, y in zip(made, expected, strict=True)]
+    most = max(float(x.abs().max()) for x in expected[1:])
+    same = bool(torch.equal(made[0], expected[0]))
+    del made
     return {
         "strategy": plan.chosen.strategy,
         "groups": plan.chosen.groups,
@@ -366,8 +373,9 @@ def _shared(
         "least_bytes": int(least(plan, cp.kernels_for(q)[0].visibility).sum()),
         "estimate_ms": 1e3 * plan.chosen.total,
         "flops": 4.0 * float(plan.load.sum()) * HEADS * WIDTH,
-        "same_bits": bool(torch.equal(o, expected)),
-        "largest_difference": float((o.float() - expected.float()).abs().max()),
+        "same_bits": same,
+        "largest_difference": far[0],
+        "gradients_differ": max(far[1:]) / most,
         f"T{ranks} forward": together(forward, rounds),
         f"T{ranks} forward + backward": together(both, rounds),
         "host_ms": _host(forward),

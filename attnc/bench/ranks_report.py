@@ -151,7 +151,7 @@ def _peers(parts: Mapping[str, Any], ours: Mapping[str, Any], ranks: int) -> Ite
 def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
     yield "### Plans"
     yield ""
-    yield "| call | strategy | parts | owners | imbalance | moved | of the least | same bits | difference |"
+    yield "| call | strategy | parts | owners | imbalance | moved | of least | bits of o | gradients |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     copied = {f"{cell}, copied": part["copied"] for cell, part in ours.items() if "copied" in part}
     for cell, part in (*ours.items(), *copied.items()):
@@ -166,7 +166,8 @@ def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
                 moved,
                 f"{part['bytes'] / least:.2f}x" if least else "-",
             ]
-            cells += [part.get("same_bits", "-"), part.get("largest_difference", "-")]
+            far = part.get("gradients_differ")  # over the largest element of any
+            cells += [part.get("same_bits", "-"), "-" if far is None else f"{far:.0e} apart"]
             yield f"| {' | '.join(map(str, cells))} |"
     yield ""
     for cell, part in ours.items():

@@ -25,8 +25,8 @@ class Rates:
     link: bytes that a GPU sends (and receives, at the same time) over all its links; latency: seconds that a
     message takes however short; compute: floating point operations of attention on one GPU; memory: bytes of
     device memory; launch: seconds between two launches of a kernel; beside: the share of its own time that an
-    exchange costs a kernel it runs beside, from which NCCL takes multiprocessors. Defaults: one H200 of
-    eight, bf16.
+    exchange costs a kernel it runs beside, from which NCCL takes multiprocessors; part: what each further
+    part of the heads adds to the computation, with last blocks of its own. Defaults: one H200 of eight, bf16.
     """
 
     link: float = 350e9
@@ -35,6 +35,7 @@ class Rates:
     memory: float = 4.0e12
     launch: float = 10e-6
     beside: float = 0.9
+    part: float = 0.01
 
 
 #: Floating point operations in a second of kernels that were measured, by the family of a target.
@@ -91,5 +92,6 @@ def pipelined(
     last = (leaving / groups + rates.latency) if leaving else 0.0
     hidden = (arriving + leaving) * (1.0 - 1.0 / groups)
     start = max(ready + rates.beside * arriving / groups, first) if ready else first
+    compute += rates.part * (groups - 1) * compute
     busy = max(compute - ready + rates.beside * hidden, hidden + rates.latency * groups)
     return start + last + busy + rates.launch * groups * 3
