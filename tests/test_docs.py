@@ -82,6 +82,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "f32"): lambda page: documented_figures.f32(),
     ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),
     ("docs/performance.md", "host"): lambda page: documented_figures.host(),
+    ("docs/performance.md", "hopper prefill"): lambda page: documented_figures.prefill_hopper(),
+    ("docs/performance.md", "hopper host"): lambda page: documented_figures.host("host_hopper_h200"),
     ("docs/training.md", "figures"): lambda page: documented_figures.training(),
     ("docs/distributed.md", "ranks"): lambda page: documented_figures.ranks("h200"),
     ("docs/distributed.md", "ranks_sm90a"): lambda page: documented_figures.ranks("h200_sm90a"),
