@@ -98,17 +98,17 @@ def test_torch_compile_has_one_graph(mode: str) -> None:
     for length in (256, 300, 448):
         document = torch.arange(length, device="cuda", dtype=torch.int32) // 100
         # apart, as Inductor adds gradients of one tensor in float32
-        leaves = [
+        q, k, v = (
             torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
             for _ in range(3)
-        ]
-        expected = attend(*leaves, document)
-        right = gradients(expected, (*leaves, bias))
+        )
+        expected = attend(q, k, v, document)
+        right = gradients(expected, (q, k, v, bias))
         for _ in range(3):  # as it is, to be captured, and replayed
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch has no types here
-            found = inside(*leaves, document)
+            found = inside(q, k, v, document)
             assert torch.equal(found, expected)
-            for ours, exact in zip(gradients(found, (*leaves, bias)), right, strict=True):
+            for ours, exact in zip(gradients(found, (q, k, v, bias)), right, strict=True):
                 assert ours is not None
                 assert exact is not None
                 assert torch.equal(ours, exact)
