@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from attnc.api.hopper import HOPPER, suits_hopper
-from attnc.flex.tape import Tape, operands
 
 TRITON = "triton"
 
@@ -28,16 +27,3 @@ def targets_of(
     if not wanted and suits_hopper(query, key, value):
         return HOPPER, TRITON
     return TRITON, ""
-
-
-def reads_pairs(tape: Tape) -> bool:
-    """Whether an element of a tensor is read for each pair of a query and a key, as of a bias by distance:
-    Triton's kernels read rows of them, those of wgmma one by one where a thread has its scores.
-    """
-    depends: list[frozenset[str]] = []
-    for entry in tape.entries:
-        own = frozenset(entry[1:]) if entry[0] == "index" else frozenset()
-        depends.append(own.union(*(depends[at] for at in operands(entry))))
-        if entry[0] == "load" and depends[-1] >= {"q_idx", "kv_idx"}:
-            return True
-    return False

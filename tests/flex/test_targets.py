@@ -66,30 +66,6 @@ def test_what_hopper_would_copy_stays_on_triton(
     assert targets_of(None, q, key, key, ())[0] == expected
 
 
-def test_a_bias_of_pairs_stays_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def compiled(text: str, *, target: str, **options: Any) -> Any:
-        asked.append(target)
-        return compile_family(text, target=TRITON, **options)
-
-    monkeypatch.setattr(programs, "compile_family", compiled)
-    monkeypatch.setattr(programs, "_PROGRAMS", {})
-    monkeypatch.setattr("attnc.flex.attention.targets_of", lambda *arguments: (HOPPER, TRITON))
-    q = torch.randn(1, 2, 20, 16)
-    table, document = torch.randn(2, 41), torch.arange(20, dtype=torch.int32) // 7
-
-    def by_distance(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return score + table[h, q - kv + 20]
-
-    def by_query(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return score + table[h, q] * (document[q] - document[kv])
-
-    for mod in (by_distance, by_query):
-        flex_attention(q, q, q, mod, mask_mod=causal)
-    assert asked == [TRITON, HOPPER]
-
-
 def test_what_a_target_cannot_say_runs_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the caller left the choice; a target that was asked for says what it misses."""
     asked = []

@@ -76,32 +76,39 @@ def test_lengths_and_data_compile_nothing_on_a_gpu() -> None:
         assert length == 256 or len(programs._PROGRAMS) == known
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The CUDA Graph is empty:UserWarning"
+)  # one that Inductor makes to begin with
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_torch_compile_has_one_graph(mode: str) -> None:
     """Inductor, and CUDA graphs: the same bits as outside of it, with gradients, at other lengths too."""
     bias = torch.randn(4, device="cuda", requires_grad=True)
 
-    def attend(q: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
         def biased(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
             return score + bias[h] * (q - kv)
 
         def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
             return (document[q] == document[kv]) & ~(q < kv)
 
-        o: torch.Tensor = flex_attention(q, q, q, biased, mask_mod=mask)
+        o: torch.Tensor = flex_attention(q, k, v, biased, mask_mod=mask)
         return o
 
     inside = torch.compile(attend, fullgraph=True, mode=mode)
     for length in (256, 300, 448):
         document = torch.arange(length, device="cuda", dtype=torch.int32) // 100
-        q = torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        expected = attend(q, document)
-        right = gradients(expected, (q, bias))
+        # apart, as Inductor adds gradients of one tensor in float32
+        q, k, v = (
+            torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            for _ in range(3)
+        )
+        expected = attend(q, k, v, document)
+        right = gradients(expected, (q, k, v, bias))
         for _ in range(3):  # as it is, to be captured, and replayed
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch has no types here
-            found = inside(q, document)
+            found = inside(q, k, v, document)
             assert torch.equal(found, expected)
-            for ours, exact in zip(gradients(found, (q, bias)), right, strict=True):
+            for ours, exact in zip(gradients(found, (q, k, v, bias)), right, strict=True):
                 assert ours is not None
                 assert exact is not None
                 assert torch.equal(ours, exact)
