@@ -8,9 +8,9 @@ and `verify.runners` (how its modules run, with or without a GPU).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
@@ -137,6 +137,10 @@ class Target(ABC):
     def staged(self, variant: Variant, config: Config) -> int:
         """The bytes that it takes where tensor cores read tiles there, 0 if no more than elsewhere."""
         return 0
+
+    def columns(self, configs: Iterable[Config], layout: Layout | None) -> Mapping[str, Any]:
+        """What the error bound says of terms that tensor cores add to products."""
+        return {}
 
     def idle_gain(self, attention: Attention) -> float:
         """How much faster a multiprocessor reads keys while others idle."""

@@ -253,6 +253,10 @@ static inline u64 wgmma_descriptor(u32 place, u32 leading, u32 stride)
 {
     return u64((place & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | 1ull << 62;
 }
+static inline u64 plain_descriptor(u32 place, u32 leading, u32 stride)
+{
+    return u64((place & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32;
+}
 static inline void wgmma_fence(SIMT_LINE) { simt::wgmma_fence(line); }
 static inline void wgmma_commit(SIMT_LINE) { simt::wgmma_commit(line); }
 template <int GROUPS> static void wgmma_wait(SIMT_LINE) { simt::wgmma_wait(GROUPS, line); }
@@ -262,6 +266,11 @@ template <bool TA = false, bool TB = false, int N>
 static void wgmma(float (&d)[N][4], u64 a, u64 b, bool accumulate, SIMT_LINE)
 {
     simt::wgmma<8 * N, false, TA, TB, simt::is_f16<element>>(d[0], nullptr, a, b, accumulate, line);
+}
+template <bool TB = true, int N>
+static void wgmma_bf16(float (&d)[N][4], const u32 (&a)[4], u64 b, bool accumulate, SIMT_LINE)
+{
+    simt::wgmma<8 * N, true, false, TB, false>(d[0], a, 0, b, accumulate, line);
 }
 // a in registers; the rows of b are the depth.
 template <bool TB = true, int N>

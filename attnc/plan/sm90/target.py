@@ -6,9 +6,9 @@ wgmma makes (`sm90_backward`) are made by those of mma.sync, which run on it too
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
@@ -102,6 +102,12 @@ class Sm90a(Target):
             return sum(_any_layout(layout).shared_memory(config).values())
         return _OF_GRADIENTS.shared(variant, config, kernel, layout)
 
+    def columns(self, configs: Iterable[Config], layout: Layout | None) -> Mapping[str, Any]:
+        if not isinstance(layout, Sm90Layout) or not layout.columns:
+            return {}
+        keys = max(config.tile_kv for config in configs)
+        return {"columns": keys, "columns_factor": min(layout.columns_factor, 1.0)}
+
     def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
         return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0
 
@@ -122,10 +128,12 @@ class Sm90a(Target):
             return
         layout = layout_of(kernel)
         shape, barriers = layout.shape(config), layout.barriers(config)
-        loading = ", loads what is asked of keys" if layout.vectors else ""
+        loading = ", loads what is asked of keys" if layout.vectors or layout.key_columns else ""
         yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
         yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds and copies tiles{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
+        if layout.draws:
+            yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: draws what dropout keeps"
         plural = "s" if shape.consumers > 1 else " "
         registers = f"{shape.multiply_registers:3} registers a thread"
         yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"

@@ -15,7 +15,7 @@ from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, 
 from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
-from attnc.target.sm80.printer import load, scalar, value_type
+from attnc.target.sm80.printer import load, value_type
 from attnc.target.sm90.wgmma import wgmma
 from attnc.target.tensors import BY_QUERY
 
@@ -91,17 +91,6 @@ class Sm90TileText(CudaBackwardText):
         has_head = tensor.axis(Role.HEAD) is not None and (by_query or self.kernel.kv_head != Const(0))
         head = ("h" if by_query else self.kv_name) if has_head else "0"
         return f"{row}, {head}, {'b' if tensor.axis(Role.BATCH) is not None and not packed else '0'}"
-
-    @property
-    def dropout_p(self) -> str:
-        assert self.kernel.softmax.dropout is not None
-        return scalar(self.kernel.softmax.dropout.p)
-
-    @property
-    def drawn_by(self) -> str:
-        """What a draw depends on besides the position: seed, sequence and head."""
-        assert self.kernel.softmax.dropout is not None
-        return self.dropout.removeprefix(f"{self.dropout_p}, ")
 
     @property
     def end_of_own(self) -> str:
