@@ -86,17 +86,16 @@ class _Pieces:
         p = np.exp(s - lse[i], where=~np.isneginf(s), out=np.zeros_like(s))
         drop, kept = head.dropout
         factor = np.where(kept[i, j], 1 / (1 - drop), 0.0) if drop < 1 else np.zeros(len(i))
-        dp = factor * np.einsum("nd,nd->n", self.do[i], head.v[j])
-        delta = np.zeros(head.shape[0])
-        np.add.at(delta, i, p * dp)
+        dp = factor * (self.do @ head.v.T)[i, j]
+        delta = np.bincount(i, p * dp, minlength=head.shape[0])
         ds = p * (dp - delta[i] + self.dlse[i])
         group, views = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1), {**head.arrays, **found}
         dq = rows(attention.q, views, head.b)[head.first : head.first + head.shape[0], head.h]
         dk = rows(attention.k, views, head.b)[:, head.h // group]
         dv = rows(attention.v, views, head.b)[:, head.h // group]
-        np.add.at(dq, i, (ds * d_dot)[:, None] * head.k[j])
-        np.add.at(dk, j, (ds * d_dot)[:, None] * head.q[i])
-        np.add.at(dv, j, (factor * p)[:, None] * self.do[i])
+        _add_rows(dq, i, ds * d_dot, j, head.k)
+        _add_rows(dk, j, ds * d_dot, i, head.q)
+        _add_rows(dv, j, factor * p, i, self.do)
         for name, contribute in d_loads.items():
             found[name][...] += contribute(ds)
         if attention.softmax.sink is not None:
@@ -115,6 +114,19 @@ class _Pieces:
         return np.asarray(np.log(total) + shift)
 
 
+def _add_rows(into: Floats, to: Array, weights: Floats, of: Array, given: Floats) -> None:
+    """into[to[n]] += weights[n] * given[of[n]] for every n, of which no two have the same `to` and `of`."""
+    is_read = np.zeros((len(given), 1), dtype=np.bool_)
+    is_read[of] = True
+    read = np.where(is_read, given, 0.0)
+    if np.isfinite(read).all():
+        matrix = np.zeros((len(into), len(given)))
+        matrix[to, of] = weights
+        into += matrix @ read
+    else:  # whose product with a weight of 0, of a pair that is none, would be NaN
+        np.add.at(into, to, weights[:, None] * given[of])
+
+
 @dataclass(slots=True)
 class _Scores:
     """The scores of some pairs (i, j) of one head, one by one, for automatic differentiation."""
@@ -131,7 +143,7 @@ class _Scores:
         """The scores, d score / d dot, and for each wanted input that the score reads a function that gives
         its gradient from that of the scores.
         """
-        products = np.einsum("nd,nd->n", self.head.q[self.i], self.head.k[self.j])
+        products = (self.head.q @ self.head.k.T)[self.i, self.j]
         self.dot = torch.from_numpy(products).requires_grad_()
         score = self.evaluate(self.head.attention.score).expand(len(self.i))
         if not score.requires_grad:

@@ -25,6 +25,7 @@ class Ranks(Protocol):
 
     rank: int
     size: int
+    symmetric: bool  #: Whether keys are copied out of others' memory, and not exchanged.
 
     def exchange(
         self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
@@ -34,10 +35,8 @@ class Ranks(Protocol):
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """The tensors of all ranks, stacked by rank; of one shape and type."""
 
-    def outbox(self, size: int) -> Box | None:
-        """Memory of so many bytes that others copy from, or None where `exchange` is what there is. A
-        collective, of which all ranks ask for the same size; what it held is gone.
-        """
+    def outbox(self, size: int) -> Box:
+        """At least so many bytes that others copy from. A collective: all ranks ask for the same size."""
 
 
 class Box(Protocol):
@@ -68,7 +67,9 @@ class Group:
         self.group = dist.group.WORLD if of is None else of
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
-        self.symmetric = symmetric
+        if symmetric and not torch.cuda.is_available():
+            raise ValueError("symmetric: expected GPUs of one host, got none")
+        self.symmetric = symmetric and self.size > 1
         self._box: SymmetricBox | None = None
 
     def exchange(
@@ -89,8 +90,8 @@ class Group:
         all_gather(found, flat, group=self.group)
         return found.view(self.size, *x.shape)
 
-    def outbox(self, size: int) -> Box | None:
-        if self.symmetric and (self._box is None or self._box.memory.numel() < size):
+    def outbox(self, size: int) -> Box:
+        if self._box is None or self._box.memory.numel() < size:
             torch.cuda.synchronize()  # nobody copies out of the one that was
             self._box = SymmetricBox(self.group, size, self.size)
         return self._box
@@ -116,7 +117,7 @@ class SymmetricBox:
 class Alone:
     """A group of one rank, without torch.distributed: what ranks run, on one GPU."""
 
-    rank, size = 0, 1
+    rank, size, symmetric = 0, 1, False
 
     def exchange(
         self,
@@ -130,5 +131,5 @@ class Alone:
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
 
-    def outbox(self, size: int) -> Box | None:
-        return None
+    def outbox(self, size: int) -> Box:
+        raise AssertionError("one rank has nobody who copies")

@@ -164,7 +164,7 @@ class Moves:
 
     def _posts(self, counts: Sequence[int], wide: int) -> Ints | None:
         """`Layout.posts`, and a box that has room for all parts of the heads."""
-        if self.group.size == 1 or self.group.outbox(1) is None:
+        if not self.group.symmetric:
             return None
         every = self.group.gather(torch.tensor(counts, device=self.device)).cpu().numpy()
         most = int(every.sum(axis=1).max()) * self.plan.chosen.groups * wide

@@ -138,6 +138,11 @@ __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u
                  :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
+__device__ __forceinline__ void bulk_store(void* to, u32 from, u32 bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(to), "r"(from), "r"(bytes) : "memory");
+}
+
 // Adds what lies in shared memory to floats in global memory, in whatever order such additions arrive.
 __device__ __forceinline__ void bulk_add(float* to, u32 from, u32 bytes)
 {
@@ -149,6 +154,24 @@ __device__ __forceinline__ void atomic_add4(float* to, const float* x)
 {
     asm volatile("red.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" :: "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
+
+// Until it is this turn: what was added before is there. One lane waits.
+__device__ __forceinline__ void await_turn(const int* turn, int mine)
+{
+    int now;
+    do
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    while (now != mine);
+}
+
+// The next turn, once what this thread knows to have been added is there for everybody.
+__device__ __forceinline__ void pass_turn(int* turn, int mine)
+{
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(turn), "r"(mine + 1) : "memory");
+}
+
+// Between copies and other accesses of memory of this thread.
+__device__ __forceinline__ void copies_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // As store_pieces, each piece transposed.
 __device__ __forceinline__ void store_pieces_transposed(u32 row, u32 x0, u32 x1, u32 x2, u32 x3)

@@ -44,8 +44,8 @@ Reach: TypeAlias = Literal["default", "thin", "large"]
 _ROUND = 128
 #: Entries of a block table that are asked for ahead (`templates/triton/_decode_rows.py.jinja`).
 _ASKED_FOR = 4096
-#: Programs of a persistent grid where there is no GPU (`_multiprocessors`).
-_PROCESSORS = 4
+#: Programs of a persistent grid where there is no GPU (`support.devices.CPU`).
+PROCESSORS = 4
 #: One more than there are programs along the second and third axes of a grid, or numbers of 16 bits below it.
 _GRID = 65536
 #: Sizes that no plan has, but kernels are known to be wrong beyond: what one block can scan, or hold.
@@ -97,8 +97,8 @@ class Facts:
                         yield boundary, point
 
 
-def boundaries_of(module: ir.Module) -> tuple[Boundary, ...]:
-    """All of a module, each once."""
+def boundaries_of(module: ir.Module, processors: int = PROCESSORS) -> tuple[Boundary, ...]:
+    """All of a module, each once. processors: of the device, as many as a persistent grid has programs."""
     (forward,) = module.kernels
     runner = runner_of(module.target)
     found = [*_empty(), *_kernel("forward", forward, runner.stages), *_mask(module), *_storage(module)]
@@ -108,8 +108,9 @@ def boundaries_of(module: ir.Module) -> tuple[Boundary, ...]:
     section = forward.grid.section
     for heads in (section.least, section.most) if section and section.most else ():
         found.append(Boundary(name=f"{heads} heads of a section", quantity="heads", value=heads))
-    if forward.grid.persistent:
-        found.append(Boundary(name="programs of a persistent grid", quantity="tiles", value=_PROCESSORS))
+    if forward.grid.persistent or (runner.takes_tiles and forward.structure != "decode"):
+        for count, name in ((1, "programs of a persistent grid"), (2, "two tiles for each program")):
+            found.append(Boundary(name=name, quantity="tiles", value=count * processors, reach="thin"))
     found.append(Boundary(name="programs of a grid axis", quantity="heads", value=_GRID, reach="large"))
     for quantity in ("rows", "keys"):
         found.append(Boundary(name="what a block scans", quantity=quantity, value=_SCANNED, reach="thin"))

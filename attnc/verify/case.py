@@ -28,6 +28,11 @@ class Layout:
     step: int = 1
 
 
+def is_far(layout: Layout) -> bool:
+    """Whether it makes a tensor span gigabytes."""
+    return any(gap > 1 << 20 for gap in layout.gaps)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One problem. dims: the value of every free size; layouts: of the tensors that are not contiguous, and

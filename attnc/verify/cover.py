@@ -19,7 +19,7 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import kernels_of
-from attnc.verify.boundaries import Boundary, Facts, boundaries_of
+from attnc.verify.boundaries import PROCESSORS, Boundary, Facts, boundaries_of
 from attnc.verify.case import Case, Layout
 from attnc.verify.data import ORDINARY, SPECIALS, VALUES
 from attnc.verify.extras import styles_for
@@ -43,7 +43,7 @@ class Space:
     """All that cases of a module can be: its factors with their levels, and the boundaries of its plan.
 
     configs, backward: those of the module, by number and for each kernel of the backward; usable: numbers of
-    the configs that cases are drawn from.
+    the configs that cases are drawn from; processors: of the device.
     """
 
     attention: Attention
@@ -51,11 +51,12 @@ class Space:
     usable: tuple[int, ...]
     backward: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     plan: ir.Module | None = None
+    processors: int = PROCESSORS
 
     @cached_property
     def boundaries(self) -> tuple[Boundary, ...]:
         """Those of the plan that a usable config puts in force; none without a plan."""
-        found = () if self.plan is None else boundaries_of(self.plan)
+        found = () if self.plan is None else boundaries_of(self.plan, self.processors)
         return tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
 
     @property

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from attnc.expr.nodes import Index, walk
 from attnc.verify.case import Case, Layout
 from attnc.verify.cover import GROUPS, Coverage, Space
 from attnc.verify.strategies import Limits, far, free_dims
@@ -194,7 +195,8 @@ def edges(space: Space) -> Iterator[Case]:
 
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """The point above each boundary that only thin cases reach: one head, and hardly a key for a row, or
-    hardly a row.
+    hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
+    rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys.
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
@@ -204,6 +206,13 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for logits, n in (("random", (splits - 1) * tile + 1), ("last", splits * tile)):
             dims = {name: n if name == "N" else 1 for name in names}
             yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
+    if _is_lazy(space):
+        dims = {name: space.configs[config].BLOCK_N + 1 if name == "N" else 1 for name in names}
+        for logits in ("large", "huge"):
+            yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=_full(space))
+    if {"M", "N"} <= set(names) and Index("q_pos") in walk(space.attention.mask):
+        dims = {**dict.fromkeys(names, 1), **_diagonal(space, config)}
+        yield Case(dims={name: dims[name] for name in names}, seed=4, config=config, lengths=_full(space))
     for boundary in space.boundaries:
         if boundary.reach != "thin":
             continue
@@ -213,6 +222,9 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 longest, change = "M", {"M": size, "N": 3}
             case "keys" | "entries":
                 longest, change = "N", {"M": 2, "N": size}
+            case "tiles":
+                longest = next((name for name in ("B", "Hkv", "H", "G") if name in names), "B")
+                change = {longest: size, "M": 1, "N": 3 * space.configs[config].BLOCK_N}
             case _:
                 longest, change = "B", {"B": size, "M": 1, "N": 2}
         dims = {name: change.get(name, 1) for name in names}
@@ -225,11 +237,30 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 found.append(replace(found[0], dims=wide, logits="alternating", values="cancelling"))
         if is_searched:  # one more asks for another round at few places, three times as many at most
             found.append(Case(dims={**dims, "N": 3 * boundary.value}))
-        if longest == "B":  # numbers that have one bit more, of sequences none of which is empty
+        if (
+            boundary.quantity == "sequences"
+        ):  # numbers that have one bit more, of sequences none of which is empty
             found.append(Case(dims={**dims, "B": size + 1}, lengths=_full(space)))
         for case in found:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
+
+
+def _diagonal(space: Space, config: int) -> dict[str, int]:
+    """Sizes with which the last query of the first tile, of which the tile has some heads alone where it can,
+    stands at the first key of a tile.
+    """
+    shape = space.configs[config]
+    packs = space.plan is not None and any(kernel.pack is not None for kernel in space.plan.kernels)
+    group = 5 if packs else 1
+    last = (shape.BLOCK_M - 1) // group
+    return {"M": last + 2, "N": shape.BLOCK_N + 2, "G": group}
+
+
+def _is_lazy(space: Space) -> bool:
+    """Whether a forward kernel keeps a maximum, or what was scaled by it, while scores rise."""
+    softmaxes = () if space.plan is None else tuple(kernel.softmax for kernel in space.plan.kernels)
+    return any(softmax.headroom or softmax.rescale == "lazy" for softmax in softmaxes)
 
 
 def _full(space: Space) -> str:

@@ -153,14 +153,15 @@ def _backward(
     return run_backward(subject.variant.attention, subject.module, problem, case)
 
 
-def gradient_violations(subject: Subject, case: Case) -> Iterator[str]:
+def gradient_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
     """`name: what is wrong` of every property that the gradients of this case violate; none without
-    gradients.
+    gradients. only: the name of the one to look at.
     """
-    if subject.gradients is None:
+    wanted = [rule for rule in GRADIENT_PROPERTIES if only in ("", rule.name)]
+    if subject.gradients is None or not wanted:
         return
     run = GradientRun.of(subject, case)
-    for rule in GRADIENT_PROPERTIES:
+    for rule in wanted:
         if rule.applies(run.attention) and (message := rule.holds(run)) is not None:
             yield f"{rule.name}: {message}"
 

@@ -46,18 +46,23 @@ class Property:
     holds: Callable[[Run], str | None]
 
 
-def violations(subject: Subject, case: Case) -> Iterator[str]:
+def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
     """`name: what is wrong` of every property that the module, its gradients or its host code violate on this
-    case, without its special value.
+    case, without its special value. only: the name of the one to look at.
     """
     case = replace(case, layouts={}, special="none")
-    run = Run.of(subject, case)
-    for rule in PROPERTIES:
-        if rule.applies(run.attention) and (message := rule.holds(run)) is not None:
-            yield f"{rule.name}: {message}"
-    yield from gradient_violations(subject, case)
-    yield from fallback_violations(subject)
-    yield from call_violations(subject)
+    wanted = [rule for rule in PROPERTIES if only in ("", rule.name)]
+    if wanted:
+        run = Run.of(subject, case)
+        for rule in wanted:
+            if rule.applies(run.attention) and (message := rule.holds(run)) is not None:
+                yield f"{rule.name}: {message}"
+    if not only or not wanted:
+        yield from gradient_violations(subject, case, only)
+    if only in ("", "fallbacks"):
+        yield from fallback_violations(subject)
+    if only in ("", "calls"):
+        yield from call_violations(subject)
 
 
 PROPERTIES: tuple[Property, ...] = (

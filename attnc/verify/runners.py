@@ -21,13 +21,15 @@ class Runner(ABC):
     alone are different programs there too; sanitizers: the tools of compute-sanitizer that understand their
     kernels.
 
-    stages: the field of a generated config that has the stages of a pipeline.
+    stages: the field of a generated config that has the stages of a pipeline; takes_tiles: programs of a
+    module for prompts take one tile after the other, whatever its schedule says.
     """
 
     without_gpu: ClassVar[str]
     warps_matter: ClassVar[bool]
     sanitizers: ClassVar[tuple[str, ...]]
     stages: ClassVar[str]
+    takes_tiles: ClassVar[bool] = False
 
     def device(self, target: str) -> str:
         """Where modules for the target run in this process: "cuda" or "cpu"."""
@@ -104,6 +106,7 @@ class ThreadByThreadHopper(ThreadByThread):
     that what a bulk copy writes is read behind its mbarrier. The simulator's vector clocks do."""
 
     sanitizers = ("memcheck", "synccheck")
+    takes_tiles = True
 
 
 #: By the family of a target (`plan.target.Target.family`).

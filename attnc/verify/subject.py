@@ -15,6 +15,7 @@ from attnc.plan import ir
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference_arrays import empty_outputs, to_arrays
 from attnc.runtime.dtypes import TORCH
+from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.cover import Space
 from attnc.verify.memory import guarding
 from attnc.verify.poison import poisoned
@@ -52,6 +53,7 @@ class Subject:
             usable=tuple(self.tiles()),
             backward=getattr(self.module, "BACKWARD_CONFIGS", {}) if self.gradients is not None else {},
             plan=self.plan,
+            processors=PROCESSORS if self.device == "cpu" else self._gpu.multi_processor_count,
         )
 
     @property
@@ -78,13 +80,17 @@ class Subject:
         configs = self.configs
         tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(configs)}
         if self.device != "cpu":
-            properties: Any = torch.cuda.get_device_properties(self.device)  # annotated incompletely by torch
-            room = properties.shared_memory_per_block_optin
+            room = self._gpu.shared_memory_per_block_optin
             return {n: tile for n, tile in tiles.items() if getattr(configs[n], "shared", 0) <= room}
         if self.warps_matter:
             return tiles
         kinds = [(*tiles[n], *_splits(config)) for n, config in enumerate(configs)]
         return {n: tile for n, tile in tiles.items() if kinds[n] not in kinds[:n]}
+
+    @property
+    def _gpu(self) -> Any:
+        """What torch knows of the device; annotated incompletely there."""
+        return torch.cuda.get_device_properties(self.device)
 
     def limits(self) -> Limits:
         """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds, but

@@ -87,6 +87,9 @@ static inline int atomicOr(int* place, int x)
 static inline void atomic_add(float* place, float x) { *place += x; }
 static inline void atomic_add4(float* place, const float* x) { for (int i = 0; i < 4; ++i) place[i] += x[i]; }
 static inline void wait_global(const volatile int* place, int value, SIMT_LINE) { simt::wait_for_memory(place, value, line); }
+static inline void await_turn(const int* turn, int mine, SIMT_LINE) { simt::wait_for_memory(turn, mine, line); }
+static inline void pass_turn(int* turn, int mine) { *turn = mine + 1; }
+static inline void copies_fence() {}
 
 static inline void store_chunk(void* to, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE)
 {
@@ -237,8 +240,8 @@ static inline void bulk_add(float* to, u32 from, u32 bytes, SIMT_LINE)
     simt::bulk_copy(simt::Kind::bulk_add, from, to, bytes, 0, line);
 }
 static inline void tma_commit() { ++simt::lane_now().groups; }
-static inline void tma_wait_read(SIMT_LINE) { simt::wait_stores(0, line); }
-static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, line); }
+static inline void tma_wait_read(SIMT_LINE) { simt::wait_stores(0, true, line); }
+static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, false, line); }
 
 static inline void copy_async(void* to, const void* from, bool inside, SIMT_LINE) { simt::copy_async(to, from, inside, line); }
 static inline void commit_copies() { simt::commit_copies(); }

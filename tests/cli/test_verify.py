@@ -66,7 +66,7 @@ def test_a_case_of_another_module(run: Run) -> None:
 
 
 def test_fuzz(run: Run, folder: Path) -> None:
-    done = run("fuzz", "specs/tiny.attn", *VARIANT, "--examples", "4", "--seed", "3")
+    done = run("fuzz", "specs/tiny.attn", *VARIANT, "--examples", "4", "--seed", "1")
     assert done.code == 0, done.err
     assert done.out.startswith("ok    tiny bf16_w16: ")
     assert not (folder / ".attnc").exists()

@@ -50,8 +50,8 @@ class Thread:
         self.bytes_sent, self.symmetric = 0, False
         self._box: ThreadBox | None = None
 
-    def outbox(self, size: int) -> Box | None:
-        if self.symmetric and (self._box is None or self._box.memory.numel() < size):
+    def outbox(self, size: int) -> Box:
+        if self._box is None or self._box.memory.numel() < size:
             self._box = ThreadBox(self, size)
         return self._box
 

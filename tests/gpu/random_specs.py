@@ -362,47 +362,57 @@ def run(record: Record, seconds: float, workers: int, last: int, out: Path | Non
 
 
 def again(record: Record, workers: int, out: Path | None) -> None:
-    """Runs what was wrong once more, each in a process of its own, and keeps in the record what still is."""
+    """Runs what was wrong once more, and keeps in the record what still is."""
     import torch
 
     devices = torch.cuda.device_count()
-
-    def rerun(numbered: tuple[int, dict[str, Any]]) -> dict[str, str]:
-        number, failure = numbered
-        command = [sys.executable, "-m", "tests.gpu.random_specs", "--one", json.dumps(failure)]
-        done = subprocess.run(
-            ["timeout", "-s", "KILL", str(PATIENCE), *command],
-            env=_environment(number, devices),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        said = done.stdout.rpartition("wrong: ")[2] if done.returncode == 0 else ""
-        wrong: dict[str, str] = (
-            json.loads(said) if said else {"": done.stderr[-2000:] or str(done.returncode)}
-        )
-        print(f"seed {failure['chunk']}, spec {failure['number']}: {wrong or 'right'}", flush=True)
-        return wrong
-
     ran = [failure for failure in record.failures if failure["wrong"] and failure["case"]]
+
+    def rerun(number: int) -> None:
+        """Every so manyth of them, in a process that is started again behind one that it died of."""
+        left = ran[number::workers]
+        while left:
+            command = [sys.executable, "-m", "tests.gpu.random_specs", "--these"]
+            with subprocess.Popen(
+                ["timeout", "-s", "KILL", str(PATIENCE + 10 * len(left)), *command],
+                env=_environment(number, devices),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as process:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(json.dumps(left))
+                process.stdin.close()
+                for line in process.stdout:
+                    if line.startswith("wrong: "):
+                        told(left.pop(0), json.loads(line.removeprefix("wrong: ")))
+            if left:
+                told(left.pop(0), {"": f"died: {process.returncode}"})
+
+    def told(failure: dict[str, Any], wrong: dict[str, str]) -> None:
+        print(f"seed {failure['chunk']}, spec {failure['number']}: {wrong or 'right'}", flush=True)
+        failure["wrong"] = wrong
+        if not wrong and not failure["refused"]:
+            record.failures.remove(failure)
+        record.counts["wrong"] = sum(bool(failure["wrong"]) for failure in record.failures)
+        if out is not None:
+            record.write(out)
+
     with ThreadPoolExecutor(workers) as crew:
-        for failure, wrong in zip(ran, crew.map(rerun, enumerate(ran)), strict=True):
-            failure["wrong"] = wrong
-            if not wrong and not failure["refused"]:
-                record.failures.remove(failure)
-            record.counts["wrong"] = sum(bool(failure["wrong"]) for failure in record.failures)
-            if out is not None:
-                record.write(out)
+        list(crew.map(rerun, range(workers)))
 
 
-def rerun_here(failure: dict[str, Any]) -> None:
-    """Says what is still wrong with one."""
+def rerun_here() -> None:
+    """Says of each failure that comes in what is still wrong with it."""
     from attnc.verify.case import Case
     from attnc.verify.subjects import subject_of
     from tests.verify.judging import modules_of
 
-    made = {module.target: subject_of(module) for module in modules_of(failure["text"])}
-    print("wrong: " + json.dumps(wrong_on(made, Case.from_json(failure["case"]))))
+    for failure in json.load(sys.stdin):
+        made = {module.target: subject_of(module) for module in modules_of(failure["text"])}
+        wrong = wrong_on(made, Case.from_json(failure["case"]))
+        print("wrong: " + json.dumps(wrong), flush=True)
 
 
 def _environment(number: int, devices: int) -> dict[str, str]:
@@ -423,15 +433,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", action="store_true", help="run what was wrong once more")
     parser.add_argument("--seeds", type=int, nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--these", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.seeds is not None:
         first, step, last = given.seeds
         worker(first, step, last, given.skip)
         return 0
-    if given.one is not None:
-        rerun_here(given.one)
+    if given.these:
+        rerun_here()
         return 0
     record = Record.of(given.out)
     if given.again:

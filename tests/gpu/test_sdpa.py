@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -16,12 +17,13 @@ from torch.nn.attention import (
 )
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnc.compat import sdpa
+from attnc.compat import run_on, sdpa
 from tests.compat.flash_reference import Meaning, both, judge
 
 
 @pytest.fixture(autouse=True)
 def active(device: torch.device) -> Iterator[None]:
+    run_on(os.environ.get("ATTNC_GRID_TARGET", "triton"))
     sdpa.register()
     activate_flash_attention_impl("attnc")
     yield

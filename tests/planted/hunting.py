@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -18,15 +18,13 @@ from attnc.verify.check import check, keeps
 from attnc.verify.large import large_cases
 from attnc.verify.projection_check import (
     ProjectionSubject,
+    ProjectionTrial,
     check_projection,
-    fuzz_projection,
     projection_subject,
     text_of,
-    verify_projection,
 )
 from attnc.verify.properties import violations
-from attnc.verify.search import fuzz
-from attnc.verify.search import verify as verify_attention
+from attnc.verify.search import AttentionTrial, Trial, run, search
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from attnc.verify.verdict import Verdict
@@ -56,10 +54,7 @@ class Catch:
 def hunt(bug: Bug, *, seed: int = 0) -> Catch:
     """Plants the bug and draws cases until it is caught; how many depends on nothing but the seed."""
     subject, examples = planted(bug), EXAMPLES[bug.target]
-    if isinstance(subject, ProjectionSubject):
-        report = fuzz_projection(subject, examples=examples, seed=seed, shrink=False)
-    else:
-        report = fuzz(subject, examples=examples, seed=seed, shrink=False, rules=violations)
+    report = search(_trial(subject, spares_gradients=False), examples=examples, seed=seed, shrink=False)
     case, message = None, ""
     if report.failures:
         case, message = report.failures[0].case, report.failures[0].verdict.message
@@ -77,13 +72,16 @@ def verify(bug: Bug, *, count: int = 24) -> Catch:
             raise _Caught(Catch(bug=bug, case=case, examples=number, message=verdict.message))
 
     try:
-        if isinstance(subject, ProjectionSubject):
-            verify_projection(subject, count=count, progress=progress)
-        else:
-            verify_attention(subject, count=count, progress=progress, rules=violations)
+        run(_trial(subject), count=count, progress=progress)
     except _Caught as caught:
         return caught.catch
     return Catch(bug=bug, case=None, examples=seen, message="")
+
+
+def _trial(subject: AnySubject, *, spares_gradients: bool = True) -> Trial:
+    if isinstance(subject, ProjectionSubject):
+        return ProjectionTrial(subject)
+    return AttentionTrial(subject, violations, spares_gradients=spares_gradients)
 
 
 class _Caught(Exception):
@@ -92,26 +90,28 @@ class _Caught(Exception):
         self.catch = catch
 
 
-def shows(bug: Bug, case: Case, by: By) -> bool:
-    """Whether the case shows the bug. What depends on which warp comes first is given some orders."""
+def shows(bug: Bug, case: Case, by: By, rule: str = "") -> bool:
+    """Whether the case shows the bug. What depends on which warp comes first is given some orders. rule: the
+    name of the one that it breaks.
+    """
     subject, tries = planted(bug), _ORDERS if bug.target.startswith("cuda.") and by == "bound" else 1
-    return any(not _judge(bug, subject, case, by).ok for _ in range(tries))
+    return any(not _judge(bug, subject, case, by, rule).ok for _ in range(tries))
 
 
-def judge_clean(bug: Bug, case: Case, by: By) -> Verdict:
+def judge_clean(bug: Bug, case: Case, by: By, rule: str = "") -> Verdict:
     """The verdict on the case without the bug."""
-    return _judge(bug, _clean(bug), case, by)
+    return _judge(bug, _clean(bug), case, by, rule)
 
 
-def _judge(bug: Bug, subject: AnySubject, case: Case, by: By) -> Verdict:
-    """By the error bound, by the rules besides, or of the module's calls. By the bound, gradients are left
-    out for a bug in the forward.
+def _judge(bug: Bug, subject: AnySubject, case: Case, by: By, rule: str) -> Verdict:
+    """By the error bound, by the rules besides or one of them, or of the module's calls. By the bound,
+    gradients are left out for a bug in the forward.
     """
     if by == "calls" and isinstance(subject, Subject):
         message = next(iter(call_violations(subject)), "")
         return Verdict(ok=not message, message=message)
     if by == "rules" and isinstance(subject, Subject):
-        return keeps(subject, case, violations, Verdict(ok=True, message=""))
+        return keeps(subject, case, partial(violations, only=rule), Verdict(ok=True, message=""))
     if isinstance(subject, ProjectionSubject):
         return check_projection(subject, case)
     if bug.phase == "forward" and bug.file in ("", "host"):

@@ -70,7 +70,8 @@ def main() -> None:
         )
         if catch.case is not None:
             way: By = "bound" if shows(bug, catch.case, "bound") else _way(catch)
-            kept[name] = {"by": way, "case": asdict(_smallest(bug, catch.case, way))}
+            rule = catch.message.partition(":")[0] if way == "rules" else ""
+            kept[name] = {"by": way, "case": asdict(_smallest(bug, catch.case, way, rule))}
         print(f"{name}: {found[name]}", flush=True)
         write(FOUND, found)
         write(CASES, kept)
@@ -88,7 +89,7 @@ def _way(catch: Catch) -> By:
     return "calls" if catch.message.startswith("calls: ") else "rules"
 
 
-def _smallest(bug: Bug, case: Case, by: By) -> Case:
+def _smallest(bug: Bug, case: Case, by: By, rule: str) -> Case:
     """A smaller case that shows the bug too, and is right without it."""
     if by == "calls":  # of sizes of its own
         return Case(dims={})
@@ -97,10 +98,10 @@ def _smallest(bug: Bug, case: Case, by: By) -> Case:
     while tried < _ATTEMPTS and (other := next(changes, None)) is not None:
         if _size(other) < _size(found):
             tried += 1
-            if shows(bug, other, by):
+            if shows(bug, other, by, rule):
                 found = other
                 changes = _changed(found)
-    return found if judge_clean(bug, found, by).ok else case
+    return found if judge_clean(bug, found, by, rule).ok else case
 
 
 def _size(case: Case) -> tuple[int, ...]:

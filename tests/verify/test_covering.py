@@ -55,6 +55,43 @@ def test_a_plan_says_where_it_changes_its_ways(target: str) -> None:
     assert {4095, 4096, 4097} <= named("paged_decode", target)["columns"]
 
 
+def test_programs_that_take_several_tiles_have_some() -> None:
+    """One more than there are programs, and one more than each has two of; as many steps as a pipeline holds.
+    What a program leaves behind shows in its next tile.
+    """
+    made = module("causal_gqa", "cuda.sm_90a")
+    assert {5, 9} <= named("causal_gqa", "cuda.sm_90a")["tiles"]
+    assert not {"tiles"} & {*named("causal_gqa"), *named("decode", "cuda.sm_90a")}
+    device = {b.value for b in boundaries_of(made, 132) if b.quantity == "tiles"}
+    assert device == {132, 264}
+    subject = subject_of(made)
+    thin = list(thin_cases(subject.space, subject.limits()))
+    assert {5, 9} <= {case.dims["B"] for case in thin if case.dims["N"] >= 3 * 64}
+
+
+def test_the_last_query_of_a_tile_is_the_first_to_see_a_tile_of_keys() -> None:
+    """Of a tile of heads that share keys, where the last query has some of its heads in the next tile."""
+    subject = subject_of(module("speculative"))
+    cases = [case for case in thin_cases(subject.space, subject.limits()) if case.dims["G"] == 5]
+    (case,) = cases
+    shape = subject.configs[case.config]
+    last, rest = divmod(shape.BLOCK_M - 1, 5)
+    assert rest < 4
+    assert last + case.dims["N"] - case.dims["M"] == shape.BLOCK_N
+
+
+def test_a_lazy_maximum_moves() -> None:
+    """Scores that rise by more than its headroom, and beyond all exponents, behind the first tile."""
+    lines = (
+        *("input q: f16[B, M, H, 16]", "input k, v: f16[B, N, H, 16]", "score = dot(q, k)"),
+        *("normalize = softmax", "output o: f16[B, M, H, 16]"),
+    )
+    for softmax, wanted in (("online(rescale = lazy(8))", {"large", "huge"}), ("online", set())):
+        made = subject_of_text(spec(lines, f"tile.q = 16, tile.kv = 16, softmax = {softmax}"))
+        thin = thin_cases(made.space, made.limits())
+        assert {case.logits for case in thin if case.dims["N"] == 17} == wanted
+
+
 def test_a_boundary_is_in_force_under_its_config() -> None:
     at = next(b for b in boundaries_of(module("causal_gqa")) if b.where == (("BLOCK_M", 128),))
     (config,) = (c for c in subject_of(module("causal_gqa")).configs[:1])

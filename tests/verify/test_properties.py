@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
+from attnc.verify.gradient_properties import GRADIENT_PROPERTIES
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
@@ -21,6 +22,11 @@ from tests.plans import plans_of
 SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "attention " in path.read_text(encoding="utf-8"))
 SIZES = {"B": 2, "M": 70, "N": 75, "H": 2, "Hkv": 2, "G": 2}
+#: One of each kind, see `_kind`; the others are held to the rules every night.
+BY_DAY = (
+    *("prefix_lm", "causal_gqa", "softcap", "chunked_prefill", "full", "decode", "dropout", "fa1"),
+    *("local_sink", "mla_decode", "neighborhood", "padding", "shared_prefix", "varlen", "warp_split"),
+)
 #: Queries of a sequence that is decoded: each has a program that joins its splits, under each of 20 configs.
 DECODED = 3
 
@@ -39,10 +45,30 @@ def case(name: str, **changes: Any) -> Case:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES]
+)
 def test_properties_hold(name: str) -> None:
     logits = ("random", "spike")[NAMES.index(name) % 2]
     assert list(violations(subject(name), case(name, logits=logits))) == []
+
+
+@pytest.mark.nightly
+def test_every_kind_is_held_to_the_rules_by_day() -> None:
+    assert {_kind(name) for name in BY_DAY} == {_kind(name) for name in NAMES}
+
+
+def _kind(name: str) -> tuple[object, ...]:
+    """What a spec has for rules to hold: a kernel of some structure, storages, and the rules that apply."""
+    attention, plan = subject(name).variant.attention, subject(name).plan
+    assert plan is not None
+    kernel = plan.kernels[0]
+    rules = (*PROPERTIES, *(GRADIENT_PROPERTIES if plan.backward is not None else ()))
+    return (
+        *(kernel.structure, kernel.pack is not None),
+        *(type(tensor.storage) for tensor in (attention.q, attention.k)),
+        frozenset(rule.name for rule in rules if rule.applies(attention)),
+    )
 
 
 def test_each_property_applies_somewhere() -> None:

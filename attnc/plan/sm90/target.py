@@ -19,12 +19,13 @@ from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.layout import BackwardLayout, Layout, Which
-from attnc.plan.sections import EVEN, HALF, Section
+from attnc.plan.sections import EVEN, Section
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm90.backward import (
     Sm90Backward,
+    check_turns,
     plan_sm90_backward,
     sm90_backward_configs,
     sm90_backward_estimate,
@@ -51,7 +52,7 @@ class Sm90a(Target):
     has_backward: ClassVar = True
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
-    sections: ClassVar = HALF  # of gradients
+    sections: ClassVar = EVEN
 
     def section(self, *, longest_first: bool) -> Section | None:
         return EVEN if longest_first else None
@@ -61,6 +62,9 @@ class Sm90a(Target):
 
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         return _OF_GRADIENTS.check_backward(knob)
+
+    def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
+        return check_turns(variant, schedule, knob)
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield "softmax = online(maximum = lazy(20)), order = longest_first"

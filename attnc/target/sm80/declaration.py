@@ -197,8 +197,17 @@ class CudaBackward(BackwardDeclaration):
         shape = f"f32[B, H, cdiv(M, {config}.BLOCK_M), {self.size_of_dq}]"
         return [
             Record("Made", [quoted("dq")], {"like": quoted("q")}),
-            Record("Made", [quoted("dq_sum")], {"type": quoted(shape), "zero": "True"}),
+            Record(
+                "Made",
+                [quoted("dq_sum")],
+                {"type": quoted(shape), **({"zero": "True"} if self.clears_dq else {})},
+            ),
         ]
+
+    @property
+    def clears_dq(self) -> bool:
+        """Whether the sums of dq have to be zeros before anybody adds to them."""
+        return True
 
     @property
     def size_of_dq(self) -> str:
@@ -229,9 +238,26 @@ class CudaBackward(BackwardDeclaration):
         kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
         planned = self._backward.kernels[0].kernel.grid.section
         return {
-            "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),
-            "KV_SECTION": section(planned, kv_heads, shared, row_bytes),
+            "SECTION": section(
+                planned, "H" if self.packs_queries else "B * H", keys, row_bytes, tiles=self.q_tiles(queries)
+            ),
+            "KV_SECTION": section(
+                planned, kv_heads, shared, row_bytes + self.sum_bytes, tiles=self.kv_tiles(keys)
+            ),
         }
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
+        return 0
+
+    def q_tiles(self, queries: str) -> str:
+        """Tiles of the queries of a head, where a section is made of them."""
+        return f"cdiv({queries}, {self._backward.kernels[0].kernel.configs[0].tile_q})"
+
+    def kv_tiles(self, keys: str) -> str:
+        """Tiles of the keys of a head, where a section is made of them."""
+        return f"cdiv({keys}, {self._backward.kernels[-1].kernel.configs[0].tile_kv})"
 
     def kernel(self, name: str) -> Record:
         """Its declaration."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Const, Expr, Search, walk
+from attnc.expr.nodes import Const, Expr, Index, Search, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
@@ -50,6 +50,8 @@ class Sm90TileText(CudaBackwardText):
     """
 
     plan: Sm90Backward
+    #: Whether blocks add to dq by turns, and ask whether the first turn is theirs.
+    takes_turns = asks_first = False
     is_backward, is_decode = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
@@ -180,6 +182,17 @@ class Sm90TileText(CudaBackwardText):
         return needed_for({x.name for x in self._statements if self._is_integer(x)}, self._statements)
 
     @property
+    def end_program(self) -> list[Statement]:
+        """What the end of the loops is computed from, as far as it varies from kv tile to kv tile."""
+        found: list[Statement] = []
+        for item in needed_for({self.hi}, self._statements):
+            exprs = statement_expressions(item)
+            by_tile = any(Index(name) in walk(expr) for expr in exprs for name in ("kv_lo", "kv_hi"))
+            if by_tile or names_in(item) & {x.name for x in found}:
+                found.append(item)
+        return found
+
+    @property
     def read_program(self) -> list[Statement]:
         """What is not published, and so computed by those who multiply: pointers, floats and flags of a
         head.
@@ -206,10 +219,11 @@ class Sm90TileText(CudaBackwardText):
             *(["q_first"] if tensors.packs(Role.QUERY) else []),
             *(["k_first"] if tensors.packs(Role.KEY) else []),
         ]
+        before = ["hi_before"] if self.asks_first else []
         sequence = ["sequence"] if self.kernel.grid.sequences is not None and self.over_q else []
         values = [item.name for item in self._statements if self._is_integer(item)]
         wanted = self._wanted
-        always = ["b", "h" if self.over_q else self.kv_name, *sequence, *firsts]
+        always = ["b", "h" if self.over_q else self.kv_name, *sequence, *firsts, *before]
         candidates = dict.fromkeys((*always, *sorted(self._made), *values))
         return [name for name in candidates if name in (*always, *self._made) or name in wanted]
 
