@@ -77,9 +77,7 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
                 times = {name: x for name, x in _of_peers(parts, cell).items() if f"T{ranks} {phase}" in x}
                 best = {name: float(x[f"T{ranks} {phase}"]) for name, x in times.items()}
                 yield _row(cell, part, phase, ranks, best)
-                if f"T{ranks} {phase}" in part.get(
-                    "copied", {}
-                ):  # out of symmetric memory
+                if f"T{ranks} {phase}" in part.get("copied", {}):  # out of symmetric memory
                     yield _row(f"{cell}, copied", {**part, **part["copied"]}, phase, ranks, best)
         yield ""
     yield from _facts(ours)
