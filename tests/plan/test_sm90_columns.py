@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.expr.nodes import Binary, BinaryOp, Call, Const, Dot, Expr, Index, Load, Neg, Ref
+from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, Const, Dot, Expr, Index, Load, Neg, Ref
 from attnc.expr.show import show
 from attnc.plan.sm90.columns import columns_of
 
@@ -62,3 +62,12 @@ def test_a_sum_is_a_product_a_row_and_columns(
 )
 def test_other_scores_are_computed_element_by_element(score: Expr) -> None:
     assert columns_of(score) is None
+
+
+def test_a_mask_says_which_distances_are_positive() -> None:
+    score = of("+", S, of("*", SLOPE, Call("abs", (DISTANCE,))))
+    mask = Compare("<=", Index("kv_idx"), Index("q_pos"))
+    found = columns_of(score, mask)
+    assert found is not None
+    assert [show(x.factor) for x in found.terms] == ["-slope"]
+    assert columns_of(score, Compare(">=", Index("kv_idx"), Index("q_idx"))) is None

@@ -84,6 +84,7 @@ KINDS = {
     "alibi": text_of("causal", score=f"{SCORE} - slope[h] * (q_pos - kv_idx)", more="slope"),
     "alibi_both": text_of(score=f"{SCORE} - slope[h] * abs(q_idx - 2 * kv_idx + 3)", more="slope"),
     "alibi_window": text_of("window(40, 3)", score=f"slope[h] * kv_idx + {SCORE}", more="slope"),
+    "alibi_of_distances": text_of("causal", score=f"{SCORE} - slope[h] * abs(q_pos - kv_idx)", more="slope"),
     "alibi_of_positions": text_of(
         score=f"{SCORE} + (kv_idx - 3) + slope[h] * (kv_idx - q_pos)", more="slope"
     ),

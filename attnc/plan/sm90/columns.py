@@ -13,10 +13,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.expr.affine import affine
+from attnc.expr.affine import Affine, affine
 from attnc.expr.arithmetic import add, mul, neg
-from attnc.expr.nodes import Binary, Const, Dot, Expr, Index, Load, Neg, Ref, children, walk
-from attnc.expr.simplify import substitute
+from attnc.expr.nodes import (
+    TRUE,
+    And,
+    Binary,
+    Call,
+    Compare,
+    Const,
+    Dot,
+    Expr,
+    Index,
+    Load,
+    Neg,
+    Ref,
+    children,
+    walk,
+)
+from attnc.expr.simplify import make, substitute
 from attnc.plan.loads import axes_of
 from attnc.plan.width import is_wide
 
@@ -49,8 +64,11 @@ class Columns:
     terms: tuple[Column, ...]
 
 
-def columns_of(score: Expr) -> Columns | None:
-    """The score so, if it is nothing else; None otherwise, and where there is no such term."""
+def columns_of(score: Expr, mask: Expr = TRUE) -> Columns | None:
+    """The score so, if it is nothing else; None otherwise, and where there is no such term. mask: which keys
+    a score is asked for, by which |q_pos - kv_idx| is q_pos - kv_idx under a causal one.
+    """
+    score = _without_abs(score, frozenset(_at_least_zero(mask)))
     product: Expr | None = None
     c, row, terms = 1.0, None, []
     for sign, addend in _addends(score, 1):
@@ -72,6 +90,28 @@ def columns_of(score: Expr) -> Columns | None:
     if product is None or not terms or len(terms) > MOST_TERMS or not _FACTORS[0] <= abs(c) <= _FACTORS[1]:
         return None
     return Columns(product, c, row, tuple(_in_units(term, 1 / c) for term in terms))
+
+
+def _at_least_zero(mask: Expr) -> Iterator[Affine]:
+    """What is not negative where the mask is true."""
+    match mask:
+        case And(operands=operands):
+            for operand in operands:
+                yield from _at_least_zero(operand)
+        case Compare(op="<=" | "<", left=left, right=right) if left.type == right.type == "int":
+            yield affine(right) - affine(left)
+        case Compare(op=">=" | ">", left=left, right=right) if left.type == right.type == "int":
+            yield affine(left) - affine(right)
+
+
+def _without_abs(expr: Expr, known: frozenset[Affine]) -> Expr:
+    match expr:
+        case Call(function="abs", args=(x,)) if x.type == "int" and affine(x) in known:
+            return x
+        case Call(function="abs", args=(x,)) if x.type == "int" and -affine(x) in known:
+            return neg(x)
+        case _:
+            return make(expr, tuple(_without_abs(child, known) for child in children(expr)))
 
 
 def _addends(expr: Expr, sign: int) -> Iterator[tuple[int, Expr]]:

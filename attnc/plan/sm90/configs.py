@@ -127,7 +127,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
     _, score = split_scale(attention.score)
-    columns = columns_of(score)
+    columns = columns_of(score, attention.mask)
     read = (attention.score if columns is None else columns.product, attention.mask)
     return Sm90Layout(
         arch=schedule.target.removeprefix("cuda."),

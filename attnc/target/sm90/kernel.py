@@ -263,7 +263,7 @@ class Sm90Text(BoxText):
         if step.score is None:
             return None
         if self.layout.columns:
-            return in_columns(step.score)
+            return in_columns(step.score, self.module.variant.attention.mask)
         return shared_score(step.score, self._loaded, () if step.keep is None else (step.keep,))
 
     def row_of_score(self, let: Let) -> str:

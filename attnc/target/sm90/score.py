@@ -48,9 +48,9 @@ class Score:
     of_row: Expr | None = None
 
 
-def in_columns(score: Expr) -> Score:
+def in_columns(score: Expr, mask: Expr) -> Score:
     """The score of a layout whose tensor cores add what is not of the product."""
-    found = columns_of(score)
+    found = columns_of(score, mask)
     assert found is not None
     value = found.product if found.row is None else add(found.product, Ref("of_row", "float", ("q",)))
     return Score(value, columns=found.terms, product=found.product, of_row=found.row)
