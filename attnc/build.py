@@ -177,15 +177,13 @@ def _projection_outputs(
     families: dict[str, list[ProjectionModule]] = {}
     outputs: list[Output] = []
     for module in modules:
-        families.setdefault(projection_folder(module), []).append(module)
+        families.setdefault(folder_of(module), []).append(module)
         rows = projection_rows(module, tables)
         projection = module.variant.projection
         with charged(f"the text of '{module.name}'", projection.span or program.source.span(0, 0)):
             texts = render_projection(module, path=name, sha256=digest(program.source), tuned=rows)
             spend(sum(map(len, texts.values())) * _STEPS_PER_CHARACTER)
-        outputs += (
-            Output(path=f"{projection_folder(module)}/{file}", text=text) for file, text in texts.items()
-        )
+        outputs += (Output(path=f"{folder_of(module)}/{file}", text=text) for file, text in texts.items())
     for folder, family in families.items():
         projection = program.projection(family[0].name)
         text = render_projection_dispatch(projection, family, name)
@@ -230,14 +228,10 @@ def display_name(path: Path, root: Path | None) -> str:
     return path.name
 
 
-def folder_of(module: ir.Module) -> str:
+def folder_of(module: ir.Module | ProjectionModule) -> str:
     """Where the module goes, below the output folder: `causal_gqa/triton`."""
-    return f"{module.variant.attention.name}/{target_of(module.target).folder}"
-
-
-def projection_folder(module: ProjectionModule) -> str:
-    """The same for a projection: `qkv/triton`."""
-    return f"{module.name}/{target_of(module.target).folder}"
+    name = module.variant.attention.name if isinstance(module, ir.Module) else module.name
+    return f"{name}/{target_of(module.target).folder}"
 
 
 def tuned_path(path: Path) -> Path:

@@ -182,26 +182,33 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
 
 
 def keep(seed: int, b: int, h: int, q_idx: Integers, kv_idx: Integers, p: float) -> Bools:
-    """The dropout keep-mask: word kv_idx % 4 of philox(seed, (kv_idx // 4, q_idx, h, b)) as a fraction >= p.
+    """The dropout keep-mask, of 15 bits for each element, from philox(seed, (kv_idx // 16, q_idx, h, b)).
 
-    The fraction has 24 bits, (word >> 8) * 2^-24, so that it is exact in float32; p is compared in float32.
+    Key i of sixteen has half i % 2, without its first bit, of word i // 4, turned left by 8 bits where
+    i // 2 is odd. What is below 2^15 p is dropped; if p > 1/2, only what is below 2^15 (1 - p) is kept.
+    These bounds are rounded to integers, in float32.
     """
     q_idx, kv_idx = np.broadcast_arrays(q_idx, kv_idx)
-    counter = (kv_idx // 4, q_idx, np.full_like(q_idx, h), np.full_like(q_idx, b))
+    counter = (kv_idx // 16, q_idx, np.full_like(q_idx, h), np.full_like(q_idx, b))
     words = np.stack(philox((seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF), counter), axis=-1)
-    word = np.take_along_axis(words, (kv_idx % 4)[..., None], axis=-1)[..., 0]
-    return np.asarray((word >> np.uint64(8)).astype(np.float64) * 2.0**-24 >= np.float32(p))
+    word = np.take_along_axis(words, (kv_idx % 16 // 4)[..., None], axis=-1)[..., 0]
+    at = 16 * (kv_idx % 2) - 8 * (kv_idx // 2 % 2)  # the first of the 16 bits
+    bits = ((word | word << np.uint64(32)) >> (at % 32).astype(np.uint64)) & np.uint64(0x7FFF)
+    single = np.float32(p)
+    drops_below = single <= 0.5
+    share = single if drops_below else np.float32(1) - single
+    return np.asarray((bits < np.floor(share * np.float32(32768) + np.float32(0.5))) != drops_below)
 
 
 def philox(key: tuple[int, int], counter: tuple[Array, Array, Array, Array]) -> tuple[Words, ...]:
-    """Philox-4x32-10: four 32-bit words (in uint64) from a 64-bit key and a 128-bit counter, low words first.
+    """Philox-4x32-7: four 32-bit words (in uint64) from a 64-bit key and a 128-bit counter, low words first.
 
     Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
     """
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     c0, c1, c2, c3 = (np.asarray(word).astype(np.uint64) & low for word in counter)
     k0, k1 = (int(word) for word in key)
-    for _ in range(10):
+    for _ in range(7):
         product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
         c0, c1, c2, c3 = (
             (product1 >> half) ^ c1 ^ np.uint64(k0),

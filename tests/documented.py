@@ -64,7 +64,8 @@ PROBES: Mapping[str, Mapping[str, str]] = {
     "maxnreg": {"168": "backward {\nmaxnreg = 168\n}"},
     "dp": {order: f"backward {{\ndkdv {{\ndp = {order}\n}}\n}}" for order in ("early", "late")},
     "accumulate.dq": {
-        way: f"backward {{\naccumulate.dq = {way}\n}}" for way in ("two_pass", "atomic", "sequential")
+        way: f"backward {{\naccumulate.dq = {way}\n}}"
+        for way in ("two_pass", "atomic", "ordered", "sequential")
     },
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from math import ceil, floor
+from typing import Any
 
 from attnc.bench import ranks_report
 from attnc.bench.papers_report import markdown, read_papers
@@ -74,7 +75,9 @@ def _beside(
     """
     others = {} if others is None else others
     record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
+    is_flushed = any("flushed" in its for cell in record["cells"] for its in cell["results"].values())
     titles = ("cell", "ms", "attnc", *peers.values(), *to.values(), *others.values(), "of matmul")
+    titles += ("flushed, to the best",) if is_flushed else ()
     rows: list[tuple[str, ...]] = [titles]
     rows.append(("---",) * len(rows[0]))
     for cell in record["cells"]:
@@ -84,7 +87,40 @@ def _beside(
         ratios = [_ratio(found[a]["ms"], found[b]["ms"]) if a in found else "n/a" for a, b in pairs]
         figures = [f"{found[name]['tflops']:.0f}" if name in found else "n/a" for name in peers]
         share = f"{100 * mine['tflops'] / cell['matmul_tflops']:.0f} %"
-        rows.append((cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, *ratios, share))
+        row = (cell["name"], f"{mine['ms']:.3f}", f"{mine['tflops']:.0f}", *figures, *ratios, share)
+        rows.append((*row, _flushed(found, to)) if is_flushed else row)
+    return table(rows)
+
+
+def _flushed(found: Mapping[str, Any], to: Mapping[str, str]) -> str:
+    """The ratio of single launches that find nothing in the L2 cache to those of the best peer."""
+    best = min((found[peer]["flushed"]["ms"] for peer in to if peer in found), default=None)
+    return "n/a" if best is None else _ratio(best, found["attnc"]["flushed"]["ms"])
+
+
+def prefill_hopper() -> str:
+    """Prompts in every form: TFLOP/s, and ratios to the dense kernel and to FlashAttention-3's same form."""
+    record = json.loads((ROOT / "docs" / "figures" / "prefill_hopper_h200.json").read_text(encoding="utf-8"))
+    rows: list[tuple[str, ...]] = [
+        ("prompts", "keys", "us", "attnc", "FA3", "to attnc, dense", "to FA3"), ("---",) * 7
+    ]  # fmt: skip
+    for cell in record["cells"]:
+        found = cell["results"]
+        dense = found.get("attnc dense")
+        for name in (name for name in found if name.startswith("attnc ")):
+            form = name.removeprefix("attnc ")
+            mine, theirs = found[name], found.get(f"fa3 {form}")
+            rows.append(
+                (
+                    cell["name"],
+                    form.replace("_", " "),
+                    f"{mine['us']:.0f}",
+                    f"{mine['tflops']:.0f}",
+                    f"{theirs['tflops']:.0f}" if theirs else "n/a",
+                    _ratio(dense["us"], mine["us"]) if dense else "n/a",
+                    _ratio(theirs["us"], mine["us"]) if theirs else "n/a",
+                )
+            )
     return table(rows)
 
 
@@ -116,10 +152,12 @@ def decode() -> str:
     return f"{table(rows)}\n{calls}"
 
 
-def host() -> str:
+def host(figure: str = "host_h200") -> str:
     """What calls cost the host, by target, beside PyTorch's."""
-    record = json.loads((ROOT / "docs" / "figures" / "host_h200.json").read_text(encoding="utf-8"))
-    titles = {"triton": "Triton", "cuda.sm_80": "`cuda.sm_80`", "PyTorch": "PyTorch"}
+    record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
+    known = {"triton": "Triton", "cuda.sm_80": "`cuda.sm_80`", "cuda.sm_90a": "`cuda.sm_90a`"}
+    timed = {whose for costs in record["us"].values() for whose in costs}
+    titles = {whose: title for whose, title in (known | {"PyTorch": "PyTorch"}).items() if whose in timed}
     rows: list[tuple[str, ...]] = [("call", *titles.values()), ("---",) * (1 + len(titles))]
     for what, costs in record["us"].items():
         rows.append((what, *(f"{costs[whose]:.1f}" if whose in costs else "" for whose in titles)))
@@ -129,7 +167,10 @@ def host() -> str:
 def serving() -> str:
     """The further cells of the decode benchmark: speed, share of the roofline, and how the others compare."""
     record = json.loads((ROOT / "docs" / "figures" / "decode_h200.json").read_text(encoding="utf-8"))
-    titles = {"cudnn": "cuDNN", "fa2": "FA2", "products": "two products", "plain": "paged decode"}
+    titles = {
+        "cudnn": "cuDNN", "fa2": "FA2", "triton": "Triton", "plain": "paged decode",
+        "products": "two products and a softmax", "bare": "two products",
+    }  # fmt: skip
     head = ("cell", "us", "GB/s", "TFLOP/s", "of roofline", "others: us, times as long")
     rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
     for cell in record.get("serving", ()):

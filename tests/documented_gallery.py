@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Iterator
-from math import floor
 from pathlib import Path
 
 from attnc.build import front
@@ -19,20 +17,21 @@ from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import load, parse
 from attnc.target.files import render_files
+from tests import documented_flex
 from tests.documentation import ROOT
 
-#: spec, attention, title, and the cells of docs/figures/forward_h200.json that time it
+#: spec, attention, title, and the program of docs/figures/flex_h200.json that is such a mask
 SHOWN = (
-    ("causal_gqa", "causal_gqa", "Causal", ("d128 h16 n4096 causal", "d128 h16 n16384 causal")),
-    ("window", "window", "A sliding window", ("d128 h16 n16384 window512",)),
-    ("prefix_lm", "prefix_lm", "A prefix, then causal", ("d128 h16 n16384 prefix",)),
-    ("document", "document", "Packed documents", ("d128 h16 n16384 documents",)),
-    ("chunked", "chunked", "Chunks", ()),
-    ("neighborhood", "neighborhood", "A neighbourhood in an image", ()),
-    ("head_mask", "head_mask", "A rule for each head", ()),
-    ("padding", "padding", "Padding", ()),
-    ("softcap", "softcap", "Causal, scores capped", ("d128 h16 n16384 softcap30",)),
-    ("alibi", "alibi", "Causal, a slope for each head", ("d128 h16 n16384 alibi",)),
+    ("causal_gqa", "causal_gqa", "Causal", "causal"),
+    ("window", "window", "A sliding window", "window"),
+    ("prefix_lm", "prefix_lm", "A prefix, then causal", "prefix"),
+    ("document", "document", "Packed documents", "documents"),
+    ("chunked", "chunked", "Chunks", "chunks"),
+    ("neighborhood", "neighborhood", "A neighbourhood in an image", "neighbourhood"),
+    ("head_mask", "head_mask", "A rule for each head", "heads"),
+    ("padding", "padding", "Padding", "padding"),
+    ("softcap", "softcap", "Causal, scores capped", "softcap"),
+    ("alibi", "alibi", "Causal, a slope for each head", "alibi"),
 )
 _BLOCKS = str.maketrans({SKIP: "·", PARTIAL: "▒", FULL: "█"})
 _HEAD = """\
@@ -41,7 +40,7 @@ _HEAD = """\
 What masks become. In the pictures rows are tiles of queries and columns tiles of keys: `·` is never visited,
 `▒` carries mask code, `█` runs without. They are evaluated from the bounds of the kernel's own loop, which
 stands below each; nothing else decides what is visited. Times are milliseconds of a forward pass on one H200,
-bf16, from [performance.md](performance.md).
+bf16, of a program of FlexAttention that says such a mask ([how they were taken](flex.md#how-fast)).
 
 This page is written by `pytest tests/test_docs.py --update-golden`.
 """
@@ -50,11 +49,11 @@ This page is written by `pytest tests/test_docs.py --update-golden`.
 def gallery() -> str:
     """All of docs/gallery.md."""
     return _HEAD + "".join(
-        part for spec, attention, title, cells in SHOWN for part in _entry(spec, attention, title, cells)
+        part for spec, attention, title, program in SHOWN for part in _entry(spec, attention, title, program)
     )
 
 
-def _entry(spec: str, attention: str, title: str, cells: tuple[str, ...]) -> Iterator[str]:
+def _entry(spec: str, attention: str, title: str, program_of_flex: str) -> Iterator[str]:
     path = ROOT / "specs" / f"{spec}.attn"
     program = front(path)
     schedule = next(s for s in program.schedules if (s.name, s.target) == (attention, "triton"))
@@ -73,9 +72,9 @@ def _entry(spec: str, attention: str, title: str, cells: tuple[str, ...]) -> Ite
     )
     rows = "\n".join(row.translate(_BLOCKS) for row in drawn.rows)
     yield f"\n```text\n{rows}\n```\n\n```text\n{_loops(module)}```\n"
-    if cells:
-        yield "\n| | attnc | FlexAttention | |\n| --- | --- | --- | --- |\n"
-        yield from map(_timed, cells)
+    if program_of_flex in documented_flex.results():
+        yield "\n| kernels | attnc | on Triton | FlexAttention | |\n| --- | --- | --- | --- | --- |\n"
+        yield documented_flex.row(program_of_flex)
 
 
 def _declared(source: Source, name: str) -> str:
@@ -94,31 +93,19 @@ def _loops(module: ir.Module) -> str:
     return textwrap.dedent(found[1]) + "\n"
 
 
-def _timed(cell: str) -> str:
-    ours, theirs = _times(cell)
-    return f"| {cell} | {ours:.3f} | {theirs:.3f} | {theirs / ours:.2f}x |\n"
-
-
-def _times(cell: str) -> tuple[float, float]:
-    """Milliseconds of attnc and of FlexAttention."""
-    record = json.loads((ROOT / "docs" / "figures" / "forward_h200.json").read_text(encoding="utf-8"))
-    results = next(entry["results"] for entry in record["cells"] if entry["name"] == cell)
-    return results["attnc"]["ms"], results["flex"]["ms"]
-
-
-#: spec and its attention, title, and the cell of docs/figures/forward_h200.json that times it
+#: spec and its attention, title, and the program of docs/figures/flex_h200.json that is such a mask
 FIRST = (
-    ("causal_gqa", "causal", "d128 h16 n16384 causal"),
-    ("window", "sliding window", "d128 h16 n16384 window512"),
-    ("document", "documents", "d128 h16 n16384 documents"),
-    ("prefix_lm", "prefix", "d128 h16 n16384 prefix"),
+    ("causal_gqa", "causal", "causal"),
+    ("window", "sliding window", "window"),
+    ("document", "documents", "documents"),
+    ("prefix_lm", "prefix", "prefix"),
 )
 
 
 def masks() -> str:
     """Tiles of a few masks beside each other, and how fast their kernels are beside FlexAttention's."""
     columns = []
-    for spec, title, cell in FIRST:
+    for spec, title, name in FIRST:
         program = front(ROOT / "specs" / f"{spec}.attn")
         schedule = next(s for s in program.schedules if (s.name, s.target) == (spec, "triton"))
         kernel = plan(
@@ -126,14 +113,13 @@ def masks() -> str:
         ).kernels[0]
         drawn = picture(kernel, 2560, 2560, 256, 256)
         rows = ["".join(2 * tile for tile in row).translate(_BLOCKS) for row in drawn.rows]
-        columns.append([f"{title:20}", *rows, f"{f'{_ratio(cell)} FlexAttention':20}"])
+        columns.append([f"{title:20}", *rows, f"{f'{_ratio(name)} FlexAttention':20}"])
     lines = ("   ".join(line).rstrip() for line in zip(*columns, strict=True))
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
-def _ratio(cell: str) -> str:
-    ours, theirs = _times(cell)
-    return f"{floor(100 * theirs / ours) / 100:.2f}x"
+def _ratio(name: str) -> str:
+    return documented_flex.ratio(documented_flex.results()[name]["forward"])
 
 
 PAGE = Path("docs") / "gallery.md"

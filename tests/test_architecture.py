@@ -101,6 +101,7 @@ NAMES_TARGETS = {
     "attnc.verify.calls": "stands in for the two ways in which host code launches",
     "attnc.bench.decode_peers": "kernels for another target may be timed beside Triton's",
     "attnc.bench.prefill_run": "the same of prompts",
+    "attnc.bench.serving_peers": "the same of further cells",
 }
 
 GENERATED_MAY_IMPORT = {"torch", "triton", "cupy", "numpy"}

@@ -32,7 +32,14 @@ from attnc.plan.names import GLOBALS, INTERFACE
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse
-from tests import documented, documented_commands, documented_figures, documented_gallery
+from tests import (
+    documented,
+    documented_commands,
+    documented_figures,
+    documented_flex,
+    documented_gallery,
+    documented_speed,
+)
 from tests.documentation import (
     PAGES,
     ROOT,
@@ -52,6 +59,11 @@ from tests.processes import run_program
 LANGUAGE = ROOT / "docs" / "language.md"
 REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("README.md", "picture"): lambda page: documented_gallery.masks(),
+    ("README.md", "flex"): lambda page: documented_flex.first_screen(),
+    ("README.md", "speed on Hopper"): lambda page: documented_speed.hopper(),
+    ("README.md", "speed"): lambda page: documented_speed.triton(),
+    ("docs/flex.md", "speeds"): lambda page: documented_flex.speeds(),
+    ("docs/flex.md", "waits"): lambda page: documented_flex.waits(),
     ("docs/language.md", "prelude"): lambda page: documented.definitions(),
     ("docs/language.md", "keys"): documented.keys,
     ("docs/language.md", "status"): lambda page: documented.status(),
@@ -70,6 +82,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "f32"): lambda page: documented_figures.f32(),
     ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),
     ("docs/performance.md", "host"): lambda page: documented_figures.host(),
+    ("docs/performance.md", "hopper prefill"): lambda page: documented_figures.prefill_hopper(),
+    ("docs/performance.md", "hopper host"): lambda page: documented_figures.host("host_hopper_h200"),
     ("docs/training.md", "figures"): lambda page: documented_figures.training(),
     ("docs/distributed.md", "ranks"): lambda page: documented_figures.ranks("h200"),
     ("docs/distributed.md", "ranks_sm90a"): lambda page: documented_figures.ranks("h200_sm90a"),

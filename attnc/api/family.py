@@ -236,18 +236,9 @@ def _arch() -> str:
 
 def _verified(module: ir.Module | ProjectionModule, count: int, seconds: float) -> tuple[str, Report]:
     """Where it ran, and the report."""
-    from attnc.plan import ir
 
-    if isinstance(module, ir.Module):
-        from attnc.verify.properties import violations
-        from attnc.verify.search import verify
-        from attnc.verify.subjects import place, subject_of
+    from attnc.verify.search import run
+    from attnc.verify.trials import trial_of
 
-        subject = subject_of(module)
-        return place(subject), verify(subject, count=count, seconds=seconds, rules=violations)
-    from attnc.runtime.trial import device_name
-    from attnc.verify.projection_check import projection_subject, verify_projection
-
-    layer = projection_subject(module)
-    report = verify_projection(layer, count=count, seconds=seconds)
-    return "Triton's interpreter" if layer.device == "cpu" else device_name(), report
+    trial = trial_of(module)
+    return trial.place, run(trial, count=count, seconds=seconds)

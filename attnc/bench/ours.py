@@ -61,9 +61,14 @@ def ours(target: str = "triton") -> Peer:
 
 #: The kernels for Triton beside those for another target.
 TRITON = Peer(name="triton", title="attnc on Triton", make=partial(make, "triton", _SPECS), compiles=True)
+#: Ways to sum dq by which gradients are the same bits in every run, with the folders of their specs.
+_SAME_BITS = {"two_pass": _SPECS / "deterministic", "ordered": _SPECS / "ordered"}
 
 
-def two_pass(target: str) -> Peer:
+def same_bits(target: str) -> tuple[Peer, ...]:
     """CUDA kernels whose gradients are the same bits in every run, beside those that add dq atomically."""
-    deterministic = partial(make, target, _SPECS / "deterministic")
-    return Peer(name="two_pass", title="attnc, two_pass", make=deterministic, compiles=True)
+    cuda = target if target.startswith("cuda.") else "cuda.sm_80"
+    return tuple(
+        Peer(name=way, title=f"attnc, {way}", make=partial(make, cuda, folder), compiles=True)
+        for way, folder in _SAME_BITS.items()
+    )

@@ -297,44 +297,21 @@ def _ours(
 
 
 def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
-    """Rows shared out: T1 and TN, forward and with gradients, and whether results are those of one GPU."""
+    """Rows shared out: T1 and TN, forward and with gradients, and whether results are those of one GPU; keys
+    by NCCL, and copied out of symmetric memory.
+    """
     ranks = dist.get_world_size()
-    (q, k, v), extras = draw(cell)
-    cp = ContextParallel(SPEC, attention=cell.mask, target=target)
-    shards = cp.shard(q, k, v, **extras)[:3]
-    plan = cp.plan(q, k, **extras)
-    local = [x.clone().requires_grad_() for x in shards]
-    do = cp.own(torch.randn_like(q), "o").contiguous()
+    drawn = draw(cell)
+    (q, k, v), extras = drawn
     one = _single(cell.mask, target)
-    found: dict[str, Any] = {
-        "strategy": plan.chosen.strategy,
-        "groups": plan.chosen.groups,
-        "owners": plan.chosen.owners,
-        "imbalance": plan.imbalance,
-        "bytes": plan.chosen.bytes,
-        "least_bytes": int(least(plan, cp.kernels_for(q)[0].visibility).sum()),
-        "estimate_ms": 1e3 * plan.chosen.total,
-        "flops": 4.0 * float(plan.load.sum()) * HEADS * WIDTH,
-    }
     with torch.no_grad():
-        o = cp.unshard(cp(*shards, **extras)[0])
-        if dist.get_rank() == 0:
-            expected = one(q, k, v, *extras.values())[0]
-            found["same_bits"] = bool(torch.equal(o, expected))
-            found["largest_difference"] = float((o.float() - expected.float()).abs().max())
-            del expected
-        del o
-
-    def forward() -> Any:
-        with torch.no_grad():
-            return cp(*shards, **extras)
-
-    def both() -> Any:
-        return torch.autograd.grad(cp(*local, **extras)[0], local, do)
-
-    found[f"T{ranks} forward"] = together(forward, rounds)
-    found[f"T{ranks} forward + backward"] = together(both, rounds)
-    found["host_ms"] = _host(forward)
+        expected = one(q, k, v, *extras.values())[0]
+    found = _shared(cell, drawn, expected, rounds, target, symmetric=False)
+    try:
+        found["copied"] = _shared(cell, drawn, expected, rounds, target, symmetric=True)
+    except Exception as failure:  # not every machine has symmetric memory
+        found["copied"] = {"error": _first_line(failure)}
+    del expected
     dist.barrier()
     if dist.get_rank() == 0:
         leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -353,6 +330,48 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
             found[f"efficiency {phase}"] = found[f"T1 {phase}"] / (ranks * found[f"T{ranks} {phase}"])
     dist.barrier()
     return found
+
+
+def _shared(
+    cell: RanksCell,
+    drawn: tuple[list[torch.Tensor], dict[str, Any]],
+    expected: torch.Tensor,
+    rounds: int,
+    target: str,
+    *,
+    symmetric: bool,
+) -> dict[str, Any]:
+    """The plan, and what all ranks take. expected: o of one GPU."""
+    ranks, ((q, k, v), extras) = dist.get_world_size(), drawn
+    cp = ContextParallel(SPEC, attention=cell.mask, target=target, symmetric=symmetric)
+    shards = cp.shard(q, k, v, **extras)[:3]
+    plan = cp.plan(q, k, **extras)
+    local = [x.clone().requires_grad_() for x in shards]
+    do = cp.own(torch.randn_like(q), "o").contiguous()
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return cp(*shards, **extras)
+
+    def both() -> Any:
+        return torch.autograd.grad(cp(*local, **extras)[0], local, do)
+
+    o = cp.unshard(forward()[0])
+    return {
+        "strategy": plan.chosen.strategy,
+        "groups": plan.chosen.groups,
+        "owners": plan.chosen.owners,
+        "imbalance": plan.imbalance,
+        "bytes": plan.chosen.bytes,
+        "least_bytes": int(least(plan, cp.kernels_for(q)[0].visibility).sum()),
+        "estimate_ms": 1e3 * plan.chosen.total,
+        "flops": 4.0 * float(plan.load.sum()) * HEADS * WIDTH,
+        "same_bits": bool(torch.equal(o, expected)),
+        "largest_difference": float((o.float() - expected.float()).abs().max()),
+        f"T{ranks} forward": together(forward, rounds),
+        f"T{ranks} forward + backward": together(both, rounds),
+        "host_ms": _host(forward),
+    }
 
 
 def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:

@@ -18,6 +18,8 @@ def links() -> dict[str, Any]:
     """GB/s by what was done; every rank calls it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     found: dict[str, Any] = {}
+    dist.barrier()  # what every process does first would slow the first pair down
+    torch.cuda.synchronize()
     if rank == 0:
         found["copy of 256 MB, a pair at a time"] = _pairs(ranks)
     dist.barrier()

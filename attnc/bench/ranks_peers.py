@@ -184,10 +184,8 @@ def flex_cp(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
     own: Any = _attention
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     extras = drawn[1]
-    block_mask = own._create_cp_block_mask(
-        _mask_mod(mask, extras), 1, 1, length, length, device_mesh=mesh, load_balancer=None
-    )
-    leaves = _shards(drawn, _contiguous)
+    block_mask = own._create_cp_block_mask(_mask_mod(mask, extras), 1, 1, length, length, device_mesh=mesh)
+    leaves = _shards(drawn, _zigzag)  # as its load balancer has them
     compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     group = _world()
 

@@ -47,6 +47,9 @@ def draw_plot(data_path: Path, path: Path) -> bool:
         alone = {cell: part.get(f"T1 {phase}", 0.0) for cell, part in ours.items()}
         mine = {cell: part.get(key, 0.0) for cell, part in ours.items()}
         series = {"one GPU": rates(alone, 1), f"each of {ranks}": rates(mine, ranks)}
+        copied = {cell: part.get("copied", {}).get(key, 0.0) for cell, part in ours.items()}
+        if any(copied.values()):
+            series[f"each of {ranks}, copied"] = rates(copied, ranks)
         for name in peers:
             times = {cell: _of_peers(parts, cell).get(name, {}).get(key, 0.0) for cell in ours}
             series[name] = rates(times, ranks)
@@ -74,6 +77,10 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
                 times = {name: x for name, x in _of_peers(parts, cell).items() if f"T{ranks} {phase}" in x}
                 best = {name: float(x[f"T{ranks} {phase}"]) for name, x in times.items()}
                 yield _row(cell, part, phase, ranks, best)
+                if f"T{ranks} {phase}" in part.get(
+                    "copied", {}
+                ):  # out of symmetric memory
+                    yield _row(f"{cell}, copied", {**part, **part["copied"]}, phase, ranks, best)
         yield ""
     yield from _facts(ours)
     yield from _peers(parts, ours, ranks)
@@ -148,7 +155,8 @@ def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "| call | strategy | parts | owners | imbalance | moved | of the least | same bits | difference |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-    for cell, part in ours.items():
+    copied = {f"{cell}, copied": part["copied"] for cell, part in ours.items() if "copied" in part}
+    for cell, part in (*ours.items(), *copied.items()):
         if "strategy" in part:
             moved, least = f"{part['bytes'] / 1e6:.1f} MB", part.get("least_bytes")
             cells = [

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from attnc.bench.cells import Cell, Inputs, Phase, draw
-from attnc.bench.ours import OURS, TRITON, ours, two_pass
+from attnc.bench.ours import OURS, TRITON, ours, same_bits
 from attnc.bench.peers import PEERS, Peer, Unavailable, backward_of
 from attnc.runtime.timing import Launch, Timing, interleave, interleave_flushed
 
@@ -61,8 +61,7 @@ def candidates(names: Iterable[str], target: str = "triton") -> tuple[Peer, ...]
 
 def known_peers(target: str = "cuda.sm_80") -> dict[str, Peer]:
     """All whom attnc's kernels for a target can be timed beside, by name."""
-    deterministic = two_pass(target if target != TRITON.name else "cuda.sm_80")
-    return {**PEERS, TRITON.name: TRITON, deterministic.name: deterministic}
+    return {**PEERS, TRITON.name: TRITON, **{peer.name: peer for peer in same_bits(target)}}
 
 
 def warm_up(cells: Sequence[Cell], peers: Sequence[Peer], phase: Phase = "forward") -> None:

@@ -112,23 +112,41 @@ def _products(x: ServingInputs) -> Launch:
     return launch
 
 
-#: Those of PyTorch's attentions that take part.
-PEERS = ("cudnn", "fa2")
+def _bare_products(x: ServingInputs) -> Launch:
+    """The two matrix products alone, by cuBLAS, into tensors that are there."""
+    k = _in_order(x.k.transpose(1, 2), x.block_table)[:, 0]
+    q, v = x.q[:, 0], k[..., :MLA_VALUE]
+    scores = torch.empty(*q.shape[:2], k.shape[1], dtype=q.dtype, device=q.device)
+    o = torch.empty_like(q[..., :MLA_VALUE])
+
+    def launch() -> torch.Tensor:
+        torch.bmm(q, k.transpose(1, 2), out=scores)
+        return torch.bmm(scores, v, out=o)
+
+    return launch
+
+
+#: Those that take part where they are named.
+PEERS = ("cudnn", "fa2", "triton")
 
 
 def contenders(kind: Kind, target: str) -> Mapping[str, Make]:
     """Who takes part in a kind of cell; the first is the one that others are compared with."""
+    beside = {} if target == "triton" or kind == "prefix" else {"triton": _generated("triton", kind)}
     match kind:
         case "mla":
             return {
                 "attnc": _generated(target, "mla"),
+                **beside,
                 "cudnn": _compressed(SDPBackend.CUDNN_ATTENTION),
                 "fa2": _compressed(SDPBackend.FLASH_ATTENTION),
                 "products": _products,
+                "bare": _bare_products,
             }
         case "verify":
             return {
                 "attnc": _generated(target, "verify"),
+                **beside,
                 "cudnn": _drafts(SDPBackend.CUDNN_ATTENTION),
                 "fa2": _drafts(SDPBackend.FLASH_ATTENTION),
             }

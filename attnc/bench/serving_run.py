@@ -20,7 +20,9 @@ TITLES = {
     "plain": "paged decode",
     "cudnn": "cuDNN",
     "fa2": "FA2",
-    "products": "two products",
+    "products": "two products and a softmax",
+    "bare": "two products",
+    "triton": "attnc on Triton",
 }
 
 

@@ -80,8 +80,8 @@ def bench(
     hand-written ways to do so, and what the links do, in files named ranks.*. Needs a CUDA GPU.
 
     Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4 (flash-attn-4), efficient, flex and
-    eager; of attnc triton, its kernels for Triton beside those of --target, two_pass, CUDA gradients that are
-    the same bits in every run, and with --decode page_8 and page_4, small pages.
+    eager; of attnc triton, its kernels for Triton beside those of --target, two_pass and ordered, CUDA
+    gradients that are the same bits in every run, and with --decode page_8 and page_4, small pages.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from attnc.cli.console import Mistake, progress, without_kernels
-from attnc.cli.judge import AttentionJudge, Judge, ProjectionJudge
+from attnc.cli.judge import Judge
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
@@ -36,12 +36,8 @@ def chosen(
             programs.append(front(path))
             planned.append(plan_program(programs[-1]))
     found: list[Judge] = [
-        *(
-            AttentionJudge(module, _peers(module, plan.modules))
-            for plan in planned
-            for module in plan.modules
-        ),
-        *(ProjectionJudge(module) for plan in planned for module in plan.projections),
+        *(Judge(module, _peers(module, plan.modules)) for plan in planned for module in plan.modules),
+        *(Judge(module) for plan in planned for module in plan.projections),
     ]
     if not found:
         raise without_kernels("these specs", sum(len(program.schedules) for program in programs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,9 @@ from attnc.cli.console import Mistake, counted, loading, paint, progress, say, s
 if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.plan.ir.projection import ProjectionModule
-    from attnc.verify.case import Case, Fit
-    from attnc.verify.check import Rules
+    from attnc.verify.case import Case
     from attnc.verify.cover import Summary
-    from attnc.verify.search import Report
+    from attnc.verify.search import Report, Trial
     from attnc.verify.verdict import Verdict
 
 #: Where failing cases are kept.
@@ -104,181 +102,93 @@ def coverage_lines(summary: Summary) -> Iterator[str]:
         yield f"      no case had: {', '.join(summary.missed)}"
 
 
-class Judge(ABC):
-    """A planned module. attention: its name in the spec, be it a projection's; path: of its file below
-    generated/.
+class Judge:
+    """Runs the cases of a planned module. attention: its name in the spec, be it a projection's; path: of its
+    file below generated/; peers: the modules of the same variant for other targets.
     """
 
-    attention: str
-    variant: str
-    target: str
-    path: str
+    def __init__(self, module: ir.Module | ProjectionModule, peers: Iterable[ir.Module] = ()) -> None:
+        from attnc.build import folder_of
+
+        self.module, self.peers = module, tuple(peers)
+        folder, _, _ = folder_of(module).partition("/")
+        self.attention, self.variant, self.target = folder, module.variant.name, module.target
+        self.path = f"{folder_of(module)}/{self.variant}.py"
 
     @property
     def title(self) -> str:
         return f"{self.attention} {self.variant}"
 
-    @abstractmethod
+    @property
+    def is_projection(self) -> bool:
+        from attnc.plan.ir.projection import ProjectionModule
+
+        return isinstance(self.module, ProjectionModule)
+
     def verify(self, text: str | None, count: int, seconds: float, least: int = 0) -> Judged:
-        """Runs the covering cases on the module, or on this text of it; least: whatever `seconds` says."""
+        """Runs the cases of the module, or of this text of it, that are the same on every run; least:
+        whatever `seconds` says.
+        """
+        try:
+            trial = self._trial(text, failures=FAILURES)
+        except ValueError as failure:
+            raise Mistake(str(failure), "mend it, or remove it") from None
+        return self._run(trial, self.title, count, count=count, seconds=seconds, least=least)
 
     def verify_large(self, text: str | None, seconds: float) -> Judged:
         """Runs the large cases instead. Raises Mistake without a GPU, and where there are none."""
-        raise Mistake(f"'{self.attention}' has no large cases", "leave --large out")
+        if self.is_projection:
+            raise Mistake(f"'{self.attention}' has no large cases", "leave --large out")
+        with loading():
+            from attnc.verify.subjects import has_gpu
 
-    @abstractmethod
+            if not has_gpu():
+                raise Mistake("large sizes need a GPU", "leave --large out to use the interpreter")
+        trial = self._trial(text, large=True)
+        return self._run(trial, f"{self.title}, large", sum(1 for _ in trial.cases(0)), seconds=seconds)
+
     def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
         """Draws cases until one fails; across: holds some of them to the module's other targets."""
+        if across and not self.peers:
+            raise Mistake(f"'{self.attention}' has schedules for {self.target} alone", "add one more")
+        trial = self._trial(peers=self.peers if across else ())
+        from attnc.verify.search import search
 
-    @abstractmethod
-    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
-        """Runs one case, all rules included; large: as `verify_large` does. Raises Mistake for one that is
-        not of this module.
-        """
-
-    def _check(self, fit: Fit, case: Case) -> None:
-        if (misfit := fit.misfit(case)) is not None:
-            hint = "it may be of a spec that has changed since; --attention and --variant name a module"
-            raise Mistake(f"not a case of {self.title}: {misfit}", hint)
-
-
-class AttentionJudge(Judge):
-    """peers: the modules of the same variant for other targets."""
-
-    def __init__(self, module: ir.Module, peers: Iterable[ir.Module]) -> None:
-        from attnc.build import folder_of
-
-        self.module, self.peers = module, tuple(peers)
-        self.attention, self.variant = module.variant.attention.name, module.variant.name
-        self.target, self.path = module.target, f"{folder_of(module)}/{module.variant.name}.py"
-
-    def verify(self, text: str | None, count: int, seconds: float, least: int = 0) -> Judged:
-        with loading():
-            from attnc.verify.corpus import corpus
-            from attnc.verify.properties import violations
-            from attnc.verify.search import verify
-            from attnc.verify.strategies import fit_of
-            from attnc.verify.subjects import place, subject_of
-
-            subject, title = subject_of(self.module, text), self.title
-        fit = fit_of(self.module.variant.attention, len(subject.configs))
-        try:
-            replay = corpus(self.module.variant, fit, FAILURES)
-        except ValueError as failure:
-            raise Mistake(str(failure), "mend it, or remove it") from None
-        with progress(title, count) as bar:
-            report = verify(
-                subject,
-                count=count,
-                seconds=seconds,
-                least=least,
-                progress=lambda *_: bar.advance(title),
-                rules=violations,
-                replay=replay,
-            )
-        return Judged(judge=self, device=subject.device, place=place(subject), report=report)
-
-    def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
-        with loading():
-            from attnc.verify.properties import violations
-            from attnc.verify.search import fuzz
-            from attnc.verify.subjects import place, subject_of
-
-            subject, title = subject_of(self.module), self.title
-        rules = self._agreement() if across else violations
-        with progress(title, examples) as bar:
-            report = fuzz(
-                subject,
+        with progress(self.title, examples) as bar:
+            report = search(
+                trial,
                 examples=examples,
                 seconds=seconds,
                 seed=seed,
                 failures=FAILURES,
-                progress=lambda *_: bar.advance(title),
-                rules=rules,
+                progress=lambda *_: bar.advance(self.title),
             )
-        return Judged(judge=self, device=subject.device, place=place(subject), report=report)
-
-    def verify_large(self, text: str | None, seconds: float) -> Judged:
-        with loading():
-            from attnc.verify.large import large_cases, verify_large
-            from attnc.verify.subjects import has_gpu, place, subject_of
-
-            if not has_gpu():
-                raise Mistake("large sizes need a GPU", "leave --large out to use the interpreter")
-            subject, title = subject_of(self.module, text), f"{self.title}, large"
-        with progress(title, sum(1 for _ in large_cases(subject.space))) as bar:
-            report = verify_large(subject, seconds=seconds, progress=lambda *_: bar.advance(title))
-        return Judged(judge=self, device=subject.device, place=place(subject), report=report)
-
-    def _agreement(self) -> Rules:
-        """The rule that the modules for other targets compute the same. Mistake when there is none."""
-        from attnc.verify.agreement import across
-        from attnc.verify.subjects import subject_of
-
-        if not self.peers:
-            raise Mistake(f"'{self.attention}' has schedules for {self.target} alone", "add one more")
-        return across({peer.target: subject_of(peer) for peer in self.peers})
+        return self._judged(trial, report)
 
     def verdict(self, case: Case, *, large: bool = False) -> Verdict:
+        """Runs one case, all rules included; large: as `verify_large` does. Raises Mistake for one that is
+        not of this module.
+        """
+        trial = self._trial(large=large)
+        if (misfit := trial.fit.misfit(case)) is not None:
+            hint = "it may be of a spec that has changed since; --attention and --variant name a module"
+            raise Mistake(f"not a case of {self.title}: {misfit}", hint)
+        return trial.verdict(case)
+
+    def _trial(self, text: str | None = None, **wanted: Any) -> Trial:
         with loading():
-            from attnc.verify.check import check, keeps
-            from attnc.verify.large import check_large
-            from attnc.verify.properties import violations
-            from attnc.verify.strategies import fit_of
-            from attnc.verify.subjects import subject_of
+            from attnc.verify.trials import trial_of
 
-            subject = subject_of(self.module)
-        self._check(fit_of(self.module.variant.attention, len(subject.configs)), case)
-        if large:
-            return check_large(subject, case)
-        verdict = check(subject, case)
-        return keeps(subject, case, violations, verdict) if verdict.ok else verdict
+            return trial_of(self.module, text, **wanted)
 
+    def _run(self, trial: Trial, title: str, total: int, **limits: Any) -> Judged:
+        from attnc.verify.search import run
 
-class ProjectionJudge(Judge):
-    """Projections have one target, and no rules besides the bound."""
+        with progress(title, total) as bar:
+            return self._judged(trial, run(trial, progress=lambda *_: bar.advance(title), **limits))
 
-    def __init__(self, module: ProjectionModule) -> None:
-        from attnc.build import projection_folder
-
-        self.module = module
-        self.attention, self.variant, self.target = module.name, module.variant.name, module.target
-        self.path = f"{projection_folder(module)}/{module.variant.name}.py"
-
-    def verify(self, text: str | None, count: int, seconds: float, least: int = 0) -> Judged:
-        with loading():
-            from attnc.verify.projection_check import projection_subject, verify_projection
-
-        subject, title = projection_subject(self.module, text), self.title
-        with progress(title, count) as bar:
-            report = verify_projection(
-                subject, count=count, seconds=seconds, least=least, progress=lambda *_: bar.advance(title)
-            )
-        return self._judged(subject.device, report)
-
-    def fuzz(self, examples: int, seconds: float, seed: int, *, across: bool) -> Judged:
-        with loading():
-            from attnc.verify.projection_check import fuzz_projection, projection_subject
-
-        subject = projection_subject(self.module)
-        with progress(self.title, None):
-            report = fuzz_projection(subject, examples=examples, seconds=seconds, seed=seed)
-        return self._judged(subject.device, report)
-
-    def _judged(self, device: str, report: Report) -> Judged:
-        from attnc.runtime.trial import device_name
-
-        place = "Triton's interpreter" if device == "cpu" else device_name()
-        return Judged(judge=self, device=device, place=place, report=report)
-
-    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
-        with loading():
-            from attnc.verify.projection_cases import fit_of
-            from attnc.verify.projection_check import check_projection, projection_subject
-
-            subject = projection_subject(self.module)
-        self._check(fit_of(self.module.variant, len(subject.module.CONFIGS)), case)
-        return check_projection(subject, case)
+    def _judged(self, trial: Trial, report: Report) -> Judged:
+        return Judged(judge=self, device=trial.device, place=trial.place, report=report)
 
 
 def parse_case(text: str) -> Case:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import typer
 
 from attnc.cli.console import Mistake, paint, progress, say, say_lines
-from attnc.cli.judge import AttentionJudge
+from attnc.cli.judge import Judge
 from attnc.cli.records import committed, committed_hash, update_records
 
 
-def sanitize_modules(judges: Sequence[AttentionJudge], *, is_recorded: bool, as_json: bool) -> None:
+def sanitize_modules(judges: Sequence[Judge], *, is_recorded: bool, as_json: bool) -> None:
     """Runs the files of generated/ under every tool, says what was found, and notes those without a finding.
 
     Raises Mistake without CUDA modules, a GPU or compute-sanitizer; Exit(1) if anything was found."""

@@ -10,7 +10,7 @@ import typer
 from attnc.cli.choose import ATTENTION, TARGET, VARIANT, chosen
 from attnc.cli.compile import JSON, SPECS
 from attnc.cli.console import find_specs, say
-from attnc.cli.judge import AttentionJudge, Judge, Judged, conclude, parse_case
+from attnc.cli.judge import Judge, Judged, conclude, parse_case
 from attnc.cli.records import GENERATED, committed, committed_hash, record_of, update_records
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def verify(
     if is_sanitized:
         from attnc.cli.sanitize import sanitize_modules
 
-        attentions = [judge for judge in judges if isinstance(judge, AttentionJudge)]
+        attentions = [judge for judge in judges if not judge.is_projection]
         sanitize_modules(attentions, is_recorded=record, as_json=as_json)
     elif case is not None:
         _run(judges, case, large=is_large)

@@ -4,5 +4,9 @@
 
 What a call asks for (which of its arguments, never their values) is written as a spec and compiled once.
 Window sizes, scales and lengths are read at run time, so a new value compiles nothing. What no kernel can do
-is refused, with an error that names the argument.
+is refused, with an error that names the argument. `run_on` chooses whose kernels calls run on.
 """
+
+from attnc.compat.compiled import run_on
+
+__all__ = ["run_on"]

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.compat.arguments import check, number, rows, window
+from attnc.compat.compiled import target_for
 from attnc.compat.form import Layout
 from attnc.compat.prepared import FUNCTIONS, prepared
 
@@ -119,6 +120,8 @@ class Call:
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
+        if "splits" not in self._form:
+            self._choose()
         function, inputs = self._prepared()
         if out is None:
             o, lse = function(*inputs)
@@ -134,9 +137,16 @@ class Call:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(dq, dk, dv) of what `run` gave for the same arguments."""
         self._grads = ["q", "k", "v"]
+        self._choose()
         function, inputs = self._prepared("_gradients")
         dq, dk, dv = function(do, None, *inputs, rows(o), lse.contiguous(), None)
         return dq, dk, dv
+
+    def _choose(self) -> None:
+        """Whose kernels it runs on."""
+        target = target_for(*(self._tensors[name] for name in "qkv"))
+        if target:
+            self._form["target"] = target
 
     def _prepared(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
         """A function of the form, and its inputs."""

@@ -1,15 +1,46 @@
-"""The module of a form, made by the compiler when it is first asked for."""
+"""The module of a form, made by the compiler when it is first asked for; and whose kernels forms run on."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
+import torch
+
+from attnc.api.hopper import HOPPER, suits_hopper
 from attnc.compat.form import Form
+
+_CHOICES = ("triton", HOPPER)
+_CHOSEN = ["triton"]
+
+
+def run_on(target: str) -> None:
+    """Whose kernels calls run on from now on: "triton", or "cuda.sm_90a" for those that it takes as they are,
+    which is prompts and training of 16-bit types on a Hopper GPU, outside of torch.compile. ValueError for
+    another.
+    """
+    if target not in _CHOICES:
+        raise ValueError(f"target: expected one of {', '.join(_CHOICES)}, got {target!r}")
+    _CHOSEN[0] = target
+
+
+def target_for(*tensors: torch.Tensor) -> str:
+    """Whose kernels a call with these q, k and v runs on, where those are not Triton's; otherwise nothing."""
+    takes = _CHOSEN[0] == HOPPER and not torch.compiler.is_compiling() and suits_hopper(*tensors)
+    return HOPPER if takes else ""
 
 
 def compiled(form: Form) -> ModuleType:
-    """Its module, with `flash_attention`, whose `CALL` has its gradients."""
-    from attnc.api.compile import compile_family
+    """Its module, with `flash_attention`, whose `CALL` has its gradients; of Triton's where its target has
+    none.
+    """
+    from attnc.api.compile import SpecError, compile_family
 
-    module: ModuleType = compile_family(form.text, target="triton", warn=False).module.default
+    module: ModuleType
+    if form.target:
+        try:
+            module = compile_family(form.text, target=form.target, warn=False).module.default
+            return module
+        except SpecError:
+            pass
+    module = compile_family(form.text, target="triton", warn=False).module.default
     return module

@@ -22,6 +22,11 @@ def compiled(form: Form) -> ModuleType:
         ) from None
 
 
+def target_for(*tensors: object) -> str:
+    """Whose kernels a call runs on, where those are not the ones that were exported: nobody's."""
+    return ""
+
+
 def module_name(form: Form) -> str:
     """Of the file, without its ending."""
     return f"flash_attention_{hashlib.sha256(form.text.encode()).hexdigest()[:16]}"

@@ -27,6 +27,7 @@ class Form:
     grads: inputs that get a gradient
     splits: of the keys of few queries, which then share a tile with their group: 0 for the device's choice,
         None for a kernel with tiles of query rows
+    target: whose kernel, where that is not Triton's; no part of the text
     """
 
     dtype: str
@@ -48,6 +49,7 @@ class Form:
     slopes: int = 0
     grads: tuple[str, ...] = ()
     splits: int | None = None
+    target: str = ""
 
     @property
     def inputs(self) -> tuple[tuple[str, str], ...]:

@@ -41,8 +41,8 @@ class ContextParallel:
     heads of a rank are computed in. rows: "planned" where the plan says who has which, "slices" where those
     of a rank follow those of the one before, as many on each, as DTensors lie. rates: of the machine and its
     kernels, for the estimate. sums: whether gradients of inputs that are whole on every rank are added up
-    over the ranks; False where whoever owns them does so (DDP, FSDP). params: of the spec, where its types
-    and sizes do not say (`cap = 30.0`).
+    over the ranks; False where whoever owns them does so (DDP, FSDP). symmetric: as of `Group`. params: of
+    the spec, where its types and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -59,11 +59,13 @@ class ContextParallel:
         rows: Literal["planned", "slices"] = "planned",
         rates: Rates | None = None,
         sums: bool = True,
+        symmetric: bool = False,
         **params: object,
     ) -> None:
         self.spec: Spec = spec_of(source, attention, target)
-        self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
-        self.strategy, self.groups, self.rates = strategy, groups, rates or rates_of(self.spec.target)
+        self.group: Ranks = group if isinstance(group, Ranks) else Group(group, symmetric=symmetric)
+        self.strategy, self.groups = strategy, groups
+        self.rates = rates or rates_of(self.spec.target, symmetric=symmetric)
         if rows not in ("planned", "slices"):
             raise ValueError(f"rows: expected 'planned' or 'slices', got {rows!r}")
         self.in_slices, self.sums, self.params = rows == "slices", sums, params

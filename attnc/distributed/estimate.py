@@ -7,7 +7,7 @@ what counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from attnc.plan.targets import target_of
@@ -24,7 +24,9 @@ class Rates:
 
     link: bytes that a GPU sends (and receives, at the same time) over all its links; latency: seconds that a
     message takes however short; compute: floating point operations of attention on one GPU; memory: bytes of
-    device memory; launch: seconds between two launches of a kernel. Defaults: one H200 of eight, bf16.
+    device memory; launch: seconds between two launches of a kernel; beside: the share of its own time that an
+    exchange costs a kernel it runs beside, from which NCCL takes multiprocessors. Defaults: one H200 of
+    eight, bf16.
     """
 
     link: float = 350e9
@@ -32,16 +34,18 @@ class Rates:
     compute: float = 450e12
     memory: float = 4.0e12
     launch: float = 10e-6
+    beside: float = 0.9
 
 
 #: Floating point operations in a second of kernels that were measured, by the family of a target.
 _COMPUTE = {"sm90": 650e12}
 
 
-def rates_of(target: str) -> Rates:
-    """Those of a target's kernels."""
+def rates_of(target: str, *, symmetric: bool = False) -> Rates:
+    """Those of a target's kernels, and of copies out of symmetric memory."""
+    rates = Rates(beside=0.05) if symmetric else Rates()
     compute = _COMPUTE.get(target_of(target).family)
-    return Rates() if compute is None else Rates(compute=compute)
+    return rates if compute is None else replace(rates, compute=compute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +81,15 @@ def pipelined(
     groups: int,
     rates: Rates,
 ) -> float:
-    """Seconds of `groups` equal parts: what arrives for one part, what leaves of the one before, and the
-    kernel in between overlap; the first arrival and the last departure do not, but for what is `ready` to be
-    computed meanwhile.
+    """Seconds of `groups` equal parts: the first arrival and the last departure are waited for, but for what
+    is `ready` to be computed meanwhile; others run beside a kernel, at its cost. What arrives is put in order
+    when the kernel before has ended.
     """
     if not arriving + leaving:
         return compute + rates.launch * groups
-    first = arriving / groups + rates.latency + packing / groups
+    first = arriving / groups + rates.latency + packing
     last = (leaving / groups + rates.latency) if leaving else 0.0
-    busy = max(compute - ready, arriving + leaving - first - last + rates.latency * groups)
-    return max(ready, first) + last + busy + rates.launch * groups * 3
+    hidden = (arriving + leaving) * (1.0 - 1.0 / groups)
+    start = max(ready + rates.beside * arriving / groups, first) if ready else first
+    busy = max(compute - ready + rates.beside * hidden, hidden + rates.latency * groups)
+    return start + last + busy + rates.launch * groups * 3

@@ -14,6 +14,10 @@ import torch.distributed as dist
 #: Into one tensor; torch renamed it.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+#: How long a rank waits for others to come to symmetric memory; then its GPU gives up with an error. As long
+#: as NCCL waits, if nobody says otherwise.
+_WAIT_MS = 600_000
+
 
 @runtime_checkable
 class Ranks(Protocol):
@@ -21,6 +25,7 @@ class Ranks(Protocol):
 
     rank: int
     size: int
+    symmetric: bool  #: Whether keys are copied out of others' memory, and not exchanged.
 
     def exchange(
         self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
@@ -30,11 +35,28 @@ class Ranks(Protocol):
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """The tensors of all ranks, stacked by rank; of one shape and type."""
 
+    def outbox(self, size: int) -> Box:
+        """At least so many bytes that others copy from. A collective: all ranks ask for the same size."""
+
+
+class Box(Protocol):
+    """Bytes of every rank that all can read: memory is this rank's, peers is everybody's, by rank."""
+
+    memory: torch.Tensor
+    peers: Sequence[torch.Tensor]
+
+    def meet(self) -> None:
+        """What the stream at hand is told next waits until that of every rank has come here."""
+
 
 class Group:
-    """A process group of torch.distributed, or a 1-D DeviceMesh. axis: what a mesh calls it, or ""."""
+    """A process group of torch.distributed, or a 1-D DeviceMesh. axis: what a mesh calls it, or "".
 
-    def __init__(self, of: Any = None) -> None:
+    symmetric: keys move by copies out of symmetric memory, which take no multiprocessors from kernels, where
+    NCCL's do; for GPUs of one host with NVLink.
+    """
+
+    def __init__(self, of: Any = None, *, symmetric: bool = False) -> None:
         self.axis: str = (getattr(of, "mesh_dim_names", None) or ("",))[0]
         if hasattr(of, "get_group"):  # a DeviceMesh
             if of.ndim != 1:
@@ -45,6 +67,10 @@ class Group:
         self.group = dist.group.WORLD if of is None else of
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
+        if symmetric and not torch.cuda.is_available():
+            raise ValueError("symmetric: expected GPUs of one host, got none")
+        self.symmetric = symmetric and self.size > 1
+        self._box: SymmetricBox | None = None
 
     def exchange(
         self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
@@ -64,11 +90,34 @@ class Group:
         all_gather(found, flat, group=self.group)
         return found.view(self.size, *x.shape)
 
+    def outbox(self, size: int) -> Box:
+        if self._box is None or self._box.memory.numel() < size:
+            torch.cuda.synchronize()  # nobody copies out of the one that was
+            self._box = SymmetricBox(self.group, size, self.size)
+        return self._box
+
+
+class SymmetricBox:
+    """Memory that is mapped by all GPUs of a group; copies out of it are those of copy engines."""
+
+    def __init__(self, group: Any, size: int, ranks: int) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+        self._handle: Any = symmetric.rendezvous(self.memory, group.group_name)
+        self.peers: Sequence[torch.Tensor] = [
+            self._handle.get_buffer(rank, (size,), torch.uint8) for rank in range(ranks)
+        ]
+
+    def meet(self) -> None:
+        self._handle.barrier(channel=0, timeout_ms=_WAIT_MS)
+
 
 class Alone:
     """A group of one rank, without torch.distributed: what ranks run, on one GPU."""
 
-    rank, size = 0, 1
+    rank, size, symmetric = 0, 1, False
 
     def exchange(
         self,
@@ -81,3 +130,6 @@ class Alone:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
+
+    def outbox(self, size: int) -> Box:
+        raise AssertionError("one rank has nobody who copies")

@@ -14,9 +14,10 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from attnc.distributed.group import Ranks
+from attnc.distributed.group import Box, Ranks
 from attnc.distributed.plan import Plan
 from attnc.distributed.rows import Places, key_route, key_sources, query_route
+from attnc.distributed.spans import BLOCK, Ints
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
@@ -27,17 +28,36 @@ Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Keys on their way, for one part of the heads.
-
-    sent: the rows of k and v for each other rank; came: the rank's own rows, and behind them room for those
-    of others; shapes: of k and v as the kernel takes them.
+    """Keys on their way, for one part of the heads: the rows of k and v for each other rank, and the rank's
+    own with room behind them for those of others.
     """
 
     sent: torch.Tensor
-    counts_out: Sequence[int]
     came: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How parcels are packed and opened, whatever part of the heads they are of.
+
+    sent, came: elements; counts_out, counts_in: to and from each rank; pieces: rank, 0 for k and 1 for v,
+    first element, shape; own: elements of the rank's own; unit: elements of what is moved at once when a
+    parcel is opened, index: which of them make the windows; holes: whether the last one, which is zero, is
+    one of them; shapes: of the windows; posts: elements from each rank to each other, where they are copied
+    out of each other's memory.
+    """
+
+    sent: int
+    came: int
+    counts_out: Sequence[int]
     counts_in: Sequence[int]
+    pieces: Sequence[tuple[int, int, int, torch.Size]]
+    own: int
+    unit: int
+    index: torch.Tensor
+    holes: bool
     shapes: tuple[torch.Size, torch.Size]
+    posts: Ints | None
 
 
 class Moves:
@@ -48,97 +68,130 @@ class Moves:
         self.rank = group.rank
         self.keys = key_route(plan, self.rank, device)
         self.queries = query_route(plan, self.rank, device)
-        self._sources = key_sources(plan, self.rank)
-        self._index: tuple[int, torch.Tensor] | None = None
+        self._keyed = tuple((tensor, axis_of(tensor, Role.KEY)) for tensor in (attention.k, attention.v))
+        self._known: Layout | None = None
+        self._box: Box | None = None
 
     def pack_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Parcel:
         """Copies the rows of k and v that others need, and the rank's own that it needs itself."""
-        tensors = self.attention.k, self.attention.v
-        axes = [axis_of(tensor, Role.KEY) for tensor in tensors]
-        for_rank = [
-            [
-                heads_of(tensor, x, *self.plan.heads(r, number))
-                for tensor, x in zip(tensors, (k, v), strict=True)
-            ]
-            for r in range(self.plan.ranks)
-        ]
-        mine = for_rank[self.rank]
-        sizes_out = [
-            [sized(x, axis, at.count) for x, axis in zip(some, axes, strict=True)]
-            for some, at in zip(for_rank, self.keys.sent, strict=True)
-        ]
-        # Others send the heads that this rank computes, which are as many as its own.
-        sizes_in = [
-            [sized(x, axis, at.count) for x, axis in zip(mine, axes, strict=True)] for at in self.keys.kept
-        ]
-        counts_out, counts_in = (
-            [sum(size.numel() for size in some) for some in sizes] for sizes in (sizes_out, sizes_in)
-        )
-        unit, _ = self._gathering(sizes_in, axes)
-        own, counts_in[self.rank], counts_out[self.rank] = counts_in[self.rank], 0, 0
-        sent = torch.empty(sum(counts_out), dtype=k.dtype, device=self.device)
-        came = torch.empty(own + sum(counts_in) + unit, dtype=k.dtype, device=self.device)
-        came[came.numel() - unit :].zero_()  # what holes of the window are made of: keys have to be finite
-        places = {self.rank: came[:own]}
-        others = [r for r in range(self.plan.ranks) if r != self.rank]
-        places |= zip(others, torch.split(sent, [counts_out[r] for r in others]), strict=True)
-        for r, place in places.items():
-            pieces = torch.split(place, [size.numel() for size in sizes_out[r]])
-            for x, axis, piece, size in zip(for_rank[r], axes, pieces, sizes_out[r], strict=True):
-                self.keys.sent[r].copy(x, axis, piece.view(size))
-        window = len(self._sources[0])
-        shapes = sized(mine[0], axes[0], window), sized(mine[1], axes[1], window)
-        return Parcel(sent, counts_out, came, counts_in, shapes)
+        layout = self._layout(k, v)
+        if self._box is None:
+            sent = torch.empty(layout.sent, dtype=k.dtype, device=self.device)
+        else:
+            sent = self._box.memory.view(k.dtype).narrow(0, number * layout.sent, layout.sent)
+        came = torch.empty(layout.came, dtype=k.dtype, device=self.device)
+        if layout.holes:  # keys that nobody asked for have to be finite
+            came.narrow(0, layout.came - layout.unit, layout.unit).zero_()
+        for r, which, at, size in layout.pieces:
+            (tensor, axis), x = self._keyed[which], (k, v)[which]
+            into = (came if r == self.rank else sent).narrow(0, at, size.numel()).view(size)
+            self.keys.sent[r].copy(heads_of(tensor, x, *self.plan.heads(r, number)), axis, into)
+        return Parcel(sent, came)
 
-    def exchange(self, parcel: Parcel) -> None:
+    def meet(self) -> None:
+        """Before keys are copied out of others' memory they have to lie there, and until all have copied
+        they stay.
+        """
+        if self._box is not None:
+            self._box.meet()
+
+    def exchange(self, parcel: Parcel, number: int) -> None:
         """Sends, and receives what others send."""
-        if self.group.size > 1:
-            first = parcel.came.numel() - self._unit - sum(parcel.counts_in)
-            arriving = parcel.came.narrow(0, first, sum(parcel.counts_in))
-            self.group.exchange(arriving, parcel.counts_in, parcel.sent, parcel.counts_out)
+        layout = self._known
+        assert layout is not None
+        if self.group.size == 1:
+            return
+        arriving = parcel.came.narrow(0, layout.own, sum(layout.counts_in))
+        if layout.posts is None or self._box is None:
+            self.group.exchange(arriving, layout.counts_in, parcel.sent, layout.counts_out)
+            return
+        for r, into in enumerate(torch.split(arriving, list(layout.counts_in))):
+            first = number * int(layout.posts[r].sum()) + int(layout.posts[r, : self.rank].sum())
+            if len(into):
+                into.copy_(self._box.peers[r].view(into.dtype).narrow(0, first, len(into)))
 
     def open_keys(self, parcel: Parcel) -> Pair:
         """The window of k and v that the waiting rows see, in the order of the keys."""
-        assert self._index is not None
-        unit, index = self._index
-        rows = parcel.came.view(-1, unit).index_select(0, index).view(-1)
-        k, v = torch.split(rows, [shape.numel() for shape in parcel.shapes])
-        return k.view(parcel.shapes[0]), v.view(parcel.shapes[1])
+        layout = self._known
+        assert layout is not None
+        of_k, of_v = layout.shapes
+        rows = parcel.came.view(-1, layout.unit).index_select(0, layout.index).view(-1)
+        k = rows.narrow(0, 0, of_k.numel()).view(of_k)
+        return k, rows.narrow(0, of_k.numel(), of_v.numel()).view(of_v)
 
-    @property
-    def _unit(self) -> int:
-        assert self._index is not None
-        return self._index[0]
+    def _layout(self, k: torch.Tensor, v: torch.Tensor) -> Layout:
+        """Made once: the plan says how many sequences, rows and heads there are."""
+        if self._known is not None:
+            return self._known
+        mine = [
+            (heads_of(tensor, x, *self.plan.heads(self.rank, 0)), axis)
+            for (tensor, axis), x in zip(self._keyed, (k, v), strict=True)
+        ]
+        # A rank sends heads that another one computes, which are as many as its own.
+        out, in_ = (
+            [[sized(x, axis, at.count) for x, axis in mine] for at in places]
+            for places in (self.keys.sent, self.keys.kept)
+        )
+        others = [r for r in range(self.plan.ranks) if r != self.rank]
+        pieces, counts = list[tuple[int, int, int, torch.Size]](), list[list[int]]()
+        for ranks in ([self.rank], others):
+            at, begin = 0, [0] * self.plan.ranks
+            for r in ranks:
+                for which, size in enumerate(out[r]):
+                    if size.numel():
+                        pieces.append((r, which, at, size))
+                    at, begin[r] = at + size.numel(), begin[r] + size.numel()
+            counts.append(begin)
+        own = counts[0][self.rank]
+        counts_in = [0 if r == self.rank else sum(size.numel() for size in in_[r]) for r in range(len(in_))]
+        unit, index, holes = self._windows(in_, [self.rank, *others])
+        window = self.plan.window(self.rank)
+        of_k, of_v = (sized(x, axis, window[1] - window[0]) for x, axis in mine)
+        self._known = Layout(
+            sent=sum(counts[1]),
+            came=own + sum(counts_in) + unit,
+            counts_out=counts[1],
+            counts_in=counts_in,
+            pieces=pieces,
+            own=own,
+            unit=unit,
+            index=torch.from_numpy(index).to(self.device),
+            holes=holes,
+            shapes=(of_k, of_v),
+            posts=self._posts(counts[1], k.element_size()),
+        )
+        return self._known
 
-    def _gathering(
-        self, sizes: Sequence[Sequence[torch.Size]], axes: Sequence[int]
-    ) -> tuple[int, torch.Tensor]:
-        """How the windows are made of what came: pieces of so many elements, and which they are. It is the
-        same for all parts of the heads.
+    def _posts(self, counts: Sequence[int], wide: int) -> Ints | None:
+        """`Layout.posts`, and a box that has room for all parts of the heads."""
+        if not self.group.symmetric:
+            return None
+        every = self.group.gather(torch.tensor(counts, device=self.device)).cpu().numpy()
+        most = int(every.sum(axis=1).max()) * self.plan.chosen.groups * wide
+        self._box = self.group.outbox(-(-max(most, 1) // BLOCK) * BLOCK)
+        return every
 
-        sizes: of the rows of k and v that each rank sends to this one.
+    def _windows(self, sizes: Sequence[Sequence[torch.Size]], order: Sequence[int]) -> tuple[int, Ints, bool]:
+        """The unit, the index and whether there are holes (`Layout`).
+
+        sizes: of the rows of k and v that come from each rank; order: of the ranks, as they lie.
         """
-        if self._index is not None:
-            return self._index
+        axes = [axis for _, axis in self._keyed]
         inner = [size[axis + 1 :].numel() for size, axis in zip(sizes[self.rank], axes, strict=True)]
         unit = math.gcd(*inner)
-        source, number = self._sources
-        order = [self.rank, *(r for r in range(self.plan.ranks) if r != self.rank)]
-        begins = np.zeros((self.plan.ranks, len(axes)), np.int64)
-        end = 0
+        source, number = key_sources(self.plan, self.rank)
+        begins, end = np.zeros((self.plan.ranks, len(axes)), np.int64), 0
         for r in order:
-            for i, size in enumerate(sizes[r]):
-                begins[r, i], end = end, end + size.numel()
-        found = []
-        counts = np.asarray([at.count for at in self.keys.kept])
-        for i, axis in enumerate(axes):
-            lead = np.arange(sizes[self.rank][i][:axis].numel())[:, None]
-            first = begins[source, i] + (lead * counts[source] + number) * inner[i]
+            for which, size in enumerate(sizes[r]):
+                begins[r, which], end = end, end + size.numel()
+        counts, found = np.asarray([at.count for at in self.keys.kept]), []
+        for which, axis in enumerate(axes):
+            lead = np.arange(sizes[self.rank][which][:axis].numel())[:, None]
+            first = begins[source, which] + (lead * counts[source] + number) * inner[which]
             first = np.where(source < 0, end, first)[..., None] // unit
-            within = np.arange(inner[i] // unit) * (source >= 0)[:, None]
+            within = np.arange(inner[which] // unit) * (source >= 0)[:, None]
             found.append((first + within).ravel())
-        self._index = unit, torch.from_numpy(np.concatenate(found)).to(self.device)
-        return self._index
+        return unit, np.concatenate(found), bool((source < 0).any())
 
     def return_keys(self, sums: Pair, totals: Pair, number: int, *, fresh: bool) -> None:
         """What this rank's rows add to dk and dv, to the owners of the keys, who add it to `totals`: what is

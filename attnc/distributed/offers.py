@@ -227,7 +227,7 @@ def estimate(
     key = unit * sizes.kv_heads // ways * (widths.d + widths.dv)
     column = unit * sizes.heads // ways  # of all heads that a rank computes, in a row of q or o
     received, sent = ([key * x for x in some] for some in _keys_moved(strategy, ways, offer, run_keys))
-    leaving, returned = 0, 0
+    most, leaving, returned = max(received), 0, 0
     if ways > 1:  # rows of q to those who compute some of the heads, and of o back
         of_mates = [sum(offer.rows[r // ways * ways :][:ways]) - rows for r, rows in enumerate(offer.rows)]
         to_mates = [(ways - 1) * rows for rows in offer.rows]
@@ -235,13 +235,18 @@ def estimate(
         sent = [x + column * widths.d * rows for x, rows in zip(sent, to_mates, strict=True)]
         leaving = column * widths.dv * max(*of_mates, *to_mates)
         returned = column * widths.dv * sum(of_mates)
+        most += (
+            column
+            * (widths.d + widths.dv)
+            * max(x + rows for x, rows in zip(of_mates, offer.rows, strict=True))
+        )
     moved = sum(received) + returned
     load = max(sum(offer.load[r : r + ways]) / ways for r in range(0, len(offer.load), ways))
     compute = 2.0 * load * sizes.batch * sizes.heads * (widths.d + widths.dv) / rates.compute
     seconds_in, seconds_out = max(*received, *sent) / rates.link, leaving / rates.link
     # Every row waits, and with it the rank's own keys, which are copied to those that arrive and again into
-    # the window; or some do not, and those that are no slice are copied, as is what is computed of them.
-    most = max(received)
+    # the window, as rows of q and o are; or some do not, and those that are no slice are copied, as is what
+    # is computed of them.
     own = max(offer.own) * unit * sizes.kv_heads * (widths.d + widths.dv) if moved else 0
     cases = [(True, compute, 0.0, 4.0 * (most + own) / rates.memory)]
     if strategy == "need" and offer.share:

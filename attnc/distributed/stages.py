@@ -264,20 +264,24 @@ class Stages:
         All exchanges are asked for before the first kernel, and nothing that they wait for comes behind one:
         a kernel that fills the GPU lets nobody in before its last blocks.
         """
+        moves, count = self.moves, self.plan.chosen.groups
         with lanes.exchanging():
-            parcels = [self.moves.pack_keys(k, v, 0)]
-            self.moves.exchange(parcels[0])
+            parcels = [moves.pack_keys(k, v, 0)]
+            moves.meet()
+            moves.exchange(parcels[0], 0)
             found = [(parcels[0], fetch(0), lanes.mark())]
-        count = self.plan.chosen.groups
         if count > 1:
             with lanes.kernel(1):
-                parcels += [self.moves.pack_keys(k, v, number) for number in range(1, count)]
+                parcels += [moves.pack_keys(k, v, number) for number in range(1, count)]
                 packed = lanes.mark()
             with lanes.exchanging(*(x for parcel in parcels[1:] for x in (parcel.sent, parcel.came))):
                 lanes.after(packed)
+                moves.meet()
                 for number in range(1, count):
-                    self.moves.exchange(parcels[number])
+                    moves.exchange(parcels[number], number)
                     found.append((parcels[number], fetch(number), lanes.mark()))
+        with lanes.exchanging():
+            moves.meet()
         return found
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:

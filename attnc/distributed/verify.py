@@ -191,10 +191,17 @@ def _verify_rank(
 
 
 def verify_here(
-    rank: int, source: str, attention: str | None, target: str, count: int, wanted: str | None = None
+    rank: int,
+    source: str,
+    attention: str | None,
+    target: str,
+    count: int,
+    wanted: str | None = None,
+    *,
+    symmetric: bool = False,
 ) -> Found:
     """The verdicts on cases of a variant (the first, if none is named) in a process that is this rank of the
-    default group; the same on every rank, all of which call it.
+    default group; the same on every rank, all of which call it. symmetric: as of `ContextParallel`.
     """
     gpus = torch.cuda.is_available() and torch.cuda.device_count() > rank
     device = f"cuda:{rank}" if gpus else "cpu"
@@ -203,7 +210,7 @@ def verify_here(
     params: dict[str, Any] = {
         name: x for name, x in variant.params.items() if name != "D" and not isinstance(x, DType)
     }
-    cp = ContextParallel(source, attention=attention, target=target, **params)
+    cp = ContextParallel(source, attention=attention, target=target, symmetric=symmetric, **params)
     verdicts = tuple(
         (made, run_case(cp, variant, made, device))
         for made in cases(variant.attention, count, _GPU_SCALE if gpus else 1)

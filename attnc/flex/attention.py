@@ -172,7 +172,7 @@ def _layout(
 ) -> Layout:
     wants = torch.is_grad_enabled()
     wanted = read_options(kernel_options)
-    target, otherwise = targets_of(target, query, value, wanted)
+    target, otherwise = targets_of(target, query, key, value, wanted)
     tensors = (("q", query), ("k", key), ("v", value))
     return Layout(
         dtype=DTYPES[query.dtype],

@@ -11,6 +11,7 @@ import torch
 from attnc.api.compile import SpecError, compile_family
 from attnc.api.family import Family
 from attnc.flex.spec import CONVERTED, Layout, write_spec
+from attnc.flex.targets import reads_pairs
 from attnc.flex.trace import Trace
 
 Mods = tuple[Callable[..., Any] | None, ...]
@@ -59,15 +60,20 @@ class _Program:
         if found is None:
             if len(self.kernels) >= _SPECIAL and not self.varying:
                 self._generalise(numbers)
-            try:
-                found = _compiled(traced, layout, mods, self.varying)
-            except SpecError:
-                if not layout.otherwise:
-                    raise
-                other = replace(layout, target=layout.otherwise, otherwise="")
-                found = _compiled(traced, other, mods, self.varying)
-            self.kernels[self._built_in(numbers)] = found
+            found = self.kernels[self._built_in(numbers)] = self._chosen(traced, layout, mods)
         return found
+
+    def _chosen(self, traced: Trace, layout: Layout, mods: Mods) -> Kernel:
+        """A kernel of the layout's target, or of the other where that one has none, or only slow ones."""
+        if not layout.otherwise:
+            return _compiled(traced, layout, mods, self.varying)
+        other = replace(layout, target=layout.otherwise, otherwise="")
+        if reads_pairs(traced.tape):
+            return _compiled(traced, other, mods, self.varying)
+        try:
+            return _compiled(traced, layout, mods, self.varying)
+        except SpecError:
+            return _compiled(traced, other, mods, self.varying)
 
     def _built_in(self, numbers: list[int | float]) -> tuple[Any, ...]:
         return tuple(None if at in self.varying else value for at, value in enumerate(numbers))

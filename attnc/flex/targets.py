@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-
 import torch
 
-HOPPER, TRITON = "cuda.sm_90a", "triton"
+from attnc.api.hopper import HOPPER, suits_hopper
+from attnc.flex.tape import Tape, operands
+
+TRITON = "triton"
 
 
 def targets_of(
-    target: str | None, query: torch.Tensor, value: torch.Tensor, wanted: tuple[tuple[str, int], ...]
+    target: str | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    wanted: tuple[tuple[str, int], ...],
 ) -> tuple[str, str]:
     """(the target, what takes its place where it has no kernel for the mods, or "" where nothing may).
 
     target: the caller's choice, None or "" for none. Then it is that of wgmma and TMA where the GPU, the
-    types and the sizes of rows are made for it; Triton's elsewhere, and where tiles are wanted, as torch's
-    options name those of Triton's kernels.
+    types, the sizes of rows and the strides are made for it, so that nothing is copied; Triton's elsewhere,
+    and where tiles are wanted, as torch's options name those of Triton's kernels.
     """
     if target:
         return target, ""
-    widths = (query.shape[3], value.shape[3])
-    if (
-        query.is_cuda
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and not wanted
-        and all(width % 16 == 0 and width <= 256 for width in widths)
-        and _is_hopper(query.device.index)
-    ):
+    if not wanted and suits_hopper(query, key, value):
         return HOPPER, TRITON
     return TRITON, ""
 
 
-@cache
-def _is_hopper(device: int) -> bool:
-    """Whether it runs the kernels of this target, and CuPy is there to launch them."""
-    return torch.cuda.get_device_capability(device) == (9, 0) and importlib.util.find_spec("cupy") is not None
+def reads_pairs(tape: Tape) -> bool:
+    """Whether an element of a tensor is read for each pair of a query and a key, as of a bias by distance:
+    Triton's kernels read rows of them, those of wgmma one by one where a thread has its scores.
+    """
+    depends: list[frozenset[str]] = []
+    for entry in tape.entries:
+        own = frozenset(entry[1:]) if entry[0] == "index" else frozenset()
+        depends.append(own.union(*(depends[at] for at in operands(entry))))
+        if entry[0] == "load" and depends[-1] >= {"q_idx", "kv_idx"}:
+            return True
+    return False

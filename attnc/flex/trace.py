@@ -58,11 +58,14 @@ def trace(
     score = Scalar(tape, tape.add("float", "score"))
     mask = scalar(tape, True)
     has_mods = score_mod is not None or mask_mod is not None
-    with Recording(tape) if has_mods else nullcontext(), _no_functions_of_autograd():
-        if score_mod is not None:
-            score = operations.real(tape, _single(score_mod, score_mod(score, *positions), "score_mod"))
-        if mask_mod is not None:
-            mask = scalar(tape, _single(mask_mod, mask_mod(*positions), "mask_mod"))
+    try:
+        with Recording(tape) if has_mods else nullcontext(), _no_functions_of_autograd():
+            if score_mod is not None:
+                score = operations.real(tape, _single(score_mod, score_mod(score, *positions), "score_mod"))
+            if mask_mod is not None:
+                mask = scalar(tape, _single(mask_mod, mask_mod(*positions), "mask_mod"))
+    except FlexError as failure:  # its text has the place; how symbols came there is of no use to the caller
+        raise failure.with_traceback(None) from failure.__cause__
     tape.look_at_order()
     if mask.type != "bool":
         raise refused(

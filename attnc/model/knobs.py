@@ -277,9 +277,9 @@ ACCUMULATE = Key(
 #: The same for dq, which the kernel of dk and dv meets tile by tile.
 ACCUMULATE_DQ = replace(
     ACCUMULATE,
-    read=_word("two_pass", "atomic", "sequential"),
-    allowed="two_pass, atomic or sequential",
-    words=("two_pass", "atomic", "sequential"),
+    read=_word("two_pass", "atomic", "ordered", "sequential"),
+    allowed="two_pass, atomic, ordered or sequential",
+    words=("two_pass", "atomic", "ordered", "sequential"),
 )
 
 _KERNELS: tuple[Phase, ...] = ("gemv", "flat")

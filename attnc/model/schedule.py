@@ -201,11 +201,13 @@ class Config:
     def dp(self) -> Literal["early", "late"]:
         return "late" if self.values["dp"] == "late" else "early"
 
-    def accumulate(self, name: str) -> Literal["two_pass", "atomic", "sequential"]:
+    def accumulate(self, name: str) -> Literal["two_pass", "atomic", "ordered", "sequential"]:
         """How the gradient of this input is summed."""
         match self.values[f"accumulate.d{name}"]:
             case "atomic":
                 return "atomic"
+            case "ordered":
+                return "ordered"
             case "sequential":
                 return "sequential"
             case _:

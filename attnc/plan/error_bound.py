@@ -51,9 +51,11 @@ def error_bound(
     softmax: Softmax,
     unified: UnifiedMax | None = None,
     splits: int = 1,
+    columns: int = 0,
+    columns_factor: float = 1.0,
 ) -> ErrorBound:
     """The bound's parameters for the worst config: the longest partial sums, and the most tiles. splits: the
-    most results of parts of a row's keys that are joined.
+    most results of parts of a row's keys that are joined. columns, columns_factor: as in `ErrorBound`.
     """
     shift = shift_of(softmax, unified, _dtype(attention.v))
     tiles = [config.tile_kv for config in configs]
@@ -74,6 +76,8 @@ def error_bound(
         splits=splits,
         largest_shift=shift.largest,
         least_probability=shift.least_probability,
+        columns=columns,
+        columns_factor=columns_factor,
     )
 
 

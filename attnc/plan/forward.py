@@ -69,7 +69,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         configs=choices,
         shared=tuple(target.shared(variant, config, "forward", layout) for config in choices),
         layout=layout,
-        bound=error_bound(attention, choices, softmax),
+        bound=error_bound(attention, choices, softmax, **target.columns(choices, layout)),
         rows=places,
         stored=stored(attention),
     )

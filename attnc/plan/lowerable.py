@@ -183,6 +183,8 @@ def _backward(variant: Variant, schedule: Schedule, target: Target) -> Iterator[
                     f"'{way}' cannot be asked for",
                     "write 'accumulate.dq = two_pass'",
                 )
+            case "accumulate.dq", ("ordered", *_):
+                yield from target.check_turns(variant, schedule, knob)
             case "persistent", (True, *_):
                 yield unsupported("the backward's programs are not persistent", knob.span, "here")
             case str(key), ("two_pass", *_) if key.removeprefix("accumulate.d") in scattered:

@@ -8,9 +8,9 @@ and `verify.runners` (how its modules run, with or without a GPU).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
@@ -23,6 +23,7 @@ from attnc.plan.ir.decode import IDLE_GAIN, PAGED_IDLE_GAIN
 from attnc.plan.layout import BackwardLayout, Layout, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import Section
+from attnc.plan.unsupported import unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,15 @@ class Target(ABC):
     @abstractmethod
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         """What the kernels cannot honour of a key of the backward's phases."""
+
+    def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
+        """Why blocks cannot take turns at adding to dq, as `accumulate.dq = ordered` asks for."""
+        yield unsupported(
+            f"blocks of {self.name} take no turns",
+            knob.span,
+            "cuda.sm_90a has it alone",
+            "write 'accumulate.dq = two_pass', the same bits in every run as well",
+        )
 
     @abstractmethod
     def default_schedule(self, shape: Shape) -> Iterator[str]:
@@ -127,6 +137,10 @@ class Target(ABC):
     def staged(self, variant: Variant, config: Config) -> int:
         """The bytes that it takes where tensor cores read tiles there, 0 if no more than elsewhere."""
         return 0
+
+    def columns(self, configs: Iterable[Config], layout: Layout | None) -> Mapping[str, Any]:
+        """What the error bound says of terms that tensor cores add to products."""
+        return {}
 
     def idle_gain(self, attention: Attention) -> float:
         """How much faster a multiprocessor reads keys while others idle."""

@@ -59,32 +59,36 @@ class ByTarget:
         self.package, self.name, self.variants, self.tuned = package, name, variants, tuned
         self.needs = {target: Needs(*needs) for target, needs in targets.items()}
         self._rows: dict[tuple[Any, ...], list[tuple[tuple[int | None, ...], Callable[..., Any]]]] = {}
+        self._only: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
+
+    def only(self, device: torch.device, key: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """The function for a variant on a device whatever the sizes are; None where they decide."""
+        place = device, key
+        if place not in self._only:
+            index = device.index if device.type == "cuda" else -1
+            rows = [(limits, self.function(target)) for limits, target in self.rows(index, key)]
+            self._rows[place] = rows
+            self._only[place] = rows[0][1] if all(found == rows[0][1] for _, found in rows) else None
+        return self._only[place]
 
     def fastest(
         self, device: torch.device, key: tuple[Any, ...], sizes: tuple[int, ...]
     ) -> Callable[..., Any]:
-        """The function for a variant and sizes on a device."""
-        rows = self._rows.get((device, key))
-        if rows is None:
-            index = gpu_index(device)
-            rows = [(limits, self.function(target)) for limits, target in self.rows(index, key, len(sizes))]
-            self._rows[device, key] = rows
-        for limits, function in rows:
-            for size, limit in zip(sizes, limits):  # noqa: B905  # as many
+        """The function for sizes, where they decide."""
+        for limits, function in self._rows[device, key]:
+            for size, limit in zip(sizes, limits):  # noqa: B905  # the last row has none
                 if limit is not None and size > limit:
                     break
             else:
                 return function
         raise AssertionError("the last row admits all sizes")
 
-    def rows(self, index: int, key: tuple[Any, ...], count: int) -> list[Row]:
-        """What is measured for a variant on a device, as far as it runs there, and what is taken otherwise.
-        count: of the sizes.
-        """
+    def rows(self, index: int, key: tuple[Any, ...]) -> list[Row]:
+        """What is measured for a variant on a device, as far as that runs, and what is taken otherwise."""
         variants = self.variants[key]
         able = [target for target in variants if runs(self.needs[target], index)] or variants[:1]
         measured = self.tuned.get((gpu_of(index).name, key), ())
-        return [*(row for row in measured if row[1] in able), ((None,) * count, able[0])]
+        return [*(row for row in measured if row[1] in able), ((), able[0])]
 
     def named(self, target: str, key: tuple[Any, ...]) -> Callable[..., Any]:
         """The function of a target. ValueError where it has not the variant."""
@@ -102,9 +106,4 @@ class ByTarget:
         """One that says which argument is wrong."""
         index = torch.cuda.current_device() if torch.cuda.is_available() else -1
         key = next(iter(self.variants))
-        return self.function(self.rows(index, key, 0)[-1][1])
-
-
-def gpu_index(device: torch.device) -> int:
-    """The number of a device, -1 for the CPU."""
-    return device.index if device.type == "cuda" else -1
+        return self.function(self.rows(index, key)[-1][1])

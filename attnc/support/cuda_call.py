@@ -4,7 +4,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,17 +20,17 @@ from .sizes import Names, evaluate
 Start = Callable[[bytes], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Kernel:
-    """A kernel: its name, the file that it is in, and how many blocks it has.
+    """A kernel: its name, and how many blocks it has.
 
     config: the kernel of a backward that it is configured as; changes: fields of that config that it has of
     its own. joins: launched where the keys of sequences are split.
     """
 
     name: str
-    file: str
     blocks: str
+    _: KW_ONLY
     config: str = ""
     changes: Mapping[str, str] = field(default_factory=dict)
     joins: bool = False
@@ -46,14 +46,25 @@ class Kernels:
     """Kernels that take the same struct of arguments, one after the other.
 
     addresses: tensors in the order of the struct; `splits+SIZE` is so many bytes behind the start of one.
-    numbers: strides (64 bits) and then sizes (32 bits) behind them. sizes: by name those that they take
-    besides.
+    strides, numbers: what stands behind them, in 64 and 32 bits: `q:bmh` for stride_qb, stride_qm and
+    stride_qh, `bias:0` for stride_bias_0; sizes. sizes: by name those that they take besides.
     """
 
     kernels: tuple[Kernel, ...]
     addresses: str
+    strides: str
     numbers: str
     sizes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stride_names(self) -> list[str]:
+        """As texts call them."""
+        tensors = (word.split(":") for word in self.strides.split())
+        return [
+            f"stride_{tensor}_{axis}" if axis.isdigit() else f"stride_{tensor}{axis}"
+            for tensor, axes in tensors
+            for axis in axes
+        ]
 
 
 class Ready(NamedTuple):
@@ -153,10 +164,12 @@ class CudaLaunch:
 class CudaAttention(Attention):
     """The callable of a module whose kernels are in .cu files beside it.
 
-    module: its path; sources: their texts, where they are not beside it. chunk: elements of 16 bytes.
+    module: its path; file: what the names of those files begin with; sources: their texts, where they are
+    not beside it. chunk: elements of 16 bytes.
     """
 
     module: str
+    file: str
     chunk: int = 8
     sources: Mapping[str, str] | None = None
     program_type: ClassVar[type[Program]] = Program
@@ -179,8 +192,13 @@ class CudaAttention(Attention):
         found = []
         for kernel in (kernel for launch in launches for kernel in launch.kernels):
             configs = backward.configs[kernel.config] if backward and kernel.config else self.configs
-            found.append(Compiled(kernel.name, kernel.file, tuple(map(kernel.configured, configs))))
+            found.append(Compiled(kernel.name, self._file_of(kernel), tuple(map(kernel.configured, configs))))
         return found
+
+    def _file_of(self, kernel: Kernel) -> str:
+        """Kernels of a backward have one each."""
+        part = kernel.name.removeprefix(f"{self.name}_") if kernel.config else ""
+        return f"{self.file}_{part}.cu" if part else f"{self.file}.cu"
 
     def _launch(self, launch: Kernels, place: Place) -> CudaLaunch:
         names = with_sizes(launch, place)
@@ -198,11 +216,10 @@ class CudaAttention(Attention):
             tensors.append(name)
             if behind:
                 offsets.append((i, evaluate(behind, names)))
-        words = launch.numbers.split()
-        strides = [word for word in words if word.startswith("stride_")]
-        count = len(words) - len(strides)
-        padding = -(before + 8 * (len(tensors) + len(strides)) + 4 * count) % alignment
-        numbers = struct.pack(f"={len(strides)}q{count}i{padding}x", *(names[word] for word in words))
+        strides, sizes = launch.stride_names, launch.numbers.split()
+        padding = -(before + 8 * (len(tensors) + len(strides)) + 4 * len(sizes)) % alignment
+        form = f"={len(strides)}q{len(sizes)}i{padding}x"
+        numbers = struct.pack(form, *(names[word] for word in (*strides, *sizes)))
         matrices = [
             i for i, name in enumerate(tensors) if name in place.declared and place.declared[name].has_rows
         ]

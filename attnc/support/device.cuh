@@ -72,6 +72,13 @@ __device__ void round_to(f16& y, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(
 
 __device__ u32 from_lane_u32(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 
+// Ones in a half whose last 15 bits are less than those of `bound`, which is 0x4000 at most: as positive f16 they have the same order.
+__device__ u32 less_halves(u32 x, u32 bound)
+{
+    u32 y;
+    asm("{ .reg .b32 size; abs.f16x2 size, %1; set.lt.u32.f16x2 %0, size, %2; }" : "=r"(y) : "r"(x), "r"(bound));
+    return y;
+}
 
 #endif
 
@@ -205,22 +212,84 @@ __device__ int upper_bound_real(const Value* row, long long stride, int length, 
 }
 #endif
 
-// Which of four neighbouring elements dropout keeps, as four bits: words of Philox-4x32-10 (Salmon et al., SC 2011) at
-// (kv_idx / 4, q_idx, h, b). A pure function of the seed and the element, whatever the tiling.
-__device__ u32 draw_four(float p, long long key, int b, int h, int q_idx, int kv_idx)
+// ---- dropout: 15 bits of Philox-4x32-7 decide about an element. The call at (kv_idx / 16, q_idx, h, b) has those of sixteen keys: of
+// key i they are half i % 2, without its first bit, of word i / 4, turned left by 8 bits where i / 2 is odd. A pure function of the seed
+// and the element, whatever the tiling.
+
+// Counters become words (Salmon et al., SC 2011: of 4 x 32 bits, 7 rounds are the fewest that pass BigCrush). COUNT of them hide each
+// other's latency, and share the keys of rounds.
+template <int COUNT>
+__device__ void philox(u32 (&x)[COUNT][4], u32 key0, u32 key1)
 {
-    u32 key0 = (u32)key, key1 = (u32)(key >> 32);
-    u32 c0 = kv_idx / 4, c1 = q_idx, c2 = h, c3 = b;
-    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
-        const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;
-        c0 = (u32)(product1 >> 32) ^ c1 ^ key0;
-        c1 = (u32)product1;
-        c2 = (u32)(product0 >> 32) ^ c3 ^ key1;
-        c3 = (u32)product0;
+#pragma unroll
+    for (int round = 0; round < 7; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u)
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const u64 product0 = 0xD2511F53ull * x[i][0], product1 = 0xCD9E8D57ull * x[i][2];
+            x[i][0] = (u32)(product1 >> 32) ^ x[i][1] ^ key0;
+            x[i][1] = (u32)product1;
+            x[i][2] = (u32)(product0 >> 32) ^ x[i][3] ^ key1;
+            x[i][3] = (u32)product0;
+        }
+}
+
+// What 15 bits are compared with: those below `bound`, in both halves, are dropped, or the only ones that are kept, where that is fewer.
+struct Draw {
+    u32 bound;
+    bool keeps_below;
+    __device__ explicit Draw(float p) : keeps_below(!(p <= 0.5f))
+    {
+        const float below = floorf((keeps_below ? 1.0f - p : p) * 32768.0f + 0.5f);
+        bound = below > 0.0f ? (u32)below * 0x10001u : 0;
     }
-    const u32 words[4] = {c0, c1, c2, c3};
+    // Ones in a half whose key is kept, among those `of` a mask.
+    __device__ u32 kept(u32 below, u32 of = ~0u) const { return keeps_below ? below & of : ~below & of; }
+};
+
+// Which of sixteen keys are below the bound, by bits: key 8 x + 2 y + z is bit 4 y + 2 x + z; BY_KEY: key 8 x + y is bit 2 y + x.
+template <bool BY_KEY>
+__device__ u32 draw_sixteen(const Draw& draw, long long key, int b, int h, int q_idx, int kv_idx)
+{
+    u32 x[1][4] = {{(u32)(kv_idx / 16), (u32)q_idx, (u32)h, (u32)b}}, below = 0;
+    philox(x, (u32)key, (u32)(key >> 32));
+#pragma unroll
+    for (int pair = 0; pair < 8; ++pair) {
+        const u32 word = x[0][pair / 2], bit = 4 * (pair % 4) + (BY_KEY ? 1 : 2) * (pair / 4);
+        below |= less_halves(pair % 2 ? word << 8 | word >> 24 : word, draw.bound) & 0x10001u << bit;
+    }
+    return draw.kept((below & 0xFFFF) | below >> 16 << (BY_KEY ? 2 : 1), 0xFFFF);
+}
+
+// Lanes whose numbers differ in the bit `lane` trade halves of their bits: one gives those outside `low`, and gets those inside, as far
+// below as `shift`.
+__device__ u32 trade_bits(u32 x, int lane, int shift, u32 low)
+{
+    const u32 other = from_lane_u32(x, lane);
+    return threadIdx.x & lane ? (x & ~low) | (other >> shift & low) : (x & low) | (other << shift & ~low);
+}
+
+// Which of a row's keys are kept, up to 128 from kv_lo on: four lanes have columns 8 j + 2 t and the next, bits 2 j and 2 j + 1 here. Each
+// draws for sixteen of every 64.
+template <int COLUMNS>
+__device__ u32 draw_keys(const Draw& draw, long long key, int b, int h, int q_idx, int kv_lo)
+{
     u32 kept = 0;
-    for (int i = 0; i < 4; ++i)
-        kept |= ((words[i] >> 8) * 5.9604644775390625e-08f >= p) << i;
-    return kept;
+    for (int i = 0; 64 * i < COLUMNS; ++i)
+        kept |= draw_sixteen<false>(draw, key, b, h, q_idx, kv_lo + 64 * i + 16 * (threadIdx.x % 4)) << 16 * i;
+    return trade_bits(trade_bits(kept, 2, 8, 0x00FF00FFu), 1, 4, 0x0F0F0F0Fu);
+}
+
+// Which are kept of two rows that are keys, kv_idx and that + 8: eight lanes have neighbouring keys, and queries q_lo + 8 j + 2 t and the
+// next for columns, bits 4 j + r and 4 j + 2 + r of 16 j to a word. Each draws for one of eight of their queries.
+template <int COLUMNS>
+__device__ void draw_queries(u32 (&kept)[(COLUMNS + 63) / 64], const Draw& draw, long long key, int b, int h, int q_lo, int kv_idx)
+{
+    const int g = threadIdx.x % 32 / 4;
+    for (int i = 0; 64 * i < COLUMNS; ++i) {
+        const int q_idx = q_lo + 64 * i + 8 * (g / 2) + 2 * (threadIdx.x % 4) + g % 2;
+        u32 drawn = draw_sixteen<true>(draw, key, b, h, q_idx, kv_idx);
+        if (64 * i + 32 < COLUMNS)
+            drawn |= draw_sixteen<true>(draw, key, b, h, q_idx + 32, kv_idx) << 16;
+        kept[i] = trade_bits(trade_bits(trade_bits(drawn, 16, 8, 0x00FF00FFu), 8, 4, 0x0F0F0F0Fu), 4, 2, 0x33333333u);
+    }
 }

@@ -125,24 +125,6 @@ __device__ float block_sum(float x, float* sums)
     return x;
 }
 
-// Whether two neighbouring elements are kept: words kv_idx % 4 and the next of Philox-4x32-10 (Salmon et al., SC 2011)
-// at (kv_idx / 4, q_idx, h, b), kv_idx even. A pure function of the seed and the element, whatever the tiling.
-__device__ void keep_dropout(bool (&keep)[2], float p, long long key, int b, int h, int q_idx, int kv_idx)
-{
-    u32 key0 = (u32)key, key1 = (u32)(key >> 32);
-    u32 c0 = kv_idx / 4, c1 = q_idx, c2 = h, c3 = b;
-    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
-        const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;
-        c0 = (u32)(product1 >> 32) ^ c1 ^ key0;
-        c1 = (u32)product1;
-        c2 = (u32)(product0 >> 32) ^ c3 ^ key1;
-        c3 = (u32)product0;
-    }
-    const bool second = kv_idx & 2;
-    keep[0] = ((second ? c2 : c0) >> 8) * 5.9604644775390625e-08f >= p;
-    keep[1] = ((second ? c3 : c1) >> 8) * 5.9604644775390625e-08f >= p;
-}
-
 #ifdef ELEMENT_IS_F32
 // An f32 is the sum of two tf32 of 11 significant bits, large + small, up to 2^-22 of it. 3xTF32 (Ootomo, Yokota,
 // IJHPCA 2022) multiplies such sums: large large + (small large + large small); small small is 2^-22 of the product.

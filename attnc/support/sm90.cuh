@@ -116,12 +116,31 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 place, u32 leading, u32 pitc
     return (u64)((place & 0x3FFFF) >> 4) | (u64)(leading >> 4) << 16 | (u64)(pitch >> 4) << 32 | 1ull << 62;
 }
 
+// Of a tile without a swizzle, 16 bytes a row; leading: bytes to the next 8 columns, pitch: to the next 8 rows.
+__device__ __forceinline__ u64 plain_descriptor(u32 place, u32 leading, u32 pitch)
+{
+    return (u64)((place & 0x3FFFF) >> 4) | (u64)(leading >> 4) << 16 | (u64)(pitch >> 4) << 32;
+}
+
+// Two floats rounded to bf16, whatever the type of q is.
+__device__ __forceinline__ u32 pack_bf16(float low, float high)
+{
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 // ---- copies of plain runs of bytes, multiples of 16
 
 __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void bulk_store(void* to, u32 from, u32 bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(to), "r"(from), "r"(bytes) : "memory");
 }
 
 // Adds what lies in shared memory to floats in global memory, in whatever order such additions arrive.
@@ -135,6 +154,24 @@ __device__ __forceinline__ void atomic_add4(float* to, const float* x)
 {
     asm volatile("red.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" :: "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
+
+// Until it is this turn: what was added before is there. One lane waits.
+__device__ __forceinline__ void await_turn(const int* turn, int mine)
+{
+    int now;
+    do
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    while (now != mine);
+}
+
+// The next turn, once what this thread knows to have been added is there for everybody.
+__device__ __forceinline__ void pass_turn(int* turn, int mine)
+{
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(turn), "r"(mine + 1) : "memory");
+}
+
+// Between copies and other accesses of memory of this thread.
+__device__ __forceinline__ void copies_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // As store_pieces, each piece transposed.
 __device__ __forceinline__ void store_pieces_transposed(u32 row, u32 x0, u32 x1, u32 x2, u32 x3)
@@ -206,6 +243,19 @@ __device__ __forceinline__ u32 permute_bytes(u32 x, u32 y, u32 selector)
 __device__ __forceinline__ int count_lanes(bool x) { return __popc(__ballot_sync(0xffffffffu, x)); }
 
 #endif
+
+__device__ __forceinline__ u32 word_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ u32 word_of(int x) { return (u32)x; }
+
+// Three bf16 whose sum is x: they have 24 bits. What is infinite stays so.
+__device__ __forceinline__ void split_bf16(float* pieces, float x)
+{
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        pieces[i] = __uint_as_float(pack_bf16(x, 0.0f) << 16);
+        x = fabsf(pieces[i]) < INF ? x - pieces[i] : 0.0f;
+    }
+}
 
 struct Yes { static constexpr bool value = true; };
 struct No { static constexpr bool value = false; };
@@ -294,35 +344,3 @@ __device__ int upper_bound_real(const Value* row, long long stride, int length, 
 
 // Computed by now: the compiler would rather do so where it is read.
 __device__ __forceinline__ void settle(u32& x) { asm volatile("" : "+r"(x)); }
-
-// The least random word that keeps its element: 24 bits decide. Where p = 1 keeps nothing, o is multiplied by 0 besides.
-__device__ __forceinline__ u32 least_kept(float p)
-{
-    const u32 least = p == p ? (u32)ceilf(p * 16777216.0f) : 1u << 24;
-    return least < 1u << 24 ? least << 8 : ~0u;
-}
-
-// Counters become words: Philox-4x32-10 (Salmon et al., SC 2011). A pure function of the key and the counter; COUNT of them hide each
-// other's latency, and share the keys of rounds.
-template <int COUNT>
-__device__ __forceinline__ void philox(u32 (&x)[COUNT][4], u32 key0, u32 key1)
-{
-#pragma unroll
-    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u)
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            const u64 product0 = 0xD2511F53ull * x[i][0], product1 = 0xCD9E8D57ull * x[i][2];
-            x[i][0] = (u32)(product1 >> 32) ^ x[i][1] ^ key0;
-            x[i][1] = (u32)product1;
-            x[i][2] = (u32)(product0 >> 32) ^ x[i][3] ^ key1;
-            x[i][3] = (u32)product0;
-        }
-}
-
-// Which of four neighbouring elements are kept, by bits: the words at (kv_idx / 4, q_idx, h, b), whatever the tiling.
-__device__ __forceinline__ u32 keep_four(u32 least, long long key, int b, int h, int q_idx, int kv_idx)
-{
-    u32 x[1][4] = {{(u32)(kv_idx / 4), (u32)q_idx, (u32)h, (u32)b}};
-    philox(x, (u32)key, (u32)(key >> 32));
-    return (x[0][0] >= least) | (x[0][1] >= least) << 1 | (x[0][2] >= least) << 2 | (x[0][3] >= least) << 3;
-}

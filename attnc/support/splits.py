@@ -10,6 +10,8 @@ from .sizes import Names, evaluate
 #: Bytes that a multiprocessor reads while a wave of programs starts and ends, and while the kernel that joins
 #: the splits is launched; measured on an H200.
 _WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
+#: What a byte of a partial result costs, which is written and read again, in bytes of keys; measured there.
+_TRIPS = 3
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def count_splits(
 
     A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as
     a hundred kB more to start and to end; where it leaves multiprocessors idle, the others run at most
-    `idle_gain` times faster. Joining the splits costs a launch and a second trip to memory. Follows from
+    `idle_gain` times faster. Joining the splits costs a launch and the way to memory and back. Follows from
     shapes and the device alone, so that a captured CUDA graph serves sequences of any length.
     """
     processors, resident = gpu.multiprocessors, 2
@@ -94,6 +96,6 @@ def count_splits(
         if rest:
             deepest = -(-rest // processors)
             time += max(rest / processors, deepest / idle_gain) * split_bytes + _WAVE_BYTES
-        return time if n == 1 else time + _COMBINE_BYTES + 2 * n * partial_bytes / processors
+        return time if n == 1 else time + _COMBINE_BYTES + _TRIPS * n * partial_bytes / processors
 
     return min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)

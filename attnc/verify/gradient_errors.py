@@ -113,7 +113,7 @@ class HeadErrors:
         o_error, lse_error = rows_of["o"].allowed, rows_of["lse"].allowed
         open_row = rows_of["lse"].open | ~np.isfinite(o).all(axis=1, keepdims=True)
         _, dot = dot_products(head, forward)
-        score = RunningError.of(head, dot, forward.intrinsics).analyse(head.attention.score)
+        score = RunningError.of(head, dot, forward).analyse(head.attention.score)
         s = np.where(head.visible, np.broadcast_to(score.value, head.shape).astype(np.float64), -np.inf)
         seen: Bools = ~np.isneginf(s)
         row = np.where(np.isneginf(lse), 0.0, lse)[:, None]
@@ -271,7 +271,7 @@ class HeadErrors:
 
     def _analyse(self, expr: Expr) -> Approx:
         """A derivative and its error; 0 where the score is masked, whatever the expression is there."""
-        found = RunningError.of(self.head, self.dot, self.bound.forward.intrinsics).analyse(expr)
+        found = RunningError.of(self.head, self.dot, self.bound.forward).analyse(expr)
         seen = self.head.visible & (self.ds != 0) | (self.ds_error > 0)
         value = np.where(seen, np.broadcast_to(found.value, self.head.shape).astype(np.float64), 0.0)
         error = np.where(found.overflows, np.inf, found.error)

@@ -7,8 +7,7 @@ was full of. Gradients are judged where all scores of a case can be.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +17,9 @@ from attnc.reference_arrays import Array, to_arrays
 from attnc.verify.boundaries import Boundary
 from attnc.verify.case import Case
 from attnc.verify.check import broken, with_gradients
-from attnc.verify.cover import Coverage, Space
+from attnc.verify.cover import Space
 from attnc.verify.problem import Problem, build
-from attnc.verify.search import Failure, Progress, Report
+from attnc.verify.search import AttentionTrial
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import expected_rows
@@ -136,31 +135,17 @@ def _where(name: str, head: Head, ratio: Array) -> str:
     return f"{name}[b={head.b}, q_idx={head.first + int(row)}, h={head.h}{feature}]"
 
 
-def verify_large(
-    subject: Subject, *, seconds: float = float("inf"), progress: Progress | None = None
-) -> Report:
-    """The large cases: the same on every run. Stops after `seconds`, or at the third failure."""
-    started, coverage, failures = time.monotonic(), Coverage(subject.space), list[Failure]()
-    worst, where, examples, opened = 0.0, "", 0, 0
-    for case in large_cases(subject.space):
-        verdict = check_large(subject, case)
-        coverage.note(case)
-        examples, opened = examples + 1, opened + verdict.open
-        if verdict.worst > worst:
-            worst, where = verdict.worst, verdict.where
-        if progress is not None:
-            progress(examples, case, verdict)
-        if not verdict.ok:
-            repro = case.repro(subject.variant, subject.target)
-            failures.append(Failure(case=case, verdict=verdict, repro=f"{repro} --large"))
-        if time.monotonic() - started > seconds or len(failures) == 3:
-            break
-    return Report(
-        examples=examples,
-        seconds=time.monotonic() - started,
-        worst=worst,
-        where=where,
-        open=opened,
-        failures=tuple(failures),
-        coverage=coverage.summary,
-    )
+class LargeTrial(AttentionTrial):
+    """The large cases of an attention in place of the small ones."""
+
+    def cases(self, count: int) -> Iterable[Case]:
+        return large_cases(self.subject.space)
+
+    def check(self, case: Case, fills: Iterable[str]) -> Verdict:
+        return check_large(self.subject, case)
+
+    def verdict(self, case: Case) -> Verdict:
+        return check_large(self.subject, case)
+
+    def repro(self, case: Case) -> str:
+        return f"{super().repro(case)} --large"

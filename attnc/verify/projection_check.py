@@ -6,17 +6,14 @@ does not depend on what surrounds the tensors in memory, and nothing but y was w
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from hypothesis import given, target
-from hypothesis import seed as seeded
+from hypothesis.strategies import SearchStrategy
 
 from attnc.build import digest
 from attnc.model.projection import KERNELS
@@ -30,13 +27,21 @@ from attnc.verify.check import same_bits
 from attnc.verify.cover import Met, Summary
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
-from attnc.verify.problem import FILLS, Guarded, place_tensor
-from attnc.verify.projection_cases import Reach, boundary_cases, cases, draw, facts, fixed_cases, repro
-from attnc.verify.search import Failure, Report, TimeIsUp, is_late, searching
+from attnc.verify.problem import Guarded, place_tensor
+from attnc.verify.projection_cases import (
+    Reach,
+    boundary_cases,
+    cases,
+    draw,
+    facts,
+    fit_of,
+    fixed_cases,
+    repro,
+)
+from attnc.verify.search import Trial
 from attnc.verify.tolerance import SLACK
 from attnc.verify.verdict import Verdict
 
-Progress = Callable[[int, Case, Verdict], None]
 _FLUSHED = 2.0**-126
 _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
 #: Steps of a tile that a case may take, interpreted and on a GPU.
@@ -178,87 +183,40 @@ def _broken(message: str) -> Verdict:
     return Verdict(ok=False, message=message, worst=float("inf"))
 
 
-def verify_projection(
-    subject: ProjectionSubject,
-    *,
-    count: int = 24,
-    seconds: float = float("inf"),
-    least: int = 0,
-    fills: Iterable[str] = tuple(FILLS),
-    progress: Progress | None = None,
-) -> Report:
-    """The fixed cases, and those at boundaries: the same on every run. Stops after `seconds`, though ten
-    times later if it has not run `least` cases, or at the third failure.
-    """
-    started, report = time.monotonic(), Report(examples=0, seconds=0.0)
-    variant, reach, configs = subject.planned.variant, subject.reach(), subject.module.CONFIGS
-    boundaries, met = boundaries_of_projection(subject.planned), set[tuple[Boundary, int]]()
-    at_boundaries = boundary_cases(variant, reach, boundaries, configs)
-    first, *others = fills
-    for number, case in enumerate((*at_boundaries, *fixed_cases(variant, reach, count))):
-        second = others[number % len(others) :][:1] if others else ()
-        verdict = check_projection(subject, case, fills=(first, *second))
-        met |= set(facts(case, configs).points(boundaries))
-        report = _with(report, subject, case, verdict, time.monotonic() - started)
-        if progress is not None:
-            progress(report.examples, case, verdict)
-        if is_late(report, seconds, least) or len(report.failures) == 3:
-            break
-    points = [(boundary, point) for boundary in boundaries for point in boundary.points]
-    listed = (
-        Met(boundary=boundary, met=tuple(p for p in boundary.points if (boundary, p) in met))
-        for boundary in boundaries
-    )
-    return replace(
-        report, coverage=Summary(points=(len(met), len(points)), pairs=(0, 0), boundaries=tuple(listed))
-    )
+class ProjectionTrial(Trial):
+    """A projection has no rules besides the bound."""
 
+    def __init__(self, subject: ProjectionSubject) -> None:
+        self.subject, self._variant = subject, subject.planned.variant
+        self.name = f"{subject.planned.name}-{self._variant.name}"
+        self.fit = fit_of(self._variant, len(subject.module.CONFIGS))
+        self.device = subject.device
+        self.place = "Triton's interpreter" if self.device == "cpu" else torch.cuda.get_device_name()
+        self._boundaries = boundaries_of_projection(subject.planned)
+        self._met: set[tuple[Boundary, int]] = set()
 
-def _with(report: Report, subject: ProjectionSubject, case: Case, verdict: Verdict, seconds: float) -> Report:
-    """The report with one more case in it."""
-    worse = verdict.worst > report.worst
-    failure = Failure(case=case, verdict=verdict, repro=repro(subject.planned.variant, case))
-    return replace(
-        report,
-        examples=report.examples + 1,
-        seconds=seconds,
-        worst=max(report.worst, verdict.worst),
-        where=verdict.where if worse else report.where,
-        worst_case=case if worse else report.worst_case,
-        norm_ratio=max(report.norm_ratio, verdict.norm_ratio),
-        failures=report.failures if verdict.ok else (*report.failures, failure),
-    )
+    def cases(self, count: int) -> Iterable[Case]:
+        reach, configs = self.subject.reach(), self.subject.module.CONFIGS
+        yield from boundary_cases(self._variant, reach, self._boundaries, configs)
+        yield from fixed_cases(self._variant, reach, count)
 
+    def drawn(self) -> SearchStrategy[Case]:
+        return cases(self._variant, self.subject.reach())
 
-def fuzz_projection(
-    subject: ProjectionSubject,
-    *,
-    examples: int = 100,
-    seconds: float = float("inf"),
-    seed: int = 0,
-    shrink: bool = True,
-) -> Report:
-    """Draws cases, leaning towards those that come close to the bound, until one fails; shrinks that."""
-    started, reports = time.monotonic(), [Report(examples=0, seconds=0.0)]
+    def check(self, case: Case, fills: Iterable[str]) -> Verdict:
+        return check_projection(self.subject, case, fills=fills)
 
-    @seeded(seed)
-    @searching(examples, shrink=shrink)
-    @given(cases(subject.planned.variant, subject.reach()))
-    def passes(case: Case) -> None:
-        spent = time.monotonic() - started
-        if spent > seconds and not reports[-1].failures:
-            raise TimeIsUp("enough")
-        verdict = check_projection(subject, case)
-        counted = _with(replace(reports[-1], failures=()), subject, case, verdict, spent)
-        reports.append(counted)
-        target(min(verdict.worst, 1e3), label="error / bound")
-        if not verdict.ok:
-            raise _Caught(verdict.message)
+    def repro(self, case: Case) -> str:
+        return repro(self._variant, case)
 
-    with suppress(_Caught, TimeIsUp):
-        passes()
-    return reports[-1]
+    def note(self, case: Case) -> None:
+        self._met |= set(facts(case, self.subject.module.CONFIGS).points(self._boundaries))
 
-
-class _Caught(Exception):
-    """A failing case on its way out of Hypothesis, which runs the smallest last."""
+    @property
+    def coverage(self) -> Summary:
+        points = sum(len(boundary.points) for boundary in self._boundaries)
+        listed = (
+            Met(boundary=boundary, met=tuple(p for p in boundary.points if (boundary, p) in self._met))
+            for boundary in self._boundaries
+        )
+        return Summary(points=(len(self._met), points), pairs=(0, 0), boundaries=tuple(listed))

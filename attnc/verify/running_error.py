@@ -26,6 +26,7 @@ import numpy as np
 from attnc.expr.evaluate import real
 from attnc.expr.functions import REAL, RealFunction
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dot, Expr, Load, Neg, Not, Or
+from attnc.plan.ir import ErrorBound
 from attnc.reference import Head
 from attnc.reference_arrays import Array, Bools, Floats
 
@@ -69,16 +70,20 @@ class Approx:
 
 @dataclass(frozen=True, slots=True)
 class RunningError:
-    """The analysis of one head. dot: the inner products; intrinsics: relative and absolute errors."""
+    """The analysis of one head. dot: the inner products; intrinsics: relative and absolute errors; columns,
+    columns_factor: as a plan states them.
+    """
 
     head: Head
     dot: Approx
     intrinsics: Mapping[str, tuple[float, float]]
+    columns: int = 0
+    columns_factor: float = 1.0
 
     @staticmethod
-    def of(head: Head, dot: Approx, intrinsics: tuple[tuple[str, float, float], ...]) -> RunningError:
-        """intrinsics: as a plan states them."""
-        return RunningError(head, dot, {name: (own, absolute) for name, own, absolute in intrinsics})
+    def of(head: Head, dot: Approx, bound: ErrorBound) -> RunningError:
+        intrinsics = {name: (own, absolute) for name, own, absolute in bound.intrinsics}
+        return RunningError(head, dot, intrinsics, bound.columns, bound.columns_factor)
 
     def analyse(self, expr: Expr) -> Approx:
         """The expression's value and error bound, both broadcasting to [M, N]."""
@@ -121,7 +126,9 @@ class RunningError:
             case Binary() if expr.type == "float":
                 # Kernels multiply by the reciprocal of a constant; other quotients are within 2 ulps.
                 quotient = 2 * U if isinstance(expr.right, Const) else 5 * U
-                return _binary(expr.op, self._float(expr.left), self._float(expr.right), value, quotient)
+                a, b = self._float(expr.left), self._float(expr.right)
+                found = _binary(expr.op, a, b, value, quotient)
+                return self._in_columns(a, b, found) if expr.op in ("+", "-") else found
             case Call(function="where", args=(condition, left, right)) if expr.type == "float":
                 takes = self.head.value(condition, self.dot.value)
                 turned = self._analyse(condition).error > 0
@@ -131,6 +138,16 @@ class RunningError:
             case _:
                 return Approx(value, np.zeros(value.shape))
 
+    def _in_columns(self, a: Approx, b: Approx, found: Approx) -> Approx:
+        """A sum that tensor cores may make: its addends are up to six columns, divided by the factor of the
+        product, of three numbers each, which lose 2u of the largest of them at each addition (`error_bound`).
+        """
+        if not self.columns:
+            return found
+        overflows = np.fmax(a.size, b.size) > HUGE * self.columns_factor
+        error = found.error + 16 * U * (a.size + b.size)
+        return Approx(found.value, error, found.overflows | overflows)
+
     def _float(self, expr: Expr) -> Approx:
         """An operand as float32: integers are exact up to 2^24. Beyond, and for a tile before that, one that
         grows with the key may be what it is at another key of the tile, and the difference: rounded twice.
@@ -139,7 +156,8 @@ class RunningError:
         if expr.type != "int":
             return inner
         value = inner.value.astype(np.float64)
-        return Approx(value, np.where(np.abs(value) > 2**24 - 512, 2 * U * (np.abs(value) + 512), 0.0))
+        wide = np.where(np.abs(value) > 2**24 - 512, 2 * U * (np.abs(value) + 512), 0.0)
+        return Approx(value, wide + 20 * U * self.columns)
 
     def _call(self, function: str, args: list[Approx], value: Array) -> Approx:
         x, size = args[0], np.abs(value)

@@ -1,9 +1,12 @@
-"""Looks for a case that a generated module gets wrong: the same cases on every run, or drawn ones."""
+"""Looks for a case that a generated module gets wrong: the same cases on every run, or drawn ones. One
+search for attentions and projections: what differs is a `Trial`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,14 +18,16 @@ from unittest import SkipTest
 
 from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import seed as seeded
+from hypothesis.strategies import SearchStrategy
 
-from attnc.verify.case import Case
+from attnc.verify.case import Case, Fit
 from attnc.verify.check import Rules, check, keeps
 from attnc.verify.cover import Coverage, Summary
 from attnc.verify.covering import covering_cases
 from attnc.verify.problem import FILLS
-from attnc.verify.strategies import Limits, cases
+from attnc.verify.strategies import cases, fit_of
 from attnc.verify.subject import Subject
+from attnc.verify.subjects import place
 from attnc.verify.verdict import Verdict
 
 Progress: TypeAlias = Callable[[int, Case, Verdict], None]
@@ -63,16 +68,119 @@ class Report:
         return not self.failures
 
 
+class Trial(ABC):
+    """A module that is judged, and its cases. name: of the file that a failing case is kept in; fit: what a
+    case may say; device: cuda or cpu; place: the same for a reader.
+    """
+
+    name: str
+    fit: Fit
+    device: str
+    place: str
+
+    @abstractmethod
+    def cases(self, count: int) -> Iterable[Case]:
+        """The same on every run: those at boundaries, and about `count` others."""
+
+    @abstractmethod
+    def drawn(self) -> SearchStrategy[Case]:
+        """All there are."""
+
+    @abstractmethod
+    def check(self, case: Case, fills: Iterable[str]) -> Verdict:
+        """Runs one, with each of the fills around its tensors."""
+
+    @abstractmethod
+    def repro(self, case: Case) -> str:
+        """The command that runs it again."""
+
+    @abstractmethod
+    def note(self, case: Case) -> None:
+        """Notes what a case has met."""
+
+    @property
+    @abstractmethod
+    def coverage(self) -> Summary:
+        """What all of them have met."""
+
+    def verdict(self, case: Case) -> Verdict:
+        """Runs one case, all rules included."""
+        return self.check(case, ("nan",))
+
+    def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
+        """The verdict, and that of what a case must keep besides the error bound, where it is its turn."""
+        return verdict
+
+
+class AttentionTrial(Trial):
+    """rules: what every eighth case must keep besides the error bound; replay: cases that come first.
+    spares_gradients: of a case whose gradients cost more than `Subject.limits` allow, the outputs alone are
+    judged.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        rules: Rules | None = None,
+        replay: Iterable[Case] = (),
+        *,
+        spares_gradients: bool = True,
+    ) -> None:
+        self.subject, self.rules, self.replay = subject, rules, replay
+        self._spares = spares_gradients
+        self.name = f"{subject.variant.attention.name}-{subject.variant.name}"
+        self.fit = fit_of(subject.variant.attention, len(subject.configs))
+        self.device, self.place = subject.device, place(subject)
+        self._limits, self._coverage = subject.limits(), Coverage(subject.space)
+        self._seen = self._held = 0
+
+    def cases(self, count: int) -> Iterable[Case]:
+        return chain(self.replay, covering_cases(self.subject.space, self._limits, count))
+
+    def drawn(self) -> SearchStrategy[Case]:
+        return cases(self.subject.variant, self._limits)
+
+    def check(self, case: Case, fills: Iterable[str]) -> Verdict:
+        subject = self.subject
+        if self._spares and not self._limits.includes_gradients(case.dims, case.config):
+            subject = replace(subject, gradients=None)
+        return check(subject, case, fills=fills)
+
+    def verdict(self, case: Case) -> Verdict:
+        verdict = check(self.subject, case)
+        if not verdict.ok or self.rules is None:
+            return verdict
+        return keeps(self.subject, case, self.rules, verdict)
+
+    def repro(self, case: Case) -> str:
+        return case.repro(self.subject.variant, self.subject.target)
+
+    def note(self, case: Case) -> None:
+        self._coverage.note(case)
+
+    @property
+    def coverage(self) -> Summary:
+        return self._coverage.summary
+
+    def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
+        """About every eighth case is, if it is small: rules run the kernel some twenty times."""
+        self._seen += 1
+        if not verdict.ok or self.rules is None:
+            return verdict
+        due = self._seen // _EVERY > self._held and prod(case.dims.values()) <= _SMALL
+        due = due and self._limits.cost(case.dims, case.config) <= self._limits.work
+        self._held += due
+        return keeps(self.subject, case, self.rules, verdict) if due else verdict
+
+
 @dataclass(slots=True)
 class _Tally:
     """Collects verdicts into a report."""
 
-    subject: Subject
+    trial: Trial
     progress: Progress | None
-    limits: Limits
     started: float = field(default_factory=lambda: time.monotonic())
     examples: int = 0
-    held: int = 0
     worst: tuple[float, str, Case | None] = (0.0, "", None)
     norm_ratio: float = 0.0
     eager_ratio: float = 0.0
@@ -83,14 +191,9 @@ class _Tally:
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def is_due(self, case: Case) -> bool:
-        """Whether this case is to be held to the rules: about every eighth, if it is small."""
-        due = (self.examples + 1) // _EVERY > self.held and prod(case.dims.values()) <= _SMALL
-        due = due and self.limits.cost(case.dims, case.config) <= self.limits.work
-        self.held += due
-        return due
-
-    def count(self, case: Case, verdict: Verdict) -> None:
+    def judge(self, case: Case, fills: Iterable[str]) -> Verdict:
+        """Runs a case and counts it."""
+        verdict = self.trial.holds_to_rules(case, self.trial.check(case, fills))
         self.examples += 1
         self.norm_ratio = max(self.norm_ratio, verdict.norm_ratio)
         self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)
@@ -99,11 +202,10 @@ class _Tally:
             self.worst = (verdict.worst, verdict.where, case)
         if self.progress is not None:
             self.progress(self.examples, case, verdict)
+        return verdict
 
     def fail(self, case: Case, verdict: Verdict) -> None:
-        self.failures.append(
-            Failure(case=case, verdict=verdict, repro=case.repro(self.subject.variant, self.subject.target))
-        )
+        self.failures.append(Failure(case=case, verdict=verdict, repro=self.trial.repro(case)))
 
     def report(self) -> Report:
         worst, where, case = self.worst
@@ -120,55 +222,71 @@ class _Tally:
         )
 
 
-def verify(
-    subject: Subject,
+def run(
+    trial: Trial,
     *,
     count: int = 24,
     seconds: float = float("inf"),
     least: int = 0,
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
-    rules: Rules | None = None,
-    replay: Iterable[Case] = (),
 ) -> Report:
-    """The cases of `replay`, then the covering ones: the same on every run. Stops after `seconds`, though
-    ten times later if it has not run `least` cases, or at the third failure. Of a case whose gradients cost
-    more than `Subject.limits` allow, the outputs alone are judged.
+    """Its cases, the same on every run. Stops after `seconds`, though ten times later if it has not run
+    `least` cases, or at the third failure.
 
-    fills: what surrounds tensors, the first and one of the others in turn; rules: what every eighth case must
-    keep besides the error bound.
+    fills: what surrounds tensors, the first and one of the others in turn.
     """
-    limits = subject.limits()
-    tally, coverage = _Tally(subject, progress, limits), Coverage(subject.space)
+    tally = _Tally(trial, progress)
     first, *others = fills
-    array = chain(replay, covering_cases(subject.space, limits, count))
-    for number, case in enumerate(array):
+    for number, case in enumerate(trial.cases(count)):
         second = others[number % len(others) :][:1] if others else ()
-        judged = replace(subject, gradients=None)
-        if limits.includes_gradients(case.dims, case.config):
-            judged = subject
-        verdict = check(judged, case, fills=(first, *second))
-        if verdict.ok and rules is not None and tally.is_due(case):
-            verdict = keeps(subject, case, rules, verdict)
-        tally.count(case, verdict)
-        coverage.note(case)
+        verdict = tally.judge(case, (first, *second))
+        trial.note(case)
         if not verdict.ok:
             tally.fail(case, verdict)
-        if is_late(tally, seconds, least) or len(tally.failures) == 3:
+        is_late = tally.seconds > (seconds if tally.examples >= least else _LONGER * seconds)
+        if is_late or len(tally.failures) == 3:
             break
-    return replace(tally.report(), coverage=coverage.summary)
+    return replace(tally.report(), coverage=trial.coverage)
 
 
-def is_late(done: Report | _Tally, seconds: float, least: int) -> bool:
-    """Whether what was done has taken its time: `seconds`, or ten times as long where fewer than `least`
-    cases were run.
+def verify(
+    subject: Subject,
+    *,
+    rules: Rules | None = None,
+    replay: Iterable[Case] = (),
+    count: int = 24,
+    seconds: float = float("inf"),
+    least: int = 0,
+    fills: Iterable[str] = tuple(FILLS),
+    progress: Progress | None = None,
+) -> Report:
+    """`run` of an attention: the cases of `replay`, then the covering ones."""
+    trial = AttentionTrial(subject, rules, replay)
+    return run(trial, count=count, seconds=seconds, least=least, fills=fills, progress=progress)
+
+
+def search(
+    trial: Trial,
+    *,
+    examples: int = 100,
+    seconds: float = float("inf"),
+    seed: int = 0,
+    shrink: bool = True,
+    progress: Progress | None = None,
+    failures: Path | None = None,
+) -> Report:
+    """Draws cases, leaning towards those that come close to the bound, until one fails; then makes it
+    smaller.
+
+    Ends after `examples` or about `seconds`, whichever is first, and after one case at least. `failures`: a
+    directory for the case that failed, as JSON.
     """
-    return done.seconds > (seconds if done.examples >= least else _LONGER * seconds)
+    tally = _Tally(trial, progress)
+    known: dict[str, Verdict] = {}
 
-
-def searching(examples: int, *, shrink: bool) -> settings:
-    """How Hypothesis draws cases until one fails: as the seed says, and nothing is kept between runs."""
-    return settings(
+    @seeded(seed)
+    @settings(  # nothing is kept between runs
         max_examples=examples,
         database=None,
         deadline=None,
@@ -177,60 +295,54 @@ def searching(examples: int, *, shrink: bool) -> settings:
         phases=(Phase.generate, Phase.target, *((Phase.shrink,) if shrink else ())),
         suppress_health_check=list(HealthCheck),
     )
-
-
-def fuzz(
-    subject: Subject,
-    *,
-    examples: int = 100,
-    seconds: float = float("inf"),
-    seed: int = 0,
-    shrink: bool = True,
-    progress: Progress | None = None,
-    failures: Path | None = None,
-    rules: Rules | None = None,
-) -> Report:
-    """Draws cases, leaning towards those that come close to the bound, until one fails; then makes it
-    smaller.
-
-    Ends after `examples` or about `seconds`, whichever is first, and after one case at least. `failures`: a
-    directory for the case that failed, as JSON. rules: what every eighth case must keep besides the error
-    bound.
-    """
-    limits = subject.limits()
-    tally = _Tally(subject, progress, limits)
-    known: dict[str, Verdict] = {}
-
-    @seeded(seed)
-    @searching(examples, shrink=shrink)
-    @given(cases(subject.variant, limits))
+    @given(trial.drawn())
     def passes(case: Case) -> None:
         key = case.to_json()
         if key not in known:
             if known and tally.seconds > seconds:
                 if all(verdict.ok for verdict in known.values()):
-                    raise TimeIsUp("enough")
+                    raise _TimeIsUp("enough")
                 return
-            known[key] = check(subject, case)
-            if known[key].ok and rules is not None and tally.is_due(case):
-                known[key] = keeps(subject, case, rules, known[key])
-            tally.count(case, known[key])
+            known[key] = tally.judge(case, ("nan",))
         verdict = known[key]
         target(min(verdict.worst, 1e3), label="error / bound")
         if not verdict.ok:
             raise _Caught(case, verdict)
 
     try:
-        with suppress(TimeIsUp):
+        with suppress(_TimeIsUp):
             passes()
     except _Caught as caught:
         tally.fail(caught.case, caught.verdict)
         if failures is not None:
-            save(failures, subject, tally.failures[0])
+            save(failures, trial.name, tally.failures[0])
     return tally.report()
 
 
-class TimeIsUp(SkipTest):
+def fuzz(
+    subject: Subject,
+    *,
+    rules: Rules | None = None,
+    examples: int = 100,
+    seconds: float = float("inf"),
+    seed: int = 0,
+    shrink: bool = True,
+    progress: Progress | None = None,
+    failures: Path | None = None,
+) -> Report:
+    """`search` of an attention."""
+    return search(
+        AttentionTrial(subject, rules, spares_gradients=False),
+        examples=examples,
+        seconds=seconds,
+        seed=seed,
+        shrink=shrink,
+        progress=progress,
+        failures=failures,
+    )
+
+
+class _TimeIsUp(SkipTest):
     """Ends a search at once: Hypothesis hands it on, and would go on drawing after a mere return."""
 
 
@@ -243,12 +355,11 @@ class _Caught(Exception):
         self.verdict = verdict
 
 
-def save(directory: Path, subject: Subject, failure: Failure) -> Path:
+def save(directory: Path, name: str, failure: Failure) -> Path:
     """Writes a failing case as JSON (`Case.from_json` reads it), named after its variant and content."""
     text = failure.case.to_json()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    variant = subject.variant
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{variant.attention.name}-{variant.name}-{digest}.json"
+    path = directory / f"{name}-{digest}.json"
     path.write_text(text + "\n", encoding="utf-8")
     return path

@@ -79,7 +79,7 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     o, lse = softmax(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
-        score = RunningError.of(head, dot, bound.intrinsics).analyse(head.attention.score)
+        score = RunningError.of(head, dot, bound).analyse(head.attention.score)
         visible = head.visible
         s = np.where(visible, score.value.astype(np.float64), -np.inf)
         seen = ~np.isneginf(s)

@@ -54,3 +54,10 @@ static void round_to(T& y, float x)
 {
     y.bits = (unsigned short)simt::narrow<T>(x);
 }
+
+static inline u32 pack_bf16(float low, float high) { return simt::narrow<bf16>(low) | simt::narrow<bf16>(high) << 16; }
+
+static inline u32 less_halves(u32 x, u32 bound)
+{
+    return ((x & 0x7FFF) < (bound & 0xFFFF) ? 0xFFFF : 0) | ((x >> 16 & 0x7FFF) < bound >> 16 ? 0xFFFF0000 : 0);
+}

@@ -87,6 +87,9 @@ static inline int atomicOr(int* place, int x)
 static inline void atomic_add(float* place, float x) { *place += x; }
 static inline void atomic_add4(float* place, const float* x) { for (int i = 0; i < 4; ++i) place[i] += x[i]; }
 static inline void wait_global(const volatile int* place, int value, SIMT_LINE) { simt::wait_for_memory(place, value, line); }
+static inline void await_turn(const int* turn, int mine, SIMT_LINE) { simt::wait_for_memory(turn, mine, line); }
+static inline void pass_turn(int* turn, int mine) { *turn = mine + 1; }
+static inline void copies_fence() {}
 
 static inline void store_chunk(void* to, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE)
 {
@@ -237,8 +240,8 @@ static inline void bulk_add(float* to, u32 from, u32 bytes, SIMT_LINE)
     simt::bulk_copy(simt::Kind::bulk_add, from, to, bytes, 0, line);
 }
 static inline void tma_commit() { ++simt::lane_now().groups; }
-static inline void tma_wait_read(SIMT_LINE) { simt::wait_stores(0, line); }
-static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, line); }
+static inline void tma_wait_read(SIMT_LINE) { simt::wait_stores(0, true, line); }
+static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, false, line); }
 
 static inline void copy_async(void* to, const void* from, bool inside, SIMT_LINE) { simt::copy_async(to, from, inside, line); }
 static inline void commit_copies() { simt::commit_copies(); }
@@ -250,6 +253,10 @@ static inline u64 wgmma_descriptor(u32 place, u32 leading, u32 stride)
 {
     return u64((place & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | 1ull << 62;
 }
+static inline u64 plain_descriptor(u32 place, u32 leading, u32 stride)
+{
+    return u64((place & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32;
+}
 static inline void wgmma_fence(SIMT_LINE) { simt::wgmma_fence(line); }
 static inline void wgmma_commit(SIMT_LINE) { simt::wgmma_commit(line); }
 template <int GROUPS> static void wgmma_wait(SIMT_LINE) { simt::wgmma_wait(GROUPS, line); }
@@ -259,6 +266,11 @@ template <bool TA = false, bool TB = false, int N>
 static void wgmma(float (&d)[N][4], u64 a, u64 b, bool accumulate, SIMT_LINE)
 {
     simt::wgmma<8 * N, false, TA, TB, simt::is_f16<element>>(d[0], nullptr, a, b, accumulate, line);
+}
+template <bool TB = true, int N>
+static void wgmma_bf16(float (&d)[N][4], const u32 (&a)[4], u64 b, bool accumulate, SIMT_LINE)
+{
+    simt::wgmma<8 * N, true, false, TB, false>(d[0], a, 0, b, accumulate, line);
 }
 // a in registers; the rows of b are the depth.
 template <bool TB = true, int N>

@@ -46,6 +46,12 @@ static void for_pieces(const Copy& copy, F f)
 
 static unsigned char* memory_at(u32 place) { return shared + (place - BASE); }
 
+// What a store writes.
+static unsigned char* source(const Copy& copy, u32 place)
+{
+    return copy.kept ? copy.kept + (place - copy.place) : memory_at(place);
+}
+
 // The transfer itself.
 static void make(Copy& copy)
 {
@@ -62,19 +68,22 @@ static void make(Copy& copy)
         });
         break;
     case Kind::store:
-        for_pieces(copy, [](u32 place, unsigned char* global, int size) {
+        for_pieces(copy, [&](u32 place, unsigned char* global, int size) {
             if (global)
-                memcpy(global, memory_at(place), size);
+                memcpy(global, source(copy, place), size);
         });
         break;
     case Kind::bulk_load: memcpy(memory_at(copy.place), copy.global, bytes); break;
-    case Kind::bulk_store: memcpy(copy.global, memory_at(copy.place), bytes); break;
+    case Kind::bulk_store: memcpy(copy.global, source(copy, copy.place), bytes); break;
     case Kind::bulk_add:
         for (u32 i = 0; i < bytes / 4; ++i)
-            ((float*)copy.global)[i] += ((const float*)memory_at(copy.place))[i];
+            ((float*)copy.global)[i] += ((const float*)source(copy, copy.place))[i];
     }
-    if (!is_load(copy.kind))
+    if (!is_load(copy.kind)) {
+        free(copy.kept);
+        copy.kept = nullptr;
         return;
+    }
     copy.live = false;
     Barrier& barrier = block->barriers[copy.barrier];
     --barrier.copies;
@@ -197,8 +206,9 @@ static void bulk_copy(Kind kind, u32 place, void* global, u32 bytes, u32 bar, in
         begin_store(copy, line);
 }
 
-// Waits until at most `groups` of this thread's newest groups of stores are under way.
-static void wait_stores(u32 groups, int line)
+// Waits until at most `groups` of this thread's newest groups of stores are under way, or, with `read`, have not read all that they
+// write: when that is there for others is open then.
+static void wait_stores(u32 groups, bool read, int line)
 {
     Warp& warp = warp_now();
     const u32 committed = lane_now().groups;
@@ -208,10 +218,19 @@ static void wait_stores(u32 groups, int line)
         if (!copy.live || is_load(copy.kind) || copy.thread / WARP != current / WARP)
             continue;
         if (copy.thread == current && copy.group + groups <= committed) {
+            if (read && !copy.made && !copy.read && chance(2)) {
+                copy.kept = (unsigned char*)malloc(copy.bytes);
+                memcpy(copy.kept, memory_at(copy.place), copy.bytes);
+                copy.read = true;
+            }
+            if (read && copy.read)
+                continue;
             if (!copy.made)
                 make(copy);
             copy.live = false;
-        } else if (copy.number < oldest)
+        } else if (copy.read)
+            continue;
+        else if (copy.number < oldest)
             oldest = copy.number;
     }
     warp.clock.bulks[current / WARP] = oldest - 1;
@@ -222,7 +241,11 @@ static void wait_stores(u32 groups, int line)
 static void check_stores()
 {
     for (int i = 0; i < block->copy_count; ++i)
-        if (const Copy& copy = block->copies[i]; copy.live && !is_load(copy.kind) && copy.thread == current)
+        if (Copy& copy = block->copies[i]; copy.live && copy.read && copy.thread == current) {
+            if (!copy.made)
+                make(copy);
+            copy.live = false;
+        } else if (copy.live && !is_load(copy.kind) && copy.thread == current)
             fail(0, "the thread ends while a store of its is under way%s",
                  copy.group > lane_now().groups ? " (and not committed)" : "");
 }

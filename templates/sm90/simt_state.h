@@ -89,7 +89,7 @@ static_assert(sizeof(Map) == 128, "the size of a CUtensorMap");
 enum class Kind { load, store, bulk_load, bulk_store, bulk_add };
 
 struct Copy {
-    bool live, made;
+    bool live, made, read;
     Kind kind;
     Map map;
     int at[5];
@@ -97,6 +97,7 @@ struct Copy {
     void* global;
     int barrier, thread;
     u32 phase, group, number;  // group: of the thread's bulk stores; number: of the warp's
+    unsigned char* kept;       // what a store has read and not yet written
 };
 
 // Accumulators of a warp's wgmmas, its 16 rows; the registers are poisoned while they are in flight.

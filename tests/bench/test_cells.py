@@ -78,4 +78,16 @@ def test_deterministic_kernels_are_there_for_the_plain_cells(name: str, cells: t
     assert made == {(cell.mask, cell.width) for cell in cells}
     for module in modules:
         assert module.backward is not None
-        assert [planned.name for planned in module.backward.kernels] == ["dq", "dkdv"]
+        width = module.variant.params["D"]
+        of_keys = ["dv", "dk"] if (module.target, width) == ("cuda.sm_90a", 256) else ["dkdv"]
+        assert [planned.name for planned in module.backward.kernels] == ["dq", *of_keys]
+
+
+def test_ordered_kernels_are_there_for_the_cells_that_have_them() -> None:
+    modules = plans_of(SPECS[0].parent / "ordered" / "plain.attn").modules
+    made = {(module.variant.attention.name, module.variant.params["D"]) for module in modules}
+    assert made == {(cell.mask, cell.width) for cell in standard() if cell.width <= 128}
+    for module in modules:
+        assert module.backward is not None
+        (planned,) = module.backward.kernels
+        assert planned.chain.adds_dq == "ordered"

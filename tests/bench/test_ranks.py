@@ -28,7 +28,7 @@ def test_tables_say_what_was_measured(tmp_path: Path) -> None:
     parts = {
         "planning": {"causal 64k": {"2": 0.41, "4": 0.523}},
         "links": {"all_gather of 8 MB a rank": 123.4},
-        "attnc: causal 64k": OURS,
+        "attnc: causal 64k": {**OURS, "copied": {**OURS, "T4 forward": 16.25}},
         "ulysses + cuDNN: causal 64k": {"T4 forward": 20.0, "T4 forward + backward": 70.0},
         "torch Flex CP: causal 64k": {"error": "RuntimeError: no"},
         "torch Flex CP": {"error": "TimeoutError: late"},
@@ -37,6 +37,7 @@ def test_tables_say_what_was_measured(tmp_path: Path) -> None:
     path.write_text(json.dumps({"machine": {}, "ranks": 4, "parts": parts}), encoding="utf-8")
     text = markdown(path)
     assert "| causal 64k | 64.000 ms | 16.500 ms | 97.0 % | 530 | ulysses + cuDNN 20.000 ms | 1.21x |" in text
+    assert "| causal 64k, copied | 64.000 ms | 16.250 ms | 98.5 % | 538 |" in text
     assert "| causal 64k | 240.000 ms | 62.000 ms | 96.8 %" in text
     assert "| causal 64k | need | 4 | longest first | 1.000 | 780.1 MB | 1.00x | True | 0.0 |" in text
     assert "| causal 64k | 0.41 | 0.52 |" in text

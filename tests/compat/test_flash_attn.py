@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.compat import flash_attn, prepared
+from attnc.api import compile as api
+from attnc.compat import compiled, flash_attn, prepared
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from attnc.diagnostics import error
+from attnc.source import Source
 from tests.compat.callers import DATA, Calls
 from tests.compat.flash_grid import Case, run
 
@@ -218,3 +221,31 @@ def test_torch_compile_sees_one_operator() -> None:
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(q, k, v), layer(q, k, v))
+
+
+def test_hopper_runs_its_own_kernels_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts and gradients; few queries against a cache, and what that target has no kernel for, stay."""
+    asked: list[str] = []
+    original = api.compile_family
+
+    def noting(text: str, *, target: str, **options: Any) -> Any:
+        asked.append(target)
+        if "dropout" in text and target != "triton":
+            raise api.SpecError([error("E0602", "not yet", Source("it.attn", text).span(0, 1), "")])
+        return original(text, target="triton", **options)
+
+    monkeypatch.setattr(api, "compile_family", noting)
+    monkeypatch.setattr(prepared, "_PREPARED", {})
+    monkeypatch.setattr(compiled, "suits_hopper", lambda *tensors: True)
+    q, k, v = tensors(rows=20)
+    compiled.run_on("cuda.sm_90a")
+    try:
+        flash_attn_func(q, k, v, causal=True)
+        flash_attn_func(q[:, :1], k, v, causal=True)
+        flash_attn_func(q, k, v, 0.5)
+    finally:
+        compiled.run_on("triton")
+    flash_attn_func(q, k, v, causal=True)
+    assert asked == ["cuda.sm_90a", "triton", "cuda.sm_90a", "triton", "triton"]
+    with pytest.raises(ValueError, match=r"expected one of triton, cuda\.sm_90a"):
+        compiled.run_on("cuda.sm_80")

@@ -80,8 +80,8 @@ BUGS = (
     Bug(
         name="holes of a window are not filled",
         place="moves.Moves.pack_keys",
-        old="came[came.numel() - unit :].zero_()",
-        new='came[came.numel() - unit :].fill_(float("nan"))',
+        old="layout.unit).zero_()",
+        new='layout.unit).fill_(float("nan"))',
         shown_by="holes",
     ),
     Bug(

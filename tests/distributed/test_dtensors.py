@@ -53,6 +53,12 @@ def test_results_lie_as_q_does(mesh: DeviceMesh) -> None:
     assert torch.equal(cp.unshard(o), expected)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is symmetric memory")
+def test_symmetric_memory_is_that_of_gpus(mesh: DeviceMesh) -> None:
+    with pytest.raises(ValueError, match="symmetric: expected GPUs of one host, got none"):
+        ContextParallel(SPECS["causal"], mesh["cp"], symmetric=True)
+
+
 def test_what_lies_otherwise_is_named(mesh: DeviceMesh) -> None:
     cp = ContextParallel(SPECS["documents"], mesh["cp"])
     q, k, v = (distribute_tensor(x, mesh, [Replicate(), Shard(1)]) for x in whole())

@@ -3,6 +3,7 @@ float64 reference of the whole by the bound that the plan of the ranks promises.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -131,6 +132,24 @@ def test_bits_are_those_of_one_rank_and_of_every_run() -> None:
             assert torch.equal(one, many), f"{name} depends on the number of ranks"
         else:
             torch.testing.assert_close(one, many, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups"), [("causal", 3, 2), ("documents", 2, 1)])
+def test_keys_may_be_copied_out_of_the_memory_of_others(name: str, ranks: int, groups: int) -> None:
+    """Nothing is sent before the gradients, and the bits are the same."""
+
+    def work(group: Thread, *, symmetric: bool) -> tuple[torch.Tensor, ...]:
+        group.symmetric = symmetric
+        cp = ContextParallel(SPECS[name], group, groups=groups, strategy="need")
+        extras: dict[str, Any] = {"doc": torch.arange(45).int()[None] // 20} if name == "documents" else {}
+        leaves = [x.requires_grad_() for x in cp.shard(*whole(), **extras)[:3]]
+        o, lse = cp(*leaves, **extras)
+        assert not (symmetric and group.bytes_sent)
+        return (o, lse, *torch.autograd.grad(o.sum(), leaves))
+
+    sent, copied = (on_ranks(ranks, partial(work, symmetric=symmetric)) for symmetric in (False, True))
+    for mine, other in zip(sent, copied, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(mine, other, strict=True))
 
 
 def test_rows_may_lie_in_slices() -> None:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from attnc.distributed.group import Box
+
 _Result = TypeVar("_Result")
 
 
@@ -39,11 +41,19 @@ class Meeting:
 
 
 class Thread:
-    """One rank (`group.Ranks`). bytes_sent: what it has sent to others."""
+    """One rank (`group.Ranks`). bytes_sent: what it has sent to others; symmetric: whether keys are copied
+    out of each other's memory.
+    """
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank, self.size = meeting, rank, meeting.size
-        self.bytes_sent = 0
+        self.bytes_sent, self.symmetric = 0, False
+        self._box: ThreadBox | None = None
+
+    def outbox(self, size: int) -> Box:
+        if self._box is None or self._box.memory.numel() < size:
+            self._box = ThreadBox(self, size)
+        return self._box
 
     def exchange(
         self,
@@ -68,6 +78,17 @@ class Thread:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.meeting.swap(self.rank, x.clone()))
+
+
+class ThreadBox:
+    """Memory that all threads can read."""
+
+    def __init__(self, rank: Thread, size: int) -> None:
+        self._rank, self.memory = rank, torch.zeros(size, dtype=torch.uint8)
+        self.peers: Sequence[torch.Tensor] = rank.meeting.swap(rank.rank, self.memory)
+
+    def meet(self) -> None:
+        self._rank.meeting.swap(self._rank.rank, None)
 
 
 def on_ranks(size: int, work: Callable[[Thread], _Result]) -> list[_Result]:

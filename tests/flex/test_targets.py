@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from attnc.api import hopper
 from attnc.api.compile import SpecError, compile_family
+from attnc.api.hopper import HOPPER
 from attnc.diagnostics import error
-from attnc.flex import family_of, flex_attention, programs, targets
-from attnc.flex.targets import HOPPER, TRITON, targets_of
+from attnc.flex import family_of, flex_attention, programs
+from attnc.flex.targets import TRITON, targets_of
 from attnc.source import Source
 from tests.flex.mods import causal
 
@@ -35,12 +37,57 @@ def on_a_gpu(*, dtype: torch.dtype = torch.bfloat16, d: int = 64) -> torch.Tenso
 def test_hopper_gets_its_own_kernels(
     options: Any, wanted: Any, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "_is_hopper", lambda device: device == 0)
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: device == 0)
     q = on_a_gpu(**options)
-    assert targets_of(None, q, q, wanted) == expected
-    assert targets_of("cuda.sm_80", q, q, wanted) == ("cuda.sm_80", "")
-    monkeypatch.setattr(targets, "_is_hopper", lambda device: False)
-    assert targets_of(None, q, q, wanted) == (TRITON, "")
+    assert targets_of(None, q, q, q, wanted) == expected
+    assert targets_of("cuda.sm_80", q, q, q, wanted) == ("cuda.sm_80", "")
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: False)
+    assert targets_of(None, q, q, q, wanted) == (TRITON, "")
+
+
+@pytest.mark.parametrize(
+    ("strides", "expected"),
+    [
+        ((1024, 512, 64, 1), HOPPER),
+        ((1024, 64, 128, 1), HOPPER),  # rows of all heads together
+        ((1152, 576, 72, 1), HOPPER),  # part of rows of 144 bytes
+        ((1088, 544, 68, 1), TRITON),  # and of 136
+        ((0, 512, 64, 1), HOPPER),  # one sequence
+        ((1024, 0, 64, 1), TRITON),  # a head that is every head
+    ],
+)
+def test_what_hopper_would_copy_stays_on_triton(
+    strides: tuple[int, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
+    q = on_a_gpu()
+    with FakeTensorMode():
+        key = torch.empty_strided(q.shape, strides, dtype=q.dtype, device="cuda:0")
+    assert targets_of(None, q, key, key, ())[0] == expected
+
+
+def test_a_bias_of_pairs_stays_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compiled(text: str, *, target: str, **options: Any) -> Any:
+        asked.append(target)
+        return compile_family(text, target=TRITON, **options)
+
+    monkeypatch.setattr(programs, "compile_family", compiled)
+    monkeypatch.setattr(programs, "_PROGRAMS", {})
+    monkeypatch.setattr("attnc.flex.attention.targets_of", lambda *arguments: (HOPPER, TRITON))
+    q = torch.randn(1, 2, 20, 16)
+    table, document = torch.randn(2, 41), torch.arange(20, dtype=torch.int32) // 7
+
+    def by_distance(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score + table[h, q - kv + 20]
+
+    def by_query(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score + table[h, q] * (document[q] - document[kv])
+
+    for mod in (by_distance, by_query):
+        flex_attention(q, q, q, mod, mask_mod=causal)
+    assert asked == [TRITON, HOPPER]
 
 
 def test_what_a_target_cannot_say_runs_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:

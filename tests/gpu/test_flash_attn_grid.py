@@ -1,4 +1,5 @@
-"""The grid of flash-attention's own tests on a GPU: `pytest tests/gpu/test_flash_attn_grid.py -n 16`.
+"""The grid of flash-attention's own tests on a GPU: `pytest tests/gpu/test_flash_attn_grid.py -n 16`; with
+ATTNC_GRID_TARGET=cuda.sm_90a on Hopper's own kernels.
 
 A test is a form, which is compiled once, at several pairs of lengths and numbers of heads: processes share
 the forms, so that they compile at the same time. What is judged, by which rule: tests/compat/flash_grid.py.
@@ -6,6 +7,7 @@ the forms, so that they compile at the same time. What is judged, by which rule:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, product
@@ -13,6 +15,7 @@ from itertools import cycle, product
 import pytest
 import torch
 
+from attnc.compat import run_on
 from tests.compat.flash_grid import Case, run
 
 SIZES = (32, 40, 59, 64, 96, 111, 128, 160, 192, 224, 256)
@@ -93,6 +96,7 @@ FORMS = [*trained(), *cached()]
 
 @pytest.mark.parametrize("case", FORMS, ids=str)
 def test_form(case: Case, device: torch.device) -> None:
+    run_on(os.environ.get("ATTNC_GRID_TARGET", "triton"))
     for shaped in shapes(case):
         try:
             run(shaped, device)

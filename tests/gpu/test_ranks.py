@@ -33,11 +33,12 @@ def hopper(spec: str) -> str:
 
 
 WIDE = {"causal": wide(text(dtype="bf16")), "documents": wide(SPECS["documents"])}
-#: Spec and target of what is verified.
-WORK: Mapping[str, tuple[str, str]] = {
-    "causal": (WIDE["causal"], "triton"),
-    "documents": (WIDE["documents"], "triton"),
-    "window of Hopper": (hopper(wide(text("window(200, 0)", dtype="bf16"))), "cuda.sm_90a"),
+#: Spec and target of what is verified, and whether keys move by symmetric memory.
+WORK: Mapping[str, tuple[str, str, bool]] = {
+    "causal": (WIDE["causal"], "triton", False),
+    "causal, copied": (WIDE["causal"], "triton", True),
+    "documents": (WIDE["documents"], "triton", False),
+    "window of Hopper": (hopper(wide(text("window(200, 0)", dtype="bf16"))), "cuda.sm_90a", False),
 }
 
 
@@ -47,7 +48,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     if torch.cuda.device_count() < RANKS:
         pytest.skip("needs two GPUs")
     is_hopper = torch.cuda.get_device_capability() == (9, 0)
-    names = [name for name, (_, target) in WORK.items() if is_hopper or target == "triton"]
+    names = [name for name, (_, target, _) in WORK.items() if is_hopper or target == "triton"]
     folder = tmp_path_factory.mktemp("ranks")
     on_processes(RANKS, _verify, names, str(folder), seconds=60.0, deadline=240.0)
     return {name: (folder / name).read_text(encoding="utf-8") for name in names}
@@ -56,8 +57,8 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 def _verify(rank: int, names: list[str], folder: str) -> None:
     for name in names:
         begin = time.monotonic()
-        source, target = WORK[name]
-        found = verify_here(rank, source, None, target, 4)
+        source, target, symmetric = WORK[name]
+        found = verify_here(rank, source, None, target, 4, symmetric=symmetric)
         assert "NVIDIA" in found.place
         if rank == 0:
             seconds = time.monotonic() - begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -16,12 +17,13 @@ from torch.nn.attention import (
 )
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnc.compat import sdpa
+from attnc.compat import run_on, sdpa
 from tests.compat.flash_reference import Meaning, both, judge
 
 
 @pytest.fixture(autouse=True)
 def active(device: torch.device) -> Iterator[None]:
+    run_on(os.environ.get("ATTNC_GRID_TARGET", "triton"))
     sdpa.register()
     activate_flash_attention_impl("attnc")
     yield
@@ -93,21 +95,21 @@ def test_the_grid_of_torch(
 def test_a_captured_step_with_gradients(is_causal: bool, device: torch.device) -> None:
     """As torch's tests capture its own: the forward and the backward in a graph, replayed on other data."""
     torch.manual_seed(0)
-    q, k, v, do = torch.randn(4, 2, 4, 200, 64, device=device, dtype=torch.bfloat16).unbind()
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
-    with torch.cuda.stream(side):
-        results(SDPBackend.FLASH_ATTENTION, leaves, do, is_causal=is_causal)
-    side.synchronize()
+    *still, do = torch.randn(4, 2, 4, 200, 64, device=device, dtype=torch.bfloat16).unbind()
+
+    def step() -> Any:
+        leaves = [x.detach().requires_grad_() for x in still]
+        return results(SDPBackend.FLASH_ATTENTION, leaves, do, is_causal=is_causal)
+
+    step()
+    torch.cuda.synchronize()
     graph: Any = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = results(SDPBackend.FLASH_ATTENTION, leaves, do, is_causal=is_causal)
-    with torch.no_grad():
-        for x in leaves:
-            x.copy_(torch.randn_like(x))
+        found = step()
+    for x in still:
+        x.copy_(torch.randn_like(x))
     graph.replay()
-    expected = results(SDPBackend.FLASH_ATTENTION, leaves, do, is_causal=is_causal)
-    assert all(torch.equal(ours, right) for ours, right in zip(found, expected, strict=True))
+    assert all(torch.equal(ours, right) for ours, right in zip(found, step(), strict=True))
 
 
 def test_dropout_is_that_of_the_forward(device: torch.device) -> None:

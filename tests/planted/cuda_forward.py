@@ -175,16 +175,16 @@ BUGS: tuple[CudaBug, ...] = (
     CudaBug(
         name="dropout draws the same pair twice",
         attention="dropout",
-        story="two lanes share four words, and both took the first two",
-        anchor="const bool second = kv_idx & 2;",
-        patch="const bool second = false;",
+        story="four lanes trade what they drew, and neighbours did not",
+        anchor="trade_bits(trade_bits(kept, 2, 8, 0x00FF00FFu), 1, 4, 0x0F0F0F0Fu)",
+        patch="trade_bits(kept, 2, 8, 0x00FF00FFu)",
     ),
     CudaBug(
         name="dropout with batch and head exchanged",
         attention="dropout",
         story="the same mask was drawn, for another head",
-        anchor="keep_dropout(bool (&keep)[2], float p, long long key, int b, int h,",
-        patch="keep_dropout(bool (&keep)[2], float p, long long key, int h, int b,",
+        anchor="u32 draw_keys(const Draw& draw, long long key, int b, int h,",
+        patch="u32 draw_keys(const Draw& draw, long long key, int h, int b,",
     ),
     CudaBug(
         name="sink counted by every lane",

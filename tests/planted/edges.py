@@ -118,8 +118,8 @@ BUGS: tuple[Bug, ...] = (
         attention="cross",
         file="host",
         story="queries and keys were as many in every test",
-        anchor='name="cross_forward", file="d64_dv128.cu", blocks="cdiv(M,',
-        patch='name="cross_forward", file="d64_dv128.cu", blocks="cdiv(N,',
+        anchor='"cross_forward", "cdiv(M,',
+        patch='"cross_forward", "cdiv(N,',
     ),
     TritonBug(
         name="rows of the workspace by head, then batch",

@@ -136,6 +136,48 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS);",
         patch="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS - 1);",
     ),
+    # Turns
+    HopperBug(
+        name="turns that nobody waits for",
+        attention="hopper_ordered",
+        file="backward_dkdv",
+        story="the sum was right in every run that was looked at",
+        anchor="await_turn(turn, kv_tile);",
+        patch="",
+    ),
+    HopperBug(
+        name="the first tile by the number of the block",
+        attention="hopper_ordered",
+        file="backward_dkdv",
+        story="it saves an atomic addition, until a block waits for one that has not begun",
+        anchor="tile = uniform(leads ? atomicAdd(args.counter_ptr, 1) : 0);",
+        patch="tile = tile < 0 ? blockIdx.x : gridDim.x + uniform(leads ? atomicAdd(args.counter_ptr, 1)"
+        " : 0);",
+    ),
+    HopperBug(
+        name="every kv tile the first to add",
+        attention="hopper_ordered",
+        file="backward_dkdv",
+        story="where the one before ends was asked of the first tile alone",
+        anchor="hi_before = hi;",
+        patch="",
+    ),
+    HopperBug(
+        name="dq staged while it is added",
+        attention="hopper_ordered",
+        file="backward_dkdv",
+        story="the copy engine reads shared memory when it likes",
+        anchor="tma_wait_read(); mbarrier_arrive(barrier_of(base, DQ_EMPTY, 0));",
+        patch="mbarrier_arrive(barrier_of(base, DQ_EMPTY, 0)); tma_wait_read();",
+    ),
+    HopperBug(
+        name="no turn after the one that stores",
+        attention="hopper_ordered",
+        file="backward_dkdv",
+        story="a turn is passed by who has waited for one",
+        anchor="pass_turn(turn, kv_tile);",
+        patch="if (!is_first) pass_turn(turn, kv_tile);",
+    ),
     # A kernel each for dk and dv
     HopperBug(
         name="K copied over while dk leaves through it",

@@ -73,8 +73,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns outside of V not announced",
         attention="hopper_mla",
         story="the bytes of a half were counted, with which the others come",
-        anchor="begin(odd, HALF + REST)",
-        patch="begin(odd, HALF)",
+        anchor="begin(odd, own(HALF, copier) + own(REST, copier))",
+        patch="begin(odd, own(HALF, copier))",
     ),
     HopperBug(
         name="halves always in the same order",
@@ -139,8 +139,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="V from the pages of K",
         attention="hopper_pages",
         story="a tile had one set of pages, before its V was copied behind the next K",
-        anchor="v_page = page; page = page_of(kv_lo + lane * BOX);",
-        patch="page = page_of(kv_lo + lane * BOX); v_page = page;",
+        anchor="v_page = page; page = page_of(kv_lo + box * BOX);",
+        patch="page = page_of(kv_lo + box * BOX); v_page = page;",
     ),
     HopperBug(
         name="length of the tile before",
@@ -154,8 +154,29 @@ BUGS: tuple[HopperBug, ...] = (
         name="every lane announces",
         attention="hopper_pages",
         story="what one thread did became a warp's, lane by lane",
-        anchor="if (lane == 0) "
-        "mbarrier_expect(barrier_of(base, V_FULL, v.at), V_PIECES * boxes * BOX * 128);",
-        patch="mbarrier_expect(barrier_of(base, V_FULL, v.at), V_PIECES * boxes * BOX * 128);",
+        anchor="if (lane == 0) mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);",
+        patch="mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);",
+    ),
+    # Several warps that copy
+    HopperBug(
+        name="keys ready with the pieces of one warp",
+        attention="hopper_pages",
+        story="one warp copied before two did",
+        anchor="mbarrier_init(barrier_of(base, K_FULL, i), COPIERS);",
+        patch="mbarrier_init(barrier_of(base, K_FULL, i), 1);",
+    ),
+    HopperBug(
+        name="every warp copies all pieces of V",
+        attention="hopper_gqa",
+        story="the pieces were not shared out where V was added",
+        anchor="begin(1, own(V_PIECES, turn)), 0, V_PIECES, turn);",
+        patch="begin(1, V_PIECES), 0, V_PIECES, 0);",
+    ),
+    HopperBug(
+        name="a lane announces before the others have waited",
+        attention="hopper_gqa",
+        story="a warp with nothing to copy waited for nobody",
+        anchor="const u32 full = barrier_of(base, FULL, PARTS * stage.at + part); __syncwarp();",
+        patch="const u32 full = barrier_of(base, FULL, PARTS * stage.at + part);",
     ),
 )

@@ -18,15 +18,13 @@ from attnc.verify.check import check, keeps
 from attnc.verify.large import large_cases
 from attnc.verify.projection_check import (
     ProjectionSubject,
+    ProjectionTrial,
     check_projection,
-    fuzz_projection,
     projection_subject,
     text_of,
-    verify_projection,
 )
 from attnc.verify.properties import violations
-from attnc.verify.search import fuzz
-from attnc.verify.search import verify as verify_attention
+from attnc.verify.search import AttentionTrial, Trial, run, search
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from attnc.verify.verdict import Verdict
@@ -56,10 +54,7 @@ class Catch:
 def hunt(bug: Bug, *, seed: int = 0) -> Catch:
     """Plants the bug and draws cases until it is caught; how many depends on nothing but the seed."""
     subject, examples = planted(bug), EXAMPLES[bug.target]
-    if isinstance(subject, ProjectionSubject):
-        report = fuzz_projection(subject, examples=examples, seed=seed, shrink=False)
-    else:
-        report = fuzz(subject, examples=examples, seed=seed, shrink=False, rules=violations)
+    report = search(_trial(subject, spares_gradients=False), examples=examples, seed=seed, shrink=False)
     case, message = None, ""
     if report.failures:
         case, message = report.failures[0].case, report.failures[0].verdict.message
@@ -77,13 +72,16 @@ def verify(bug: Bug, *, count: int = 24) -> Catch:
             raise _Caught(Catch(bug=bug, case=case, examples=number, message=verdict.message))
 
     try:
-        if isinstance(subject, ProjectionSubject):
-            verify_projection(subject, count=count, progress=progress)
-        else:
-            verify_attention(subject, count=count, progress=progress, rules=violations)
+        run(_trial(subject), count=count, progress=progress)
     except _Caught as caught:
         return caught.catch
     return Catch(bug=bug, case=None, examples=seen, message="")
+
+
+def _trial(subject: AnySubject, *, spares_gradients: bool = True) -> Trial:
+    if isinstance(subject, ProjectionSubject):
+        return ProjectionTrial(subject)
+    return AttentionTrial(subject, violations, spares_gradients=spares_gradients)
 
 
 class _Caught(Exception):

@@ -119,9 +119,7 @@ class Case:
         monkeypatch.setattr(call.program, "function", self.driver.function)
         self.gradients = gradients
         (launch,) = call.backward.launches if gradients else call.launches
-        words = launch.numbers.split()
-        strides = sum(word.startswith("stride_") for word in words)
-        sizes = len(words) - strides
+        strides, sizes = len(launch.stride_names), len(launch.numbers.split())
         self.driver.size = 8 * (len(launch.addresses.split()) + strides) + 4 * (sizes + sizes % 2)
         self.function = getattr(self.module, name)
         if gradients:

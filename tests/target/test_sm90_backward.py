@@ -40,7 +40,7 @@ def compiled(kernel: str, mask: str, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulate", ["atomic", "two_pass"])
+@pytest.mark.parametrize("accumulate", ["atomic", "ordered", "two_pass"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("mask", ["true", CAUSAL])
 def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None:
@@ -101,7 +101,9 @@ def gradients(
     ("d", "accumulate"),
     [
         (64, "atomic"),
+        (64, "ordered"),
         pytest.param(128, "atomic", marks=pytest.mark.slow),
+        pytest.param(128, "ordered", marks=pytest.mark.slow),
         pytest.param(64, "two_pass", marks=pytest.mark.slow),
         pytest.param(128, "two_pass", marks=pytest.mark.slow),
         pytest.param(256, "two_pass", marks=pytest.mark.slow),
@@ -178,7 +180,8 @@ ENDS = {
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
-    ("ends", "accumulate"), [("packed", "two_pass"), ("shortened", "two_pass"), ("shortened", "atomic")]
+    ("ends", "accumulate"),
+    [("packed", "two_pass"), ("shortened", "two_pass"), ("shortened", "atomic"), ("shortened", "ordered")],
 )
 def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str) -> None:
     """They are NaN where nobody may read them, and gradients of theirs stay as they were."""
@@ -228,7 +231,7 @@ def test_keys_and_values_have_widths_of_their_own(d: int, dv: int, staged: int) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
-@pytest.mark.parametrize("accumulate", ["atomic", "two_pass"])
+@pytest.mark.parametrize("accumulate", ["atomic", "ordered", "two_pass"])
 def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str) -> None:
     """Of 96 keys, which three loads of a lane are, and of queries; some lie outside of the sequence."""
     lines = [

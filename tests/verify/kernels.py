@@ -49,6 +49,7 @@ def philox(seed, y_ptr, M, N, h, b, BLOCK: tl.constexpr):
         q_idx[:, None] + tl.zeros_like(quads)[None, :],
         h,
         b,
+        n_rounds=7,
     )
     words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK, BLOCK])
     kv_idx = tl.arange(0, BLOCK)

@@ -14,12 +14,12 @@ from attnc.runtime.loader import load_text
 from attnc.verify.case import Case
 from attnc.verify.projection_check import (
     ProjectionSubject,
+    ProjectionTrial,
     check_projection,
-    fuzz_projection,
     projection_subject,
     text_of,
-    verify_projection,
 )
+from attnc.verify.search import run, search
 from tests.plans import plans_of
 from tests.planted.bug import plant
 from tests.planted.registry import BUGS
@@ -50,7 +50,7 @@ def subject(name: str, variant: str) -> ProjectionSubject:
     ],
 )
 def test_the_fixed_cases(name: str, variant: str) -> None:
-    report = verify_projection(subject(name, variant), count=13, fills=("nan", "large"))
+    report = run(ProjectionTrial(subject(name, variant)), count=13, fills=("nan", "large"))
     assert not report.failures
     assert report.examples > 13  # those that meet the boundaries of the plan come first
     assert 0 < report.worst <= 1
@@ -58,7 +58,7 @@ def test_the_fixed_cases(name: str, variant: str) -> None:
 
 @pytest.mark.slow
 def test_drawn_cases() -> None:
-    report = fuzz_projection(subject("linear_bias", "bf16"), examples=examples(16))
+    report = search(ProjectionTrial(subject("linear_bias", "bf16")), examples=examples(16))
     assert not report.failures
 
 
@@ -75,7 +75,7 @@ def test_failures_are_shrunk_and_print_a_command() -> None:
     bug = BUGS["projections: bias lost when K is shared"]
     planned = next(module for module in modules() if module.name == bug.attention)
     broken = replace(projection_subject(planned), module=load_text(plant(text_of(planned), bug)))
-    (failure,) = fuzz_projection(broken, examples=60).failures
+    (failure,) = search(ProjectionTrial(broken), examples=60).failures
     assert failure.case.dims["M"] == 1
     assert f"--attention {bug.attention} --variant bf16 --case '" in failure.repro
 

@@ -6,9 +6,11 @@ import re
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from attnc.runtime.loader import load_file
 from attnc.target.support import with_headers
 from attnc.verify.record import (
     Record,
@@ -177,7 +179,8 @@ KERNELS = sorted(GENERATED.glob("*/cuda_*/[!_]*.py"))
 def test_a_cuda_module_names_all_its_kernels_by_hash(path: Path) -> None:
     """What is recorded of a module is recorded of these files too."""
     text = path.read_text(encoding="utf-8")
-    files = list(dict.fromkeys(re.findall(r'file="([\w.]+)"', text)))
+    program: Any = load_file(path).CALL.program
+    files = list(dict.fromkeys(kernel.file for kernel in program.kernels.values()))
     beside = (found.name for found in path.parent.glob("*.cu"))
     own = re.compile(rf"{re.escape(path.stem)}(_backward_\w+)?\.cu")
     assert sorted(files) == sorted(name for name in beside if own.fullmatch(name))

@@ -68,7 +68,9 @@ def analysed(expr: Expr, dots: Any, error: Any = 0.0) -> Approx:
         attention(expr), 0, 0, 0, np.zeros((1, 8)), np.zeros((count, 8)), np.zeros((count, 8)), {}, {}
     )
     dot = Approx(dots[None, :], np.broadcast_to(error, (1, count)))
-    return RunningError.of(head, dot, INTRINSICS).analyse(expr)
+    return RunningError(head, dot, {name: (own, absolute) for name, own, absolute in INTRINSICS}).analyse(
+        expr
+    )
 
 
 #: Products where functions bend, saturate and overflow, and what lies between.

@@ -84,6 +84,12 @@ KINDS = {
     "alibi": text_of("causal", score=f"{SCORE} - slope[h] * (q_pos - kv_idx)", more="slope"),
     "alibi_both": text_of(score=f"{SCORE} - slope[h] * abs(q_idx - 2 * kv_idx + 3)", more="slope"),
     "alibi_window": text_of("window(40, 3)", score=f"slope[h] * kv_idx + {SCORE}", more="slope"),
+    "alibi_of_positions": text_of(
+        score=f"{SCORE} + (kv_idx - 3) + slope[h] * (kv_idx - q_pos)", more="slope"
+    ),
+    "alibi_and_key_bias": text_of(
+        "causal", score=f"bias[b, kv_idx] - 0.5 * (q_pos - kv_idx) - {SCORE}", more="bias"
+    ),
     "softcap": text_of("causal", score=f"softcap({SCORE}, 2)"),
     "softcap_window": text_of(
         "window(80, 3)", score=f"softcap({SCORE}, -20) + slope[h] * kv_idx", more="slope"
@@ -112,11 +118,59 @@ def test_a_length_is_that_of_its_own_tile() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lengths", ["one", "full"])
+def test_rows_that_are_nobodys_do_not_move_a_maximum(lengths: str) -> None:
+    """A tile at the end of a packed sequence has rows of whatever lies behind it."""
+    lines = [
+        "input q: bf16[T, H, 32] via ragged(cu_q)",
+        "input k, v: bf16[S, H, 32] via ragged(cu_k)",
+        "input cu_q, cu_k: i32[B + 1]",
+        f"score = {SCORE}",
+        "mask = causal",
+        "normalize = softmax",
+        "output o: bf16[T, H, 32]",
+    ]
+    case = Case(dims={"B": 1, "H": 1, "M": 129, "N": 129}, lengths=lengths, seed=7)
+    found = check(subject(spec(lines, LAZY, target="cuda.sm_90a")), case, fills=("nan", "zero"))
+    assert found.ok, found.message
+
+
+@pytest.mark.slow
 def test_a_polynomial_beyond_its_range_shows() -> None:
     text = text_of(score=f"softcap({SCORE}, 4)")
     assert verdict(subject(text), "huge").ok
     made = subject(text, "if (any_lane(fmaxf(fmaxf(", "if (false && any_lane(fmaxf(fmaxf(")
     assert not verdict(made, "huge").ok
+
+
+MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(base, "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "wrong", "instead"),
+    [
+        ("key_bias", "half[0] = half[1] = half[2] = 0.5f;", "half[0] = 0.5f;"),
+        (
+            "key_bias",
+            f"proxy_fence();\n{MEET}COLUMNS_FULL",
+            f"{MEET}COLUMNS_FULL",
+        ),
+        ("alibi", "half[1] : t == 1", "half[0] : t == 1"),
+        ("dropout", "mbarrier_wait(barrier_of(base, KEPT_EMPTY, drawn.at), drawn.parity);", ""),
+        ("dropout", "0xAA88", "0x9988"),
+    ],
+    ids=["one_bf16_of_three", "no_proxy_fence", "a_piece_twice", "drawn_too_early", "bits_of_another_byte"],
+)
+def test_wrong_columns_and_draws_show(kind: str, wrong: str, instead: str) -> None:
+    assert not verdict(subject(KINDS[kind], wrong, instead)).ok
+
+
+@pytest.mark.slow
+def test_columns_are_bf16_whatever_k_is() -> None:
+    text = text_of("causal", score=f"{SCORE} + 1000 * bias[b, kv_idx]", more="bias").replace("bf16", "f16")
+    found = verdict(subject(text))
+    assert found.ok, found.message
 
 
 @pytest.mark.slow

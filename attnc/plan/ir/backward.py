@@ -28,9 +28,9 @@ from attnc.plan.poles import has_pole, is_finite, outgrows
 #: a fixed order, or they are added to one place in whatever order they arrive.
 Accumulate: TypeAlias = Literal["two_pass", "atomic"]
 #: How dq is summed where a kernel over kv tiles meets its rows again and again: in memory, by programs that
-#: arrive in any order (FlashAttention-2), or by one program for each head, kv tile after kv tile
-#: (FlashAttention-1).
-InMemory: TypeAlias = Literal["atomic", "sequential"]
+#: arrive in any order (FlashAttention-2), by programs that take turns, kv tile after kv tile, or by one
+#: program for each head (FlashAttention-1).
+InMemory: TypeAlias = Literal["atomic", "ordered", "sequential"]
 Made: TypeAlias = Literal["dq", "dk", "dv"]
 #: An axis of f32[B, H, M, N], or a position on an axis that none of these is.
 Place: TypeAlias = Literal["b", "h", "q_idx", "q_pos", "kv_idx"] | int

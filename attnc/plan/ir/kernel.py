@@ -23,7 +23,7 @@ M = Dim("M")
 class Dropout:
     """Drop with probability `p`.
 
-    The keep-mask is Philox-4x32-10 of `seed` at (kv_idx // 4, q_idx, head, b), lane kv_idx % 4.
+    The keep-mask is Philox-4x32-7 of `seed` at (kv_idx // 16, q_idx, head, b), 15 bits for each of 16 keys.
     """
 
     p: Expr
@@ -123,6 +123,8 @@ class ErrorBound:
     renormalised: o is rescaled at every step (FlashAttention-1), which adds roundings per tile
     largest_shift: how far what the exponent subtracts may be from the row's maximum, and from 0 (a unified
     maximum); least_probability: what the row's largest probability may be stored as
+    columns: tensor cores add the terms of the score to its product, and positions are counted from the first
+    of so many keys (0: neither); columns_factor: what terms are divided by there, if less than 1
     """
 
     head_dim: int
@@ -141,6 +143,8 @@ class ErrorBound:
     renormalised: bool = False
     largest_shift: float = 0.0
     least_probability: float = 1.0
+    columns: int = 0
+    columns_factor: float = 1.0
 
     def dot_error(self, length: int) -> float:
         """Of a sum of so many products, relative to the sum of their magnitudes."""

@@ -1,11 +1,12 @@
 """The backward of the Hopper target by wgmma: which kernels it makes, and how they lie on the machine.
 
-`dkdv` makes dk and dv, and with `accumulate.dq = atomic` dq. A block keeps 128 keys, 64 for each of two
-warpgroups that multiply; a third copies K and V once, and tiles of Q and dO. S^T = K Q^T and dP^T = V dO^T
-are accumulators in registers, which rounded to 16 bits are left operands of dV += P^T dO and dK += dS^T Q.
-dQ = dS K sums over the keys of both warpgroups: dS goes through shared memory, and dQ is added to f32 sums.
-Accumulators of dK, dV, S^T, dP^T and dQ decide the queries of a tile: 128 up to a head dimension of 64, 64 up
-to one of 128. Wider ones have a kernel each, `dv` and `dk`, which both compute S; `atomic` is not for them.
+`dkdv` makes dk and dv, and with `accumulate.dq = atomic` or `ordered` dq. A block keeps 128 keys, 64 for each
+of two warpgroups that multiply; a third copies K and V once, and tiles of Q and dO. S^T = K Q^T and
+dP^T = V dO^T are accumulators in registers, which rounded to 16 bits are left operands of dV += P^T dO and
+dK += dS^T Q. dQ = dS K sums over the keys of both warpgroups: dS goes through shared memory, and dQ is added
+to f32 sums, in any order or by turns. Accumulators of dK, dV, S^T, dP^T and dQ decide the queries of a tile:
+128 up to a head dimension of 64, 64 up to one of 128. Wider ones have a kernel each, `dv` and `dk`, which
+both compute S; dq is not summed in memory for them.
 
 `dq`, of `accumulate.dq = two_pass`, is the same turned around: a block keeps 128 queries, keys come by, and
 dS = P (dP - delta) is the left operand of dQ += dS K without leaving registers.
@@ -19,10 +20,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
+from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Schedule, Value, knobs_of
+from attnc.model.schedule import Config, Knob, Schedule, Value, knobs_of
 from attnc.model.tensors import Dense, Ragged
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
@@ -35,6 +37,8 @@ from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
+from attnc.plan.sm90.turns import ends_grow, why_no_turns
+from attnc.plan.unsupported import unsupported
 
 #: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
 CONSUMERS = 2
@@ -46,6 +50,8 @@ assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == COPY_REGISTERS + CONSUMER
 #: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 WARPS = 4 * (CONSUMERS + 1)
 _STAGED, DQ_COLUMNS = 4096, 64
+#: Floats behind the sums of a q tile of dQ, where it says whose turn it is: a line of the cache.
+TURNS = 32
 #: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
 _KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
 _STAGES = 2
@@ -57,9 +63,13 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Backward(CudaBackward):
-    """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same."""
+    """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
+    takes_turns: blocks add to dq kv tile after kv tile; ends_grow: as `turns.ends_grow`.
+    """
 
     by_wgmma: frozenset[KernelName]
+    takes_turns: bool
+    ends_grow: bool
 
     @property
     def qk_pieces(self) -> int:
@@ -154,14 +164,37 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     return Sm90Backward(
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
         by_wgmma=by_wgmma,
+        takes_turns=(takes_turns := accumulate_of_dq(variant, schedule) == "ordered"),
+        ends_grow=takes_turns and ends_grow(normalise(variant.attention)),
     )
+
+
+def accumulate_of_dq(variant: Variant, schedule: Schedule) -> str | None:
+    """How dq is summed; None where it is not asked for."""
+    wanted = "q" in variant.attention.grads
+    return configs(schedule, "backward", variant)[0].accumulate("q") if wanted else None
+
+
+def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
+    """Why blocks cannot take turns at adding to dq, as `knob` asks for."""
+    is_one = "dkdv" in _by_wgmma(variant, schedule)
+    reason = (
+        why_no_turns(normalise(variant.attention)) if is_one else "no kernel of wgmma makes dk, dv and dq"
+    )
+    if reason:
+        yield unsupported(
+            "blocks cannot take turns at adding to dq here",
+            knob.span,
+            reason,
+            "write 'accumulate.dq = two_pass', the same bits in every run as well",
+        )
 
 
 def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
     """The kernels that wgmma makes, as they are asked for."""
     attention = normalise(variant.attention)
     grads = set(attention.grads)
-    accumulate = configs(schedule, "backward", variant)[0]["accumulate.dq"] if "q" in grads else None
+    accumulate = accumulate_of_dq(variant, schedule)
     others = grads - {"q", "k", "v"}
     d, dv = feature(attention.q), feature(attention.v)
     if not all(isinstance(t.storage, Dense | Ragged) for t in (attention.q, attention.k, attention.v)):
@@ -170,7 +203,7 @@ def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
         yield "dq"
     # a kernel over queries makes other gradients, but for those of what is loaded of each key
     apart = accumulate == "two_pass" and all(x.along != ("kv",) for x in wanted_loads(attention))
-    adds_dq = accumulate == "atomic"
+    adds_dq = accumulate in ("atomic", "ordered")
     wide = max(d, dv) > _WIDEST
     if max(d, dv) > _WIDEST_OF_ALL or (adds_dq and (wide or dv > PIECE >= d)):
         return

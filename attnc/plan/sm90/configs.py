@@ -17,7 +17,9 @@ from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import nothing_fits, remedy
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
+from attnc.plan.scores import split_scale
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
+from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
@@ -28,6 +30,7 @@ from attnc.plan.sm90.layout import (
     Sm90Layout,
     beyond_shared_memory,
     entry_registers,
+    most_registers,
     registers_left,
 )
 from attnc.plan.unsupported import unsupported
@@ -42,9 +45,8 @@ _TILES: Sequence[tuple[int, Mapping[str, int]]] = (
     (192, {"consumers": 2, "tile.kv": 96, "stages": 2}),
     (256, {"consumers": 2, "tile.kv": 80, "stages": 2}),
 )
-#: Registers of a thread that multiplies, by the number of warpgroups that do; two with wide heads take all.
-_REGISTERS = {2: 232, 3: 160, 4: 112}
-_REGISTERS_FOR_WIDE = 240
+#: Registers of a thread that does not multiply, beside two warpgroups that do.
+_HELPING = 40
 _REMEDIES: Mapping[str, Sequence[Value]] = {
     "stages": (2,),
     "tile.kv": (128, 80, 64, 48, 32),
@@ -80,8 +82,9 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 portable if size > WIDEST else "pad the last axis",
             )
     if attention.v.storage.is_part:
-        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} for decoding alone"
-        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", portable)
+        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} with 'loops = [kv]' alone"
+        hint = "write 'loops = [kv], pack = gqa': its tiles hold (query, head) rows, of prompts too"
+        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", hint)
     yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
@@ -123,7 +126,9 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     attention = variant.attention
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    read = (attention.score, attention.mask)
+    _, score = split_scale(attention.score)
+    columns = columns_of(score)
+    read = (attention.score if columns is None else columns.product, attention.mask)
     return Sm90Layout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
@@ -136,7 +141,16 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         by_tma=attention.q.storage.is_plain or isinstance(attention.q.storage, Ragged),
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
+        draws=attention.softmax.dropout is not None,
+        columns=0 if columns is None else len(columns.terms),
+        key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
+        columns_factor=1.0 if columns is None else abs(columns.c),
     )
+
+
+def helpers_of(variant: Variant) -> int:
+    """Warpgroups that do not multiply: one that copies, and one that draws what dropout keeps."""
+    return 1 if variant.attention.softmax.dropout is None else 2
 
 
 def _is_of_key(node: Expr) -> bool:
@@ -154,11 +168,15 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
 
         def misfit(config: Config) -> str | None:
             rows = {"tile.q": WGMMA_ROWS * config.number("consumers")}
-            return sm90_misfit(_with_warps(config.changed(rows)), variant, schedule)
+            return sm90_misfit(_with_warps(config.changed(rows), helpers_of(variant)), variant, schedule)
 
         hints = remedy(candidates[0], _REMEDIES, misfit)
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
+
+
+#: Boxes of a tile of pages: a lane of two warps copies one each.
+_MOST_BOXES = 64
 
 
 def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> Config:
@@ -167,6 +185,7 @@ def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> C
     """
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     tiles = tiles_for(widest)
+    helpers = helpers_of(variant)
     config = config.changed({key: tiles[key] for key in ("tile.kv", "stages") if key not in knobs})
     if not config["consumers"]:
         rows = config.number("tile.q") if "tile.q" in knobs else WGMMA_ROWS * tiles["consumers"]
@@ -175,11 +194,13 @@ def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> C
     if "tile.q" not in knobs:
         config = config.changed({"tile.q": WGMMA_ROWS * consumers})
     if not config["registers"]:
-        is_wide = widest > 128 and consumers == 2
-        registers = _REGISTERS_FOR_WIDE if is_wide else _REGISTERS.get(consumers, _REGISTERS[4])
-        config = config.changed({"registers": registers})
+        few = (
+            24 if widest > 128 and helpers == 1 else 32
+        )  # wide heads take all, but one that draws needs more
+        helping = _HELPING if widest <= 128 and consumers == 2 else few if consumers == 2 else 32
+        config = config.changed({"registers": most_registers(consumers, helpers, helping)})
     config = config.changed({"persistent": True})
-    return config if "warps" in knobs else _with_warps(config)
+    return config if "warps" in knobs else _with_warps(config, helpers)
 
 
 def tiles_for(width: int) -> Mapping[str, int]:
@@ -187,8 +208,8 @@ def tiles_for(width: int) -> Mapping[str, int]:
     return next((tiles for widest, tiles in _TILES if width <= widest), _TILES[-1][1])
 
 
-def _with_warps(config: Config) -> Config:
-    return config.changed({"warps": 4 * (config.number("consumers") + 1)})
+def _with_warps(config: Config, helpers: int) -> Config:
+    return config.changed({"warps": 4 * (config.number("consumers") + helpers)})
 
 
 def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:
@@ -197,9 +218,10 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     tile_q, tile_kv, consumers = (config.number(key) for key in ("tile.q", "tile.kv", "consumers"))
     if tile_q != WGMMA_ROWS * consumers:
         return f"tile.q = {tile_q} is not {WGMMA_ROWS} rows for each of consumers = {consumers}"
-    if config.number("warps") != 4 * (consumers + 1):
-        warps = config.number("warps")
-        return f"warps = {warps} is not 4 for each of consumers = {consumers}, and 4 that copy"
+    helpers = layout.helpers
+    if config.number("warps") != 4 * (consumers + helpers):
+        warps, others = config.number("warps"), "4 that copy" + (", 4 that draw" if layout.draws else "")
+        return f"warps = {warps} is not 4 for each of consumers = {consumers}, and {others}"
     if tile_kv % MMA or tile_kv > WIDEST:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
     if config.number("stages") < 2:
@@ -207,10 +229,15 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     page = page_of(variant.attention)
     if gcd(page, tile_kv) % FEWEST_KEYS:
         return f"tile.kv = {tile_kv} and pages of {page} keys have no boxes of {FEWEST_KEYS} in common"
+    boxes = tile_kv // gcd(page, tile_kv) * (layout.qk.width // PIECE)
+    if page and boxes > _MOST_BOXES:
+        return (
+            f"tile.kv = {tile_kv} and pages of {page} keys make {boxes} boxes, more than {_MOST_BOXES} lanes"
+        )
     registers = config.number("registers")
-    left, entry = registers_left(consumers, registers), entry_registers(consumers)
+    left, entry = registers_left(consumers, registers, helpers), entry_registers(consumers, helpers)
     if left < FEWEST_REGISTERS:
-        most = (entry * (consumers + 1) - FEWEST_REGISTERS) // consumers // 8 * 8
+        most = most_registers(consumers, helpers)
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"
@@ -235,6 +262,8 @@ def sm90_estimate(layout: Sm90Layout, config: Config) -> Estimate:
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "o": f"{tile_q}x{layout.v.width}",
         "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
+        "kept": f"{stages} x {tile_q}x{tile_kv} bits",
+        "columns": f"{tile_kv}x{COLUMN_BYTES // 2}",
         "barriers": f"{sum(layout.barriers(config).values())}, and what is known of tiles",
     }
     return Estimate(

@@ -5,8 +5,9 @@ warps multiplies 64 rows, whose results lie in its registers as pieces of mma.m1
 Right operands, and q, are read from shared memory, where TMA writes them: a tile is pieces of 64 columns, 128
 bytes a row, whose 16-byte chunks are permuted within a row (the 128-byte swizzle).
 
-One warpgroup copies, the others multiply. The first gives registers away (setmaxnreg), and the others take
-them: for registers that the launch does not hold they would wait for ever.
+One warpgroup copies, one more draws what dropout keeps, the others multiply. The first ones give registers
+away (setmaxnreg), and the others take them: for registers that the launch does not hold they would wait for
+ever.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from attnc.model.schedule import Config
 from attnc.plan.sm80.layout import CudaLayout
+from attnc.plan.sm90.columns import COLUMN_BYTES
 
 #: Rows of a wgmma, and columns of a piece of a tile.
 WGMMA_ROWS, PIECE = 64, 64
@@ -23,22 +25,23 @@ WGMMA_ROWS, PIECE = 64, 64
 _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
 #: Columns of q and k, and of v, that one accumulator can have.
 WIDEST = 256
-#: What a block's shared memory begins with may have to be skipped, so that tiles lie at multiples of it.
-_ALIGNMENT = 1024
 #: Bytes of a barrier; of what is said of a tile of queries, at most.
 _BARRIER, _RECORDS = 8, 256
+#: Keys of which four threads that share a row have what dropout keeps in one word each.
+_KEPT = 128
 #: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
 FREE_REGISTERS = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a config comes to. q_tiles: buffers of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the
-    next tile runs during the softmax of this one; copy_registers, multiply_registers: of a thread of either
-    role.
+    """What a config comes to. consumers: warpgroups that multiply; helpers: those that do not; q_tiles:
+    buffers of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the next tile runs during the softmax of
+    this one; copy_registers, multiply_registers: of a thread of a helper, and of one that multiplies.
     """
 
     consumers: int
+    helpers: int
     q_tiles: int
     o_tiles: int
     overlap: int
@@ -47,35 +50,53 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.consumers + 1)
+        return 128 * (self.consumers + self.helpers)
 
     @property
     def entry_registers(self) -> int:
         """Of every thread when the kernel starts."""
-        return entry_registers(self.consumers)
+        return entry_registers(self.consumers, self.helpers)
 
 
-def entry_registers(consumers: int) -> int:
-    """What a launch gives each thread of so many warpgroups that multiply, and one that copies."""
-    return min(_REGISTERS // (128 * (consumers + 1)) // _STEP * _STEP, 255)
+def entry_registers(consumers: int, helpers: int = 1) -> int:
+    """What a launch gives each thread of so many warpgroups that multiply, and that do not."""
+    return min(_REGISTERS // (128 * (consumers + helpers)) // _STEP * _STEP, 255)
 
 
-def registers_left(consumers: int, registers: int) -> int:
-    """What those that multiply, with so many registers a thread, leave for a thread that copies."""
-    held = entry_registers(consumers)
-    return min(held * (consumers + 1) - registers * consumers, held) // _STEP * _STEP
+def registers_left(consumers: int, registers: int, helpers: int = 1) -> int:
+    """What those that multiply, with so many registers a thread, leave for a thread of a helper."""
+    held = entry_registers(consumers, helpers)
+    left = (held * (consumers + helpers) - registers * consumers) // helpers
+    return min(left, held) // _STEP * _STEP
+
+
+def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGISTERS) -> int:
+    """The most that a thread that multiplies can have, where one of a helper has `helping`."""
+    held = entry_registers(consumers, helpers)
+    return (held * (consumers + helpers) - helping * helpers) // consumers // _STEP * _STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Layout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
     writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key,
-    which come through shared memory.
+    which come through shared memory; draws: whether a warpgroup draws what dropout keeps;
+    columns: terms of the score that tensor cores add (`columns`), key_columns: those of numbers of keys;
+    columns_factor: what they are divided by.
     """
 
     by_tma: bool
     room: int
     vectors: int = 0
+    draws: bool = False
+    columns: int = 0
+    key_columns: int = 0
+    columns_factor: float = 1.0
+
+    @property
+    def helpers(self) -> int:
+        """Warpgroups that do not multiply."""
+        return 2 if self.draws else 1
 
     def chosen(self, config: Config) -> tuple[int, ...]:
         """Buffers of Q and of o, whether tiles overlap, and the registers of a thread of either role."""
@@ -93,10 +114,11 @@ class Sm90Layout(CudaLayout):
         )
         return Shape(
             consumers=consumers,
+            helpers=self.helpers,
             q_tiles=q_tiles,
             o_tiles=o_tiles,
             overlap=int(config["overlap"] is True),
-            copy_registers=registers_left(consumers, registers),
+            copy_registers=registers_left(consumers, registers, self.helpers),
             multiply_registers=registers,
         )
 
@@ -113,7 +135,10 @@ class Sm90Layout(CudaLayout):
         stages = config.number("stages")
         of_keys = {"k": 2 * stages, "v": 2 * stages}
         loaded = {"vectors": 2 * stages} if self.vectors else {}
-        return {"query tiles": 4, "q": 2 * self.shape(config).q_tiles, **of_keys, **loaded}
+        drawn = {"kept": 2 * stages} if self.draws else {}
+        columns = {"columns": 2} if self.key_columns else {}
+        q_tiles = self.shape(config).q_tiles
+        return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **columns}
 
     def registers(self, config: Config) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
@@ -124,13 +149,16 @@ class Sm90Layout(CudaLayout):
     def _buffers(self, config: Config, q_tiles: int, o_tiles: int) -> dict[str, int]:
         tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
         size = self.element.bytes
+        of_stages, of_columns = 6 + 2 * self.draws, 2 * bool(self.key_columns)
         buffers = {
             "q": q_tiles * tile_q * self.qk.width * size,
             "k": stages * tile_kv * self.qk.width * size,
             "v": stages * tile_kv * self.v.width * size,
             "o": o_tiles * tile_q * self.v.width * size,
+            "columns": bool(self.columns) * tile_kv * COLUMN_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
-            "barriers": _ALIGNMENT + _BARRIER * (4 + 2 * q_tiles + 6 * stages) + _RECORDS,
+            "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
+            "barriers": _BARRIER * (4 + 2 * q_tiles + of_stages * stages + of_columns) + _RECORDS,
         }
         return {name: bytes for name, bytes in buffers.items() if bytes}
 

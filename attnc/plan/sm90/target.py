@@ -6,9 +6,9 @@ wgmma makes (`sm90_backward`) are made by those of mma.sync, which run on it too
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
@@ -19,12 +19,13 @@ from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.layout import BackwardLayout, Layout, Which
-from attnc.plan.sections import EVEN, HALF, Section
+from attnc.plan.sections import EVEN, Section
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm90.backward import (
     Sm90Backward,
+    check_turns,
     plan_sm90_backward,
     sm90_backward_configs,
     sm90_backward_estimate,
@@ -51,7 +52,7 @@ class Sm90a(Target):
     has_backward: ClassVar = True
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
-    sections: ClassVar = HALF  # of gradients
+    sections: ClassVar = EVEN
 
     def section(self, *, longest_first: bool) -> Section | None:
         return EVEN if longest_first else None
@@ -61,6 +62,9 @@ class Sm90a(Target):
 
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         return _OF_GRADIENTS.check_backward(knob)
+
+    def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
+        return check_turns(variant, schedule, knob)
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield "softmax = online(maximum = lazy(20)), order = longest_first"
@@ -98,6 +102,12 @@ class Sm90a(Target):
             return sum(_any_layout(layout).shared_memory(config).values())
         return _OF_GRADIENTS.shared(variant, config, kernel, layout)
 
+    def columns(self, configs: Iterable[Config], layout: Layout | None) -> Mapping[str, Any]:
+        if not isinstance(layout, Sm90Layout) or not layout.columns:
+            return {}
+        keys = max(config.tile_kv for config in configs)
+        return {"columns": keys, "columns_factor": min(layout.columns_factor, 1.0)}
+
     def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
         return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0
 
@@ -118,10 +128,12 @@ class Sm90a(Target):
             return
         layout = layout_of(kernel)
         shape, barriers = layout.shape(config), layout.barriers(config)
-        loading = ", loads what is asked of keys" if layout.vectors else ""
+        loading = ", loads what is asked of keys" if layout.vectors or layout.key_columns else ""
         yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
         yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds and copies tiles{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
+        if layout.draws:
+            yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: draws what dropout keeps"
         plural = "s" if shape.consumers > 1 else " "
         registers = f"{shape.multiply_registers:3} registers a thread"
         yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"

@@ -116,10 +116,13 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         return not self.over_q and self.kernel.step.kept is not None and not self.planned.fills_keys
 
     @property
-    def dropout(self) -> str:
-        dropout = self.kernel.softmax.dropout
-        assert dropout is not None
-        return f"{scalar(dropout.p)}, {scalar(dropout.seed)}, b, {scalar(dropout.head)}"
+    def is_kept(self) -> str:
+        """Whether dropout keeps the element at hand."""
+        return (
+            "kept[r] >> (2 * j + c) & 1"
+            if self.over_q
+            else "kept[r / 2][j / 8] >> (4 * j % 32 + 2 * c + r % 2) & 1"
+        )
 
     @property
     def keep_scale(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attnc.expr.show import show
 from attnc.model.tensors import Role
@@ -27,11 +27,9 @@ def cuda_declaration(
     text: CudaText,
     back: CudaBackward | None,
     operator: str,
-    *,
-    file: str,
 ) -> list[str]:
-    """Lines of `CALL = CudaAttention(...)`. file: of the kernel."""
-    fields: dict[str, Value] = {"module": "__file__", **attention_fields(module, kernel, operator)}
+    """Lines of `CALL = CudaAttention(...)`."""
+    fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     if text.layout.chunk != 8:
         fields["chunk"] = str(text.layout.chunk)
     names = [arg.tensor.name for arg in text.arguments]
@@ -39,15 +37,15 @@ def cuda_declaration(
     kernels = []
     if isinstance(text, CudaDecodeText):
         blocks = "tiles * SPLITS" if text.is_split else tiles(module)
-        kernels.append(cuda_kernel(kernel.name, file, blocks))
+        kernels.append(cuda_kernel(kernel.name, blocks))
         if text.is_split:
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
-            kernels.append(join_kernel(text, file, 4 * (dv + 1)))
+            kernels.append(join_kernel(text, 4 * (dv + 1)))
         if kernel.unified is not None and kernel.unified.fallback:
             names.append("fallbacks")
     else:
-        kernels.append(cuda_kernel(kernel.name, file, _blocks(kernel)))
+        kernels.append(cuda_kernel(kernel.name, _blocks(kernel)))
         if kernel.grid.over == "head":
             scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
             fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
@@ -57,11 +55,16 @@ def cuda_declaration(
         if "SECTION" in text.size_names
         else fixed_split_size(text)
     )
-    strides = [name for arg in text.arguments for name in text.strides(arg)]
-    fields["launches"] = Items([cuda_kernels(kernels, names, [*strides, *text.size_names], sizes)])
+    strides = [text.strides(arg) for arg in text.arguments]
+    fields["launches"] = Items([cuda_kernels(kernels, names, strides, text.size_names, sizes)])
     if back is not None:
         fields["backward"] = back.declared
     return printed(Record("CudaAttention", fields=fields), "CALL = ")
+
+
+def cuda_files(module: Module) -> dict[str, Value]:
+    """Where the kernels' files are, and what their names begin with."""
+    return {"module": "__file__", "file": quoted(module.variant.name)}
 
 
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
@@ -80,37 +83,50 @@ def fixed_split_size(text: CudaText) -> dict[str, str]:
     return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in text.size_names else {}
 
 
-def join_kernel(text: CudaDecodeText, file: str, warp_bytes: int) -> Record:
+def join_kernel(text: CudaDecodeText, warp_bytes: int) -> Record:
     """What joins the splits, with its own shared memory, so much of each warp, not a tile's, which few blocks
     fit.
     """
     shared = {"shared": f"config.WARPS * {warp_bytes}"}
-    return cuda_kernel(text.combine_name, file, "rows", changes=shared, joins=True)
+    return cuda_kernel(text.combine_name, "rows", changes=shared, joins=True)
 
 
 def cuda_kernels(
     kernels: list[Record],
     addresses: list[str],
+    strides: Iterable[list[str]],
     numbers: list[str],
     sizes: Mapping[str, str],
     maps: Mapping[str, str] | None = None,
     *,
     decodes: bool = False,
 ) -> Record:
-    """Kernels that take the same arguments. maps: of TMA, as `TmaKernels` has them."""
+    """Kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels` has
+    them.
+    """
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
         fields |= {"counts": "False", "waits": "True"} if decodes else {}
-    fields |= {"addresses": Words(addresses), "numbers": Words(numbers)}
+    fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
     if sizes:
         fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
     return Record("TmaKernels" if maps else "Kernels", fields=fields)
 
 
+def _by_axes(strides: Iterable[list[str]]) -> list[str]:
+    """`q:bmh` for stride_qb, stride_qm and stride_qh; `bias:01` for stride_bias_0 and stride_bias_1."""
+    split = ([_tensor_and_axis(name) for name in names] for names in strides if names)
+    return [f"{found[0][0]}:{''.join(axis for _, axis in found)}" for found in split]
+
+
+def _tensor_and_axis(stride: str) -> tuple[str, str]:
+    tensor, axis = stride.removeprefix("stride_")[:-1], stride[-1]
+    return (tensor.removesuffix("_") if axis.isdigit() else tensor), axis
+
+
 def cuda_kernel(
     name: str,
-    file: str,
     blocks: str,
     *,
     config: str = "",
@@ -118,14 +134,14 @@ def cuda_kernel(
     joins: bool = False,
 ) -> Record:
     """A kernel, as `Kernel` has it. config: of a backward, what declarations call it."""
-    fields: dict[str, Value] = {"name": quoted(name), "file": quoted(file), "blocks": quoted(blocks)}
+    fields: dict[str, Value] = {}
     if config:
         fields["config"] = quoted(config.removesuffix("_config"))
     if changes:
         fields["changes"] = Table({field: quoted(text) for field, text in changes.items()})
     if joins:
         fields["joins"] = "True"
-    return Record("Kernel", fields=fields)
+    return Record("Kernel", [quoted(name), quoted(blocks)], fields)
 
 
 def _blocks(kernel: Kernel) -> str:
@@ -164,7 +180,8 @@ class CudaBackward(BackwardDeclaration):
         launch = cuda_kernels(
             [self.kernel(name) for name in self.files],
             [name for _, name in self._arguments.pointers if name != COUNTER],
-            [*(name for line in self._arguments.strides for name in line), *self._arguments.sizes],
+            self._arguments.strides,
+            self._arguments.sizes,
             self.sections,
             self.maps,
         )
@@ -180,8 +197,17 @@ class CudaBackward(BackwardDeclaration):
         shape = f"f32[B, H, cdiv(M, {config}.BLOCK_M), {self.size_of_dq}]"
         return [
             Record("Made", [quoted("dq")], {"like": quoted("q")}),
-            Record("Made", [quoted("dq_sum")], {"type": quoted(shape), "zero": "True"}),
+            Record(
+                "Made",
+                [quoted("dq_sum")],
+                {"type": quoted(shape), **({"zero": "True"} if self.clears_dq else {})},
+            ),
         ]
+
+    @property
+    def clears_dq(self) -> bool:
+        """Whether the sums of dq have to be zeros before anybody adds to them."""
+        return True
 
     @property
     def size_of_dq(self) -> str:
@@ -212,13 +238,29 @@ class CudaBackward(BackwardDeclaration):
         kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
         planned = self._backward.kernels[0].kernel.grid.section
         return {
-            "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),
-            "KV_SECTION": section(planned, kv_heads, shared, row_bytes),
+            "SECTION": section(
+                planned, "H" if self.packs_queries else "B * H", keys, row_bytes, tiles=self.q_tiles(queries)
+            ),
+            "KV_SECTION": section(
+                planned, kv_heads, shared, row_bytes + self.sum_bytes, tiles=self.kv_tiles(keys)
+            ),
         }
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
+        return 0
+
+    def q_tiles(self, queries: str) -> str:
+        """Tiles of the queries of a head, where a section is made of them."""
+        return f"cdiv({queries}, {self._backward.kernels[0].kernel.configs[0].tile_q})"
+
+    def kv_tiles(self, keys: str) -> str:
+        """Tiles of the keys of a head, where a section is made of them."""
+        return f"cdiv({keys}, {self._backward.kernels[-1].kernel.configs[0].tile_kv})"
 
     def kernel(self, name: str) -> Record:
         """Its declaration."""
-        file = self.files[name]
         preprocess = self._backward.preprocess
         if preprocess is not None and name == preprocess.name:
             tiles = "M_padded // ROW_TILE" if self.packs_queries else "M_padded // BLOCK_M * B"
@@ -229,11 +271,11 @@ class CudaBackward(BackwardDeclaration):
             }
             if self.limits_registers:
                 own["maxnreg"] = "0"
-            return cuda_kernel(name, file, f"{tiles} * H", config=self.configs[0], changes=own)
+            return cuda_kernel(name, f"{tiles} * H", config=self.configs[0], changes=own)
         if name == finish_name(self.module):
-            return cuda_kernel(name, file, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
+            return cuda_kernel(name, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
         planned = next(planned for planned in self._backward.kernels if planned.kernel.name == name)
-        return cuda_kernel(name, file, self.blocks(planned), config=planned.config)
+        return cuda_kernel(name, self.blocks(planned), config=planned.config)
 
     def blocks(self, planned: BackwardKernel) -> str:
         """How many blocks of threads a kernel has."""

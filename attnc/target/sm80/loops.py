@@ -16,6 +16,18 @@ class CudaLoopText(KernelView):
     dtypes: dict[str, DType]
 
     @property
+    def dropout_p(self) -> str:
+        assert self.kernel.softmax.dropout is not None
+        return scalar(self.kernel.softmax.dropout.p)
+
+    @property
+    def drawn_by(self) -> str:
+        """What a draw depends on besides the probability and the position: seed, sequence and head."""
+        dropout = self.kernel.softmax.dropout
+        assert dropout is not None
+        return f"{scalar(dropout.seed)}, b, {scalar(dropout.head)}"
+
+    @property
     def lo(self) -> str:
         return scalar(self.kernel.regions.loops[0].start)
 

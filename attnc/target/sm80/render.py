@@ -59,7 +59,7 @@ def render_cuda(
     source = tidy_cuda(source)
     back, files = render_backward(module, page)
     operator = operator_of(module, source, files)
-    declaration = cuda_declaration(module, kernel, text, back, operator, file=str(page["source"]))
+    declaration = cuda_declaration(module, kernel, text, back, operator)
     host = render_host(module, page, source, files, declaration, tuned, back)
     return {f"{module.variant.name}.py": host, f"{module.variant.name}.cu": source, **files}
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from attnc.expr.nodes import Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sm90.backward import DS_TILES, Sm90Backward
+from attnc.plan.sm90.backward import DS_TILES, TURNS, Sm90Backward
 from attnc.plan.steps import of_a_head
-from attnc.target.sm80.backward_rows import FinishText
+from attnc.target.sm80.backward_rows import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
 #: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
@@ -29,12 +29,14 @@ class Sm90BackwardText(Sm90TileText):
         super().__init__(module, arguments, planned)
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
         self.k_tiles, self.staged = self.plan.k_tiles(planned.name), self.plan.staged(planned.name)
+        self.takes_turns = self.chain.adds_dq is not None and self.plan.takes_turns
         self.do_tiles = "1" if planned.name == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
         self.clears_values = planned.fills_keys or is_cut
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
-        self.adds_by_bulk = self.layout.d > _ADDS_FROM_REGISTERS
+        self.asks_first = self.takes_turns and self.plan.ends_grow
+        self.adds_by_bulk = self.takes_turns or (bool(self.staged) and self.layout.d > _ADDS_FROM_REGISTERS)
 
     # -- what changes with the query head, where several share their keys ----------------------------------
 
@@ -74,6 +76,32 @@ class Sm90RowsText(Sm90TileText):
         return self.kernel.step.kept is not None or "N" in self._made
 
 
+def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
+    """How the sums of a q tile of dq lie."""
+    size = f"{64 * plan.qk_pieces} * BLOCK_M"
+    if plan.takes_turns:
+        yield f"constexpr int TURNS = {TURNS}, DQ_SIZE = {size} + TURNS;"
+    else:
+        yield f"constexpr int DQ_SIZE = {size};"
+
+
+class Sm90PreprocessText(RowsText):
+    """Text of the kernel that comes first: what `templates/cuda/backward_preprocess.cu.jinja` prints."""
+
+    plan: Sm90Backward
+
+    @property
+    def turns(self) -> str:  # type: ignore[override]  # computed here
+        return (
+            "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.takes_turns else ""
+        )
+
+    @property
+    def constants(self) -> Iterator[str]:
+        if self.plan.takes_turns:
+            yield from _dq_constants(self.plan)
+
+
 class Sm90FinishText(FinishText):
     """Text of the kernel that rounds dq: what `templates/sm90/backward_finish.cu.jinja` prints."""
 
@@ -81,5 +109,5 @@ class Sm90FinishText(FinishText):
 
     @property
     def constants(self) -> Iterator[str]:
-        yield f"constexpr int DQ_SIZE = {64 * self.plan.qk_pieces} * BLOCK_M;"
+        yield from _dq_constants(self.plan)
         yield f"constexpr int PITCH = D + {FINISH_PITCH};  // rows of a fragment lie in different banks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Const, Expr, Search, walk
+from attnc.expr.nodes import Const, Expr, Index, Search, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
@@ -15,7 +15,7 @@ from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, 
 from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
-from attnc.target.sm80.printer import load, scalar, value_type
+from attnc.target.sm80.printer import load, value_type
 from attnc.target.sm90.wgmma import wgmma
 from attnc.target.tensors import BY_QUERY
 
@@ -50,6 +50,8 @@ class Sm90TileText(CudaBackwardText):
     """
 
     plan: Sm90Backward
+    #: Whether blocks add to dq by turns, and ask whether the first turn is theirs.
+    takes_turns = asks_first = False
     is_backward, is_decode = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
@@ -89,17 +91,6 @@ class Sm90TileText(CudaBackwardText):
         has_head = tensor.axis(Role.HEAD) is not None and (by_query or self.kernel.kv_head != Const(0))
         head = ("h" if by_query else self.kv_name) if has_head else "0"
         return f"{row}, {head}, {'b' if tensor.axis(Role.BATCH) is not None and not packed else '0'}"
-
-    @property
-    def dropout_p(self) -> str:
-        assert self.kernel.softmax.dropout is not None
-        return scalar(self.kernel.softmax.dropout.p)
-
-    @property
-    def drawn_by(self) -> str:
-        """What a draw depends on besides the position: seed, sequence and head."""
-        assert self.kernel.softmax.dropout is not None
-        return self.dropout.removeprefix(f"{self.dropout_p}, ")
 
     @property
     def end_of_own(self) -> str:
@@ -191,6 +182,17 @@ class Sm90TileText(CudaBackwardText):
         return needed_for({x.name for x in self._statements if self._is_integer(x)}, self._statements)
 
     @property
+    def end_program(self) -> list[Statement]:
+        """What the end of the loops is computed from, as far as it varies from kv tile to kv tile."""
+        found: list[Statement] = []
+        for item in needed_for({self.hi}, self._statements):
+            exprs = statement_expressions(item)
+            by_tile = any(Index(name) in walk(expr) for expr in exprs for name in ("kv_lo", "kv_hi"))
+            if by_tile or names_in(item) & {x.name for x in found}:
+                found.append(item)
+        return found
+
+    @property
     def read_program(self) -> list[Statement]:
         """What is not published, and so computed by those who multiply: pointers, floats and flags of a
         head.
@@ -217,10 +219,11 @@ class Sm90TileText(CudaBackwardText):
             *(["q_first"] if tensors.packs(Role.QUERY) else []),
             *(["k_first"] if tensors.packs(Role.KEY) else []),
         ]
+        before = ["hi_before"] if self.asks_first else []
         sequence = ["sequence"] if self.kernel.grid.sequences is not None and self.over_q else []
         values = [item.name for item in self._statements if self._is_integer(item)]
         wanted = self._wanted
-        always = ["b", "h" if self.over_q else self.kv_name, *sequence, *firsts]
+        always = ["b", "h" if self.over_q else self.kv_name, *sequence, *firsts, *before]
         candidates = dict.fromkeys((*always, *sorted(self._made), *values))
         return [name for name in candidates if name in (*always, *self._made) or name in wanted]
 

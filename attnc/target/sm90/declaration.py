@@ -8,13 +8,14 @@ from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Kernel, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sm90.backward import Sm90Backward
+from attnc.plan.sm90.backward import TURNS, Sm90Backward
 from attnc.plan.storage import longest
 from attnc.target.declaration import attention_fields, tiles
 from attnc.target.declared import Items, Record, Value, printed, section
 from attnc.target.sm80.backward_rows import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
+    cuda_files,
     cuda_kernel,
     cuda_kernels,
     fixed_split_size,
@@ -27,6 +28,9 @@ from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
 
+#: Tiles that a head is taken to have, where blocks take turns: about a third of them is under way at a time
+#: (of 4, 8, 16 and 32 the fastest on an H200, causal masks of 4096 and 16384 keys).
+_TURNS_OF_A_HEAD = 16
 #: Rows that a warp stores at once.
 _STORED_ROWS = 16
 
@@ -37,27 +41,26 @@ def hopper_declaration(
     text: Sm90Text | Sm90DecodeText,
     back: CudaBackward | None,
     operator: str,
-    *,
-    file: str,
 ) -> list[str]:
-    """Lines of `CALL = HopperAttention(...)`. file: of the kernel."""
-    fields: dict[str, Value] = {"module": "__file__", **attention_fields(module, kernel, operator)}
+    """Lines of `CALL = HopperAttention(...)`."""
+    fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     names = [arg.tensor.name for arg in text.arguments]
-    numbers = [*(name for arg in text.arguments for name in text.strides(arg)), *text.size_names]
+    strides = [text.strides(arg) for arg in text.arguments]
     if isinstance(text, Sm90DecodeText):
-        kernels = [cuda_kernel(kernel.name, file, "tiles * SPLITS" if text.is_split else tiles(module))]
+        kernels = [cuda_kernel(kernel.name, "tiles * SPLITS" if text.is_split else tiles(module))]
         if text.is_split:
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
-            kernels.append(join_kernel(text, file, 32 * 16))
+            kernels.append(join_kernel(text, 32 * 16))
         boxes = dict.fromkeys(text.maps, text.box_rows)
-        launch = cuda_kernels(kernels, names, numbers, fixed_split_size(text), boxes, decodes=True)
+        split_size = fixed_split_size(text)
+        launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         launch = cuda_kernels(
-            [cuda_kernel(kernel.name, file, _blocks(kernel))], names, numbers, sections, boxes
+            [cuda_kernel(kernel.name, _blocks(kernel))], names, strides, text.size_names, sections, boxes
         )
     fields["launches"] = Items([launch])
     if back is not None:
@@ -100,19 +103,24 @@ class HopperBackward(CudaBackward):
         return {name: rows.get(name, str(_STORED_ROWS)) for name in self._arguments.maps}
 
     @property
-    def size_of_dq(self) -> str:
-        return f"{64 * self._plan.qk_pieces} * {self.configs[-1]}.BLOCK_M"
+    def clears_dq(self) -> bool:
+        return not self._plan.takes_turns
 
     @property
-    def sections(self) -> dict[str, str]:
-        """KV heads whose q, do and sums of dq lie in the L2 cache; nothing is walked by q heads."""
-        if not self._adds:
-            return super().sections
-        layout = self._plan.layout
-        row_bytes = (layout.d + layout.dv) * layout.element.bytes + 64 * self._plan.qk_pieces * 4
-        rows = "M * G" if self.kv_heads == "Hkv" else "M"
-        planned = self._backward.kernels[0].kernel.grid.section
-        return {"SECTION": "1", "KV_SECTION": section(planned, f"B * {self.kv_heads}", rows, row_bytes)}
+    def size_of_dq(self) -> str:
+        turns = f" + {TURNS}" if self._plan.takes_turns else ""
+        return f"{64 * self._plan.qk_pieces} * {self.configs[-1]}.BLOCK_M{turns}"
+
+    @property
+    def sum_bytes(self) -> int:
+        return 64 * self._plan.qk_pieces * 4 if self._adds else 0
+
+    def kv_tiles(self, keys: str) -> str:
+        """As for `cuda.sm_80`. Where blocks take turns, a section is large, so that few of them are at the
+        same head: they walk over its queries side by side, so what they read is in the cache.
+        """
+        tiles = super().kv_tiles(keys)
+        return f"min({tiles}, {_TURNS_OF_A_HEAD})" if self._plan.takes_turns else tiles
 
     def kernel(self, name: str) -> Record:
         if name != finish_name(self.module):
@@ -120,7 +128,7 @@ class HopperBackward(CudaBackward):
         row_bytes = (self._plan.layout.d + FINISH_PITCH) * self._plan.layout.element.bytes
         own = {"WARPS": str(FINISH_WARPS), "STAGES": "1", "shared": f"{row_bytes} * config.BLOCK_M"}
         blocks = "cdiv(M, BLOCK_M) * B * H"
-        return cuda_kernel(name, self.files[name], blocks, config=self.configs[-1], changes=own)
+        return cuda_kernel(name, blocks, config=self.configs[-1], changes=own)
 
     def blocks(self, planned: BackwardKernel) -> str:
         blocks = super().blocks(planned)

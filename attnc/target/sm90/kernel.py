@@ -8,13 +8,15 @@ from functools import cached_property
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
+from attnc.plan.sm90.columns import Column
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.locals import local, sizes_of_call
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
-from attnc.target.sm90.score import Near, Score, exponent, near, shared_score
+from attnc.target.sm90.score import Near, Score, exponent, in_columns, near, product_exponent, shared_score
+from attnc.target.sm90.wgmma import wgmma
 
 #: What is copied by TMA.
 _COPIED = ("q", "k", "v")
@@ -233,6 +235,11 @@ class Sm90Text(BoxText):
         """What is computed once for a tile by those who multiply."""
         return [self.statement(item) for item in self._late]
 
+    @property
+    def readers(self) -> int:
+        """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
+        return 1 + self.loads_keys + 4 * self.draws
+
     # -- what is loaded of each key --------------------------------------------------------------------------
 
     @cached_property
@@ -240,7 +247,7 @@ class Sm90Text(BoxText):
         """Loads with one value for each key of the tile."""
         if not self.layout.vectors:
             return ()
-        found = (*super().score_fetches, *self.mask_fetches)
+        found = (*(() if self.layout.columns else super().score_fetches), *self.mask_fetches)
         return tuple(dict.fromkeys(fetch for fetch in found if self._is_vector(fetch)))
 
     def _is_vector(self, fetch: Fetch) -> bool:
@@ -255,6 +262,8 @@ class Sm90Text(BoxText):
         step = self.kernel.step
         if step.score is None:
             return None
+        if self.layout.columns:
+            return in_columns(step.score)
         return shared_score(step.score, self._loaded, () if step.keep is None else (step.keep,))
 
     def row_of_score(self, let: Let) -> str:
@@ -284,7 +293,12 @@ class Sm90Text(BoxText):
     @cached_property
     def exponent_of_score(self) -> Expr | None:
         """What p is 2 to the power of, from a product, where that is more than a multiplication."""
-        return None if self.score is None else exponent(self.score.value, self.kernel.softmax.scale)
+        if self.score is None:
+            return None
+        scale = self.kernel.softmax.scale
+        if self.score.columns:
+            return product_exponent(self.score, scale)
+        return exponent(self.score.value, scale)
 
     @cached_property
     def near(self) -> Near | None:
@@ -303,6 +317,39 @@ class Sm90Text(BoxText):
         )
 
     @property
+    def columns(self) -> tuple[Column, ...]:
+        """Terms that tensor cores add, and those among them of numbers of keys."""
+        return () if self.score is None else self.score.columns
+
+    @property
+    def key_columns(self) -> list[tuple[int, str]]:
+        """Where a number of each key lies among those of its columns, and its value."""
+        of_keys = ((i, column.of_key) for i, column in enumerate(self.columns))
+        return [(3 * i, at_row(value)) for i, value in of_keys if value is not None]
+
+    @property
+    def number_columns(self) -> list[tuple[int, str]]:
+        """Where the number of a key in its tile lies, and what a row multiplies it by."""
+        return [(3 * i, at_row(x.factor)) for i, x in enumerate(self.columns) if x.of_key is None]
+
+    @property
+    def loads_keys(self) -> bool:
+        """Whether a warp loads what is asked of keys."""
+        return bool(self.vectors or self.key_columns)
+
+    @property
+    def of_row(self) -> str:
+        """What is left of a score but for its columns; empty if nothing is."""
+        return "" if self.score is None or self.score.of_row is None else at_row(self.score.of_row)
+
+    @property
+    def columns_wgmma(self) -> str:
+        """Of bf16 whatever the type of q and k, a width of its own for each tile of keys."""
+        return "\n\n".join(
+            wgmma(keys, "bf16", registers=True, by_rows=False, name="wgmma_bf16") for keys in self.key_tiles
+        )
+
+    @property
     def score_fetches(self) -> tuple[Fetch, ...]:
         return () if self.score is None else self._in_step(self.kernel.step.fetches, self.score.value)
 
@@ -310,10 +357,12 @@ class Sm90Text(BoxText):
     def vector_values(self) -> Iterator[str]:
         """Declarations of what is loaded of one key, and computed of it; other loads may say where."""
         loads = [x for x in dict.fromkeys((*super().score_fetches, *self.mask_fetches)) if x.axes == ("kv",)]
+        of_keys = (column.of_key for column in self.columns)
         lets = [x for x in self.vectors if isinstance(x, Let)]
+        lets += [Let(name="_", value=value) for value in of_keys if value is not None]
         loaded = [Ref(x.name, "float", ("kv",)) for x in self.vectors if isinstance(x, Fetch)]
         items: list[Statement] = [*fetches_for(loads, *loaded, *(let.value for let in lets)), *lets]
-        yield from map(super().statement, items)
+        yield from map(super().statement, (item for item in items if item.name != "_"))
 
     def as_word(self, vector: Fetch | Let) -> str:
         """A value of one key as 4 bytes."""

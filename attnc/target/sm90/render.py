@@ -11,7 +11,6 @@ from attnc.target.header import GLOSSARY, header
 from attnc.target.numbers import forward_numbers
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_file import CudaFileText
-from attnc.target.sm80.backward_rows import RowsText
 from attnc.target.sm80.declaration import CudaBackward
 from attnc.target.sm80.render import (
     backward_source,
@@ -21,7 +20,7 @@ from attnc.target.sm80.render import (
     render_host,
     tidy_cuda,
 )
-from attnc.target.sm90.backward import Sm90BackwardText, Sm90FinishText, Sm90RowsText
+from attnc.target.sm90.backward import Sm90BackwardText, Sm90FinishText, Sm90PreprocessText, Sm90RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.decode import Sm90DecodeText
@@ -50,7 +49,7 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     source = tidy_cuda(source)
     back, files = _backward(module, page)
     operator = operator_of(module, source, files)
-    declaration = hopper_declaration(module, kernel, text, back, operator, file=str(page["source"]))
+    declaration = hopper_declaration(module, kernel, text, back, operator)
     constants = f"{'cuda' if kernel.structure == 'decode' else 'sm90'}/_host_constants.py.jinja"
     host = render_host(
         module, page, source, files, declaration, tuned, back, target="hopper", constants=constants
@@ -66,7 +65,7 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
     arguments = Sm90Arguments(module)
     frame = "cuda/backward_module"
     sources: dict[CudaFileText, tuple[str, str]] = {
-        RowsText(module, arguments, backward.preprocess): ("cuda/backward_preprocess", frame)
+        Sm90PreprocessText(module, arguments, backward.preprocess): ("cuda/backward_preprocess", frame)
     }
     for planned in backward.kernels:
         structure = planned.kernel.structure

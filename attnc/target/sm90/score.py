@@ -20,6 +20,7 @@ from attnc.expr.scale import scale_by
 from attnc.expr.simplify import make, substitute
 from attnc.plan.ir import Fetch, Let
 from attnc.plan.loads import axes_of
+from attnc.plan.sm90.columns import Column, columns_of
 from attnc.plan.steps import fetches_for
 from attnc.plan.width import is_wide
 
@@ -35,12 +36,24 @@ _OF_KEY = ("of_key", "of_key_2", "of_key_3", "of_key_4")
 @dataclass(frozen=True, slots=True)
 class Score:
     """A score without its common parts. value: of an element; keys: values of each key; rows: floats of a
-    row at a thread's first key, or of all rows.
+    row at a thread's first key, or of all rows. columns: what tensor cores add to
+    `product`; of_row: what is left of a row.
     """
 
     value: Expr
     keys: tuple[Let, ...] = ()
     rows: tuple[Let, ...] = ()
+    columns: tuple[Column, ...] = ()
+    product: Expr | None = None
+    of_row: Expr | None = None
+
+
+def in_columns(score: Expr) -> Score:
+    """The score of a layout whose tensor cores add what is not of the product."""
+    found = columns_of(score)
+    assert found is not None
+    value = found.product if found.row is None else add(found.product, Ref("of_row", "float", ("q",)))
+    return Score(value, columns=found.terms, product=found.product, of_row=found.row)
 
 
 def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr]) -> Score:
@@ -64,6 +77,13 @@ class Near:
     exponent: Expr
     limit: float
     comment: str
+
+
+def product_exponent(score: Score, scale: float | None) -> Expr:
+    """The same where all but the product is of a row, and `base` has both that a row subtracts."""
+    assert score.product is not None
+    shift = Ref("m" if score.of_row is None else "base", "float", ("q",))
+    return Binary("-", score.product if scale is None else scale_by(score.product, scale), shift)
 
 
 def exponent(value: Expr, scale: float | None) -> Expr:

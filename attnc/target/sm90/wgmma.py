@@ -5,16 +5,18 @@ from __future__ import annotations
 
 #: Registers of a line, and pieces of four.
 _LINE, _PIECES = 16, 8
-_FUNCTION = "__device__ __forceinline__ void wgmma"
+_FUNCTION = "__device__ __forceinline__ void"
 
 
-def wgmma(columns: int, ptx: str, *, registers: bool, by_rows: bool | None = None) -> str:
+def wgmma(
+    columns: int, ptx: str, *, registers: bool, by_rows: bool | None = None, name: str = "wgmma"
+) -> str:
     """d += a b, or d = a b: 64 x `columns` from 64 x 16 times 16 x `columns`.
 
     registers: a lies in registers, and rows of b are its depth (p v); else both lie in shared memory, and
     rows of b are columns of the result (q k^T). by_rows: whether rows of b are its depth, where that is not
     so: both in shared memory (ds k), in a function that is called as `wgmma<false, true>`, or a in registers
-    (q k^T), called as `wgmma<false>`. ptx: the type of a and b.
+    (q k^T), called as `wgmma<false>`. ptx: the type of a and b; name: of the function.
     """
     count = columns // 2
     results = [f"%{i}" for i in range(count)]
@@ -39,7 +41,7 @@ def wgmma(columns: int, ptx: str, *, registers: bool, by_rows: bool | None = Non
     lines = [
         f"// d += a b, or d = a b, of {columns} columns: {what}.",
         *([template] if template else []),
-        f"{_FUNCTION}(float (&d)[{columns // 8}][4], {a_type}, u64 b, bool accumulate)",
+        f"{_FUNCTION} {name}(float (&d)[{columns // 8}][4], {a_type}, u64 b, bool accumulate)",
         "{",
         f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{flag}, 0;\\n"',
         f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} {{ "',

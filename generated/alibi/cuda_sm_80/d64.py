@@ -69,6 +69,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="alibi",
     operator="alibi_d64_4b6b842a",
     inputs=(
@@ -83,13 +84,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="alibi_forward", file="d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("alibi_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v slope o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_slope_0 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N "
-                "SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh slope:0 o:bmh lse:bhm",
+            numbers="B H M N SECTION",
             sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
@@ -109,33 +107,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="alibi_backward_preprocess",
-                        file="d64_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "alibi_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "16"},
                     ),
-                    Kernel(
-                        name="alibi_backward_dq",
-                        file="d64_backward_dq.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
-                        config="dq",
-                    ),
-                    Kernel(
-                        name="alibi_backward_dkdv",
-                        file="d64_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * H",
-                        config="dkdv",
-                    ),
+                    Kernel("alibi_backward_dq", "M_padded // BLOCK_M * B * H", config="dq"),
+                    Kernel("alibi_backward_dkdv", "cdiv(N, BLOCK_N) * B * H", config="dkdv"),
                 ),
                 addresses="q k v slope o do lse dq dk dv lse2 delta dslope",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lseh stride_lsem stride_dqb stride_dqm stride_dqh stride_dkb stride_dkn "
-                    "stride_dkh stride_dvb stride_dvn stride_dvh stride_slope_0 B H M N M_padded SECTION "
-                    "KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bhm dq:bmh dk:bnh dv:bnh slope:0",
+                numbers="B H M N M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 256, l2() // 2)",
                     "KV_SECTION": "section(B * H, M * 256, l2() // 2)",

@@ -71,6 +71,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="bf16_d64",
     name="causal_gqa",
     operator="causal_gqa_bf16_d64_d5f28ec1",
     inputs=(
@@ -84,14 +85,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(
-                Kernel(name="causal_gqa_forward", file="bf16_d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),
-            ),
+            kernels=(Kernel("causal_gqa_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H G M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh o:bmh lse:bhm",
+            numbers="B H G M N SECTION",
             sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
@@ -115,33 +112,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="causal_gqa_backward_preprocess",
-                        file="bf16_d64_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "causal_gqa_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dkdv",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="causal_gqa_backward_dkdv",
-                        file="bf16_d64_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * Hkv",
-                        config="dkdv",
-                    ),
-                    Kernel(
-                        name="causal_gqa_backward_finish",
-                        file="bf16_d64_backward_finish.cu",
-                        blocks="cdiv(M, BLOCK_M) * B * H",
-                        config="dkdv",
-                    ),
+                    Kernel("causal_gqa_backward_dkdv", "cdiv(N, BLOCK_N) * B * Hkv", config="dkdv"),
+                    Kernel("causal_gqa_backward_finish", "cdiv(M, BLOCK_M) * B * H", config="dkdv"),
                 ),
                 addresses="q k v o do lse dlse dq dk dv lse2 delta dq_sum",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lseh stride_lsem stride_dlseb stride_dlseh stride_dlsem stride_dqb stride_dqm "
-                    "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H G M N "
-                    "Hkv M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bhm dlse:bhm dq:bmh dk:bnh dv:bnh",
+                numbers="B H G M N Hkv M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 256, l2() // 2)",
                     "KV_SECTION": "section(B * Hkv, M * G * 256, l2() // 2)",

@@ -74,6 +74,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = HopperAttention(
     module=__file__,
+    file="f16_d256",
     name="causal_gqa",
     operator="causal_gqa_f16_d256_7a1ba9c7",
     inputs=(
@@ -87,16 +88,11 @@ CALL = HopperAttention(
     tuned=TUNED,
     launches=(
         TmaKernels(
-            kernels=(
-                Kernel(
-                    name="causal_gqa_forward",
-                    file="f16_d256.cu",
-                    blocks="min(cdiv(M, BLOCK_M) * B * H, multiprocessors())",
-                ),
-            ),
+            kernels=(Kernel("causal_gqa_forward", "min(cdiv(M, BLOCK_M) * B * H, multiprocessors())"),),
             maps={"q": "BLOCK_M", "k": "BLOCK_N", "v": "BLOCK_N"},
             addresses="o lse",
-            numbers="stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H G M N SECTION",
+            strides="o:bmh lse:bhm",
+            numbers="B H G M N SECTION",
             sizes={
                 "SECTION": (
                     "even_section(B * H, N * 1024 // G, l2() * 5 // 9, 3 * multiprocessors(), cdiv(M, "
@@ -120,40 +116,31 @@ CALL = HopperAttention(
             TmaKernels(
                 kernels=(
                     Kernel(
-                        name="causal_gqa_backward_preprocess",
-                        file="f16_d256_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "causal_gqa_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
                     Kernel(
-                        name="causal_gqa_backward_dq",
-                        file="f16_d256_backward_dq.cu",
-                        blocks="min(M_padded // BLOCK_M * B * H, multiprocessors())",
+                        "causal_gqa_backward_dq",
+                        "min(M_padded // BLOCK_M * B * H, multiprocessors())",
                         config="dq",
                     ),
                     Kernel(
-                        name="causal_gqa_backward_dv",
-                        file="f16_d256_backward_dv.cu",
-                        blocks="min(cdiv(N, BLOCK_N) * B * Hkv, multiprocessors())",
+                        "causal_gqa_backward_dv",
+                        "min(cdiv(N, BLOCK_N) * B * Hkv, multiprocessors())",
                         config="dv",
                     ),
                     Kernel(
-                        name="causal_gqa_backward_dk",
-                        file="f16_d256_backward_dk.cu",
-                        blocks="min(cdiv(N, BLOCK_N) * B * Hkv, multiprocessors())",
+                        "causal_gqa_backward_dk",
+                        "min(cdiv(N, BLOCK_N) * B * Hkv, multiprocessors())",
                         config="dk",
                     ),
                 ),
                 maps={"q": "64", "k": "64", "v": "64", "do": "64", "dq": "16", "dv": "16", "dk": "16"},
                 addresses="q k v o do lse dlse dq dv dk lse2 delta",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lseh stride_lsem stride_dlseb stride_dlseh stride_dlsem stride_dqb stride_dqm "
-                    "stride_dqh stride_dvb stride_dvn stride_dvh stride_dkb stride_dkn stride_dkh B H G M N "
-                    "Hkv M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bhm dlse:bhm dq:bmh dv:bnh dk:bnh",
+                numbers="B H G M N Hkv M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 1024, l2() // 2)",
                     "KV_SECTION": "section(B * Hkv, M * G * 1024, l2() // 2)",

@@ -49,6 +49,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="chunked",
     operator="chunked_d64_d94e7c8f",
     inputs=(
@@ -62,12 +63,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="chunked_forward", file="d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("chunked_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v o",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_ob stride_om stride_oh B H G M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh o:bmh",
+            numbers="B H G M N SECTION",
             sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),

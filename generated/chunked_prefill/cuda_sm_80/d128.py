@@ -58,6 +58,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="chunked_prefill",
     operator="chunked_prefill_d128_3edfaebc",
     inputs=(
@@ -77,15 +78,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(
-                Kernel(name="chunked_prefill_forward", file="d128.cu", blocks="(T // BLOCK_M + B + 1) * H"),
-            ),
+            kernels=(Kernel("chunked_prefill_forward", "(T // BLOCK_M + B + 1) * H"),),
             addresses="q k v cu_q block_table kv_len o lse",
-            numbers=(
-                "stride_qm stride_qh stride_kp stride_kn stride_kh stride_vp stride_vn stride_vh "
-                "stride_cu_q_0 stride_block_table_0 stride_block_table_1 stride_kv_len_0 stride_om stride_oh "
-                "stride_lseh stride_lsem B H G N T SECTION"
-            ),
+            strides="q:mh k:pnh v:pnh cu_q:0 block_table:01 kv_len:0 o:mh lse:hm",
+            numbers="B H G N T SECTION",
             sizes={"SECTION": "section(H, N * 512, l2() // 2)"},
         ),
     ),

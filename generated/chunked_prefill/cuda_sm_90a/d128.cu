@@ -56,7 +56,8 @@ constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 constexpr int PAGE = 16, BOX = 16, BOXES = BLOCK_N / BOX;  // keys of a tile that are copied at once lie in one page
-constexpr int COPIERS = 2;  // warps that copy: each has every other piece
+constexpr int COPIERS = 3;  // warps that copy
+static_assert(QK_PIECES * BOXES <= 32 * COPIERS && V_PIECES * BOXES <= 32 * COPIERS, "a lane copies one box");
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
@@ -286,10 +287,11 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     }
 }
 
-// A warp, one of those that copy: copies its pieces of tiles as buffers become free, K one tile ahead of V, as they are used. Masked tiles, which are the last, come first.
+// A warp, one of those that copy: copies its boxes of tiles as buffers become free, K one tile ahead of V, as they are used. Masked tiles, which are the last, come first.
 __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records, int copier)
 {
-    const int lane = threadIdx.x % 32;
+    // A lane copies one box of each tile, of so many keys and a piece of the columns.
+    const int lane = threadIdx.x % 32, box = (lane * COPIERS + copier) % BOXES, piece = (lane * COPIERS + copier) / BOXES;
     const int G = args.G;
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 1};
@@ -322,45 +324,43 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         q.step();
         // A lane copies BOX keys of each tile, which lie in one page. It is looked up a tile ahead, and behind the last key not at all.
         auto page_of = [&](int kv_idx) {
-            return lane < BOXES && kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
+            return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
         };
         // Of a tile, that hold keys.
         auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
-        int page = page_of(kv_lo + lane * BOX), v_page = 0;
+        int page = page_of(kv_lo + box * BOX), v_page = 0;
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
             more = kv_lo >= 0;
             if (more) {
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-                const int boxes = boxes_of(kv_lo);
-                __syncwarp();  // a lane that came later would find it read, where this warp has nothing to copy
+                const bool copies = piece < QK_PIECES && box < boxes_of(kv_lo);
+                const int count = count_lanes(copies);  // of all, who have waited: one that came later would find the tile read
                 if (lane == 0)
-                    mbarrier_expect(barrier_of(base, K_FULL, k.at), (QK_PIECES + COPIERS - 1 - copier) / COPIERS * boxes * BOX * 128);
+                    mbarrier_expect(barrier_of(base, K_FULL, k.at), count * BOX * 128);
                 __syncwarp();
-                if (lane < boxes)
-                    for (int piece = copier; piece < QK_PIECES; piece += COPIERS)
-                        tma_load(base + K_AT + k.at * K_BYTES + (piece * BLOCK_N + lane * BOX) * 128, args.k_map,
-                                 barrier_of(base, K_FULL, k.at), 64 * piece, (kv_lo + lane * BOX) % PAGE, h_kv, page);
+                if (copies)
+                    tma_load(base + K_AT + k.at * K_BYTES + (piece * BLOCK_N + box * BOX) * 128, args.k_map,
+                             barrier_of(base, K_FULL, k.at), 64 * piece, (kv_lo + box * BOX) % PAGE, h_kv, page);
                 k.step();
             }
             if (v_lo >= 0) {
                 mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
-                const int boxes = boxes_of(v_lo);
-                __syncwarp();  // a lane that came later would find it read, where this warp has nothing to copy
+                const bool copies = piece < V_PIECES && box < boxes_of(v_lo);
+                const int count = count_lanes(copies);  // of all, who have waited: one that came later would find the tile read
                 if (lane == 0)
-                    mbarrier_expect(barrier_of(base, V_FULL, v.at), (V_PIECES + COPIERS - 1 - copier) / COPIERS * boxes * BOX * 128);
+                    mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);
                 __syncwarp();
-                if (lane < boxes)
-                    for (int piece = copier; piece < V_PIECES; piece += COPIERS)
-                        tma_load(base + V_AT + v.at * V_BYTES + (piece * BLOCK_N + lane * BOX) * 128, args.v_map,
-                                 barrier_of(base, V_FULL, v.at), 64 * piece, (v_lo + lane * BOX) % PAGE, h_kv, v_page);
+                if (copies)
+                    tma_load(base + V_AT + v.at * V_BYTES + (piece * BLOCK_N + box * BOX) * 128, args.v_map,
+                             barrier_of(base, V_FULL, v.at), 64 * piece, (v_lo + box * BOX) % PAGE, h_kv, v_page);
                 v.step();
             }
             v_lo = more ? kv_lo : -1;
             kv_lo = previous(kv_lo);
             v_page = page;
-            page = page_of(kv_lo + lane * BOX);
+            page = page_of(kv_lo + box * BOX);
         }
     }
 }
@@ -489,7 +489,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
-                        failed |= !(most < 1e30f);  // the exponentials say no more: once more, under a running maximum
+                        // The exponentials say no more: once more, under a running maximum.
+                        failed |= !(most < 1e30f) && record.q_lo + 64 * consumer + 16 * warp + 8 * r + g < record.M;
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);
@@ -717,11 +718,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward
 
     if (warpgroup == 0) {
         warpgroup_give_registers<COPY_REGISTERS>();
-        if (warp % 3 == 0) {
+        if (warp != 1 && (4 - warp) % 4 < COPIERS) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
-            copy_tiles(args, base, records, warp / 3);
+            copy_tiles(args, base, records, (4 - warp) % 4);
         } else if (warp == 1) {
             find_tiles(args, base, records);
         }

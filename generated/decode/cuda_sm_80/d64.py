@@ -54,6 +54,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="decode",
     operator="decode_d64_b54d05d0",
     inputs=(
@@ -76,21 +77,12 @@ CALL = CudaAttention(
     launches=(
         Kernels(
             kernels=(
-                Kernel(name="decode_forward", file="d64.cu", blocks="tiles * SPLITS"),
-                Kernel(
-                    name="decode_combine",
-                    file="d64.cu",
-                    blocks="rows",
-                    changes={"shared": "config.WARPS * 260"},
-                    joins=True,
-                ),
+                Kernel("decode_forward", "tiles * SPLITS"),
+                Kernel("decode_combine", "rows", changes={"shared": "config.WARPS * 260"}, joins=True),
             ),
             addresses="q k v kv_len o lse splits splits+SPLIT_ROWS*256",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_kv_len_0 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H G M N "
-                "Hkv SPLITS"
-            ),
+            strides="q:bmh k:bnh v:bnh kv_len:0 o:bmh lse:bhm",
+            numbers="B H G M N Hkv SPLITS",
         ),
     ),
 )

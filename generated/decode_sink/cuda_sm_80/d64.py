@@ -53,6 +53,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="decode_sink",
     operator="decode_sink_d64_6c89d22c",
     inputs=(
@@ -79,21 +80,12 @@ CALL = CudaAttention(
     launches=(
         Kernels(
             kernels=(
-                Kernel(name="decode_sink_forward", file="d64.cu", blocks="tiles * SPLITS"),
-                Kernel(
-                    name="decode_sink_combine",
-                    file="d64.cu",
-                    blocks="rows",
-                    changes={"shared": "config.WARPS * 260"},
-                    joins=True,
-                ),
+                Kernel("decode_sink_forward", "tiles * SPLITS"),
+                Kernel("decode_sink_combine", "rows", changes={"shared": "config.WARPS * 260"}, joins=True),
             ),
             addresses="q k v sink block_table kv_len o splits splits+SPLIT_ROWS*256",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kp stride_kn stride_kh stride_vp stride_vn stride_vh "
-                "stride_sink_0 stride_block_table_0 stride_block_table_1 stride_kv_len_0 stride_ob stride_om "
-                "stride_oh B H G M N Hkv SPLITS"
-            ),
+            strides="q:bmh k:pnh v:pnh sink:0 block_table:01 kv_len:0 o:bmh",
+            numbers="B H G M N Hkv SPLITS",
         ),
     ),
 )

@@ -71,6 +71,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="document",
     operator="document_d128_9716bc14",
     inputs=(
@@ -85,13 +86,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="document_forward", file="d128.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("document_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v doc o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_doc_0 stride_doc_1 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem "
-                "B H G M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh doc:01 o:bmh lse:bhm",
+            numbers="B H G M N SECTION",
             sizes={"SECTION": "section(B * H, N * 512, l2() // 2)"},
         ),
     ),
@@ -110,33 +108,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="document_backward_preprocess",
-                        file="d128_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "document_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="document_backward_dq",
-                        file="d128_backward_dq.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
-                        config="dq",
-                    ),
-                    Kernel(
-                        name="document_backward_dkdv",
-                        file="d128_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * Hkv",
-                        config="dkdv",
-                    ),
+                    Kernel("document_backward_dq", "M_padded // BLOCK_M * B * H", config="dq"),
+                    Kernel("document_backward_dkdv", "cdiv(N, BLOCK_N) * B * Hkv", config="dkdv"),
                 ),
                 addresses="q k v doc o do lse dlse dq dk dv lse2 delta",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lseh stride_lsem stride_dlseb stride_dlseh stride_dlsem stride_dqb stride_dqm "
-                    "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh "
-                    "stride_doc_0 stride_doc_1 B H G M N Hkv M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bhm dlse:bhm dq:bmh dk:bnh dv:bnh doc:01",
+                numbers="B H G M N Hkv M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 512, l2() // 2)",
                     "KV_SECTION": "section(B * Hkv, M * G * 512, l2() // 2)",

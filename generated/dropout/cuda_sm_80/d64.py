@@ -72,6 +72,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="dropout",
     operator="dropout_d64_f51e0597",
     inputs=(
@@ -87,12 +88,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="dropout_forward", file="d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("dropout_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v p seed o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh o:bmh lse:bhm",
+            numbers="B H M N SECTION",
             sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
@@ -111,33 +110,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="dropout_backward_preprocess",
-                        file="d64_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "dropout_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="dropout_backward_dq",
-                        file="d64_backward_dq.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
-                        config="dq",
-                    ),
-                    Kernel(
-                        name="dropout_backward_dkdv",
-                        file="d64_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * H",
-                        config="dkdv",
-                    ),
+                    Kernel("dropout_backward_dq", "M_padded // BLOCK_M * B * H", config="dq"),
+                    Kernel("dropout_backward_dkdv", "cdiv(N, BLOCK_N) * B * H", config="dkdv"),
                 ),
                 addresses="q k v p seed o do lse dlse dq dk dv lse2 delta",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lseh stride_lsem stride_dlseb stride_dlseh stride_dlsem stride_dqb stride_dqm "
-                    "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H M N "
-                    "M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bhm dlse:bhm dq:bmh dk:bnh dv:bnh",
+                numbers="B H M N M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 256, l2() // 2)",
                     "KV_SECTION": "section(B * H, M * 256, l2() // 2)",

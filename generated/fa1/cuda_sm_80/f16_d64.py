@@ -60,6 +60,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="f16_d64",
     name="fa1",
     operator="fa1_f16_d64_20d74c51",
     inputs=(
@@ -73,12 +74,10 @@ CALL = CudaAttention(
     scratch={"acc": "(B, H, M, 64)", "l": "(B, H, M)", "m": "(B, H, M)"},
     launches=(
         Kernels(
-            kernels=(Kernel(name="fa1_forward", file="f16_d64.cu", blocks="B * H"),),
+            kernels=(Kernel("fa1_forward", "B * H"),),
             addresses="q k v o lse acc l m",
-            numbers=(
-                "stride_qb stride_qh stride_qm stride_kb stride_kh stride_kn stride_vb stride_vh stride_vn "
-                "stride_ob stride_oh stride_om stride_lseb stride_lseh stride_lsem B H M N"
-            ),
+            strides="q:bhm k:bhn v:bhn o:bhm lse:bhm",
+            numbers="B H M N",
         ),
     ),
     backward=Backward(
@@ -101,33 +100,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="fa1_backward_preprocess",
-                        file="f16_d64_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "fa1_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dkdv",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="fa1_backward_dkdv",
-                        file="f16_d64_backward_dkdv.cu",
-                        blocks="B * H",
-                        config="dkdv",
-                    ),
-                    Kernel(
-                        name="fa1_backward_finish",
-                        file="f16_d64_backward_finish.cu",
-                        blocks="cdiv(M, BLOCK_M) * B * H",
-                        config="dkdv",
-                    ),
+                    Kernel("fa1_backward_dkdv", "B * H", config="dkdv"),
+                    Kernel("fa1_backward_finish", "cdiv(M, BLOCK_M) * B * H", config="dkdv"),
                 ),
                 addresses="q k v o do lse dlse dq dk dv lse2 delta dq_sum",
-                numbers=(
-                    "stride_qb stride_qh stride_qm stride_kb stride_kh stride_kn stride_vb stride_vh "
-                    "stride_vn stride_ob stride_oh stride_om stride_dob stride_doh stride_dom stride_lseb "
-                    "stride_lseh stride_lsem stride_dlseb stride_dlseh stride_dlsem stride_dqb stride_dqh "
-                    "stride_dqm stride_dkb stride_dkh stride_dkn stride_dvb stride_dvh stride_dvn B H M N "
-                    "M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bhm k:bhn v:bhn o:bhm do:bhm lse:bhm dlse:bhm dq:bhm dk:bhn dv:bhn",
+                numbers="B H M N M_padded SECTION KV_SECTION",
                 sizes={"SECTION": "1", "KV_SECTION": "1"},
             ),
         ),

@@ -46,6 +46,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="fa1_split_k",
     operator="fa1_split_k_d128_4b14b513",
     inputs=(
@@ -59,12 +60,10 @@ CALL = CudaAttention(
     scratch={"acc": "(B, H, M, 128)", "l": "(B, H, M)", "m": "(B, H, M)"},
     launches=(
         Kernels(
-            kernels=(Kernel(name="fa1_split_k_forward", file="d128.cu", blocks="B * H"),),
+            kernels=(Kernel("fa1_split_k_forward", "B * H"),),
             addresses="q k v o lse acc l m",
-            numbers=(
-                "stride_qb stride_qh stride_qm stride_kb stride_kh stride_kn stride_vb stride_vh stride_vn "
-                "stride_ob stride_oh stride_om stride_lseb stride_lseh stride_lsem B H M N"
-            ),
+            strides="q:bhm k:bhn v:bhn o:bhm lse:bhm",
+            numbers="B H M N",
         ),
     ),
 )

@@ -46,6 +46,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="fa2_split_q",
     operator="fa2_split_q_d128_4ccf5658",
     inputs=(
@@ -58,12 +59,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="fa2_split_q_forward", file="d128.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("fa2_split_q_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v o lse",
-            numbers=(
-                "stride_qb stride_qh stride_qm stride_kb stride_kh stride_kn stride_vb stride_vh stride_vn "
-                "stride_ob stride_oh stride_om stride_lseb stride_lseh stride_lsem B H M N SECTION"
-            ),
+            strides="q:bhm k:bhn v:bhn o:bhm lse:bhm",
+            numbers="B H M N SECTION",
             sizes={"SECTION": "section(B * H, N * 512, l2() // 2)"},
         ),
     ),

@@ -66,6 +66,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="bf16_d64",
     name="full",
     operator="full_bf16_d64_a1e43aa9",
     inputs=(
@@ -78,12 +79,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="full_forward", file="bf16_d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("full_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh o:bmh lse:bhm",
+            numbers="B H M N SECTION",
             sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
@@ -107,33 +106,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="full_backward_preprocess",
-                        file="bf16_d64_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "full_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dkdv",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="full_backward_dkdv",
-                        file="bf16_d64_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * H",
-                        config="dkdv",
-                    ),
-                    Kernel(
-                        name="full_backward_finish",
-                        file="bf16_d64_backward_finish.cu",
-                        blocks="cdiv(M, BLOCK_M) * B * H",
-                        config="dkdv",
-                    ),
+                    Kernel("full_backward_dkdv", "cdiv(N, BLOCK_N) * B * H", config="dkdv"),
+                    Kernel("full_backward_finish", "cdiv(M, BLOCK_M) * B * H", config="dkdv"),
                 ),
                 addresses="q k v o do lse dlse dq dk dv lse2 delta dq_sum",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lseh stride_lsem stride_dlseb stride_dlseh stride_dlsem stride_dqb stride_dqm "
-                    "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H M N "
-                    "M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bhm dlse:bhm dq:bmh dk:bnh dv:bnh",
+                numbers="B H M N M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 256, l2() // 2)",
                     "KV_SECTION": "section(B * H, M * 256, l2() // 2)",

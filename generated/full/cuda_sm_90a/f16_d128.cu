@@ -406,7 +406,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
-                        failed |= !(most < 1e30f);  // the exponentials say no more: once more, under a running maximum
+                        // The exponentials say no more: once more, under a running maximum.
+                        failed |= !(most < 1e30f);
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);

@@ -51,6 +51,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="head_mask",
     operator="head_mask_d128_25615641",
     inputs=(
@@ -65,19 +66,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(
-                Kernel(
-                    name="head_mask_forward",
-                    file="d128.cu",
-                    blocks="min(cdiv(M, BLOCK_M) * B * H, multiprocessors())",
-                ),
-            ),
+            kernels=(Kernel("head_mask_forward", "min(cdiv(M, BLOCK_M) * B * H, multiprocessors())"),),
             addresses="q k v reach o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_reach_0 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H G M N "
-                "SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh reach:0 o:bmh lse:bhm",
+            numbers="B H G M N SECTION",
             sizes={"SECTION": "section(B * H, N * 512, l2() // 2)"},
         ),
     ),

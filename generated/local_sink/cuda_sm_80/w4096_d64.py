@@ -70,6 +70,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="w4096_d64",
     name="local_sink",
     operator="local_sink_w4096_d64_84b0363c",
     inputs=(
@@ -84,15 +85,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(
-                Kernel(name="local_sink_forward", file="w4096_d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),
-            ),
+            kernels=(Kernel("local_sink_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v sink o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_sink_0 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H G M N "
-                "SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh sink:0 o:bmh lse:bhm",
+            numbers="B H G M N SECTION",
             sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
@@ -112,33 +108,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="local_sink_backward_preprocess",
-                        file="w4096_d64_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "local_sink_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "16"},
                     ),
-                    Kernel(
-                        name="local_sink_backward_dq",
-                        file="w4096_d64_backward_dq.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
-                        config="dq",
-                    ),
-                    Kernel(
-                        name="local_sink_backward_dkdv",
-                        file="w4096_d64_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * Hkv",
-                        config="dkdv",
-                    ),
+                    Kernel("local_sink_backward_dq", "M_padded // BLOCK_M * B * H", config="dq"),
+                    Kernel("local_sink_backward_dkdv", "cdiv(N, BLOCK_N) * B * Hkv", config="dkdv"),
                 ),
                 addresses="q k v sink o do lse dlse dq dk dv lse2 delta dsink",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lseh stride_lsem stride_dlseb stride_dlseh stride_dlsem stride_dqb stride_dqm "
-                    "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh "
-                    "stride_sink_0 B H G M N Hkv M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bhm dlse:bhm dq:bmh dk:bnh dv:bnh sink:0",
+                numbers="B H G M N Hkv M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 256, l2() // 2)",
                     "KV_SECTION": "section(B * Hkv, M * G * 256, l2() // 2)",

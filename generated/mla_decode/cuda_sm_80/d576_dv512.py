@@ -53,6 +53,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d576_dv512",
     name="mla_decode",
     operator="mla_decode_d576_dv512_f761ec99",
     inputs=(
@@ -76,21 +77,12 @@ CALL = CudaAttention(
     launches=(
         Kernels(
             kernels=(
-                Kernel(name="mla_decode_forward", file="d576_dv512.cu", blocks="tiles * SPLITS"),
-                Kernel(
-                    name="mla_decode_combine",
-                    file="d576_dv512.cu",
-                    blocks="rows",
-                    changes={"shared": "config.WARPS * 2052"},
-                    joins=True,
-                ),
+                Kernel("mla_decode_forward", "tiles * SPLITS"),
+                Kernel("mla_decode_combine", "rows", changes={"shared": "config.WARPS * 2052"}, joins=True),
             ),
             addresses="q k block_table kv_len o lse splits splits+SPLIT_ROWS*2048",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kp stride_kn stride_block_table_0 stride_block_table_1 "
-                "stride_kv_len_0 stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N "
-                "SPLITS"
-            ),
+            strides="q:bmh k:pn block_table:01 kv_len:0 o:bmh lse:bhm",
+            numbers="B H M N SPLITS",
         ),
     ),
 )

@@ -50,6 +50,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="neighborhood",
     operator="neighborhood_d64_3c4fcb14",
     inputs=(
@@ -62,12 +63,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="neighborhood_forward", file="d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("neighborhood_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_ob stride_om stride_oh stride_lseb stride_lseh stride_lsem B H M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh o:bmh lse:bhm",
+            numbers="B H M N SECTION",
             sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),

@@ -70,6 +70,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="d80_dv96",
     name="odd_dims",
     operator="odd_dims_d80_dv96_c0726989",
     inputs=(
@@ -83,12 +84,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="odd_dims_forward", file="d80_dv96.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("odd_dims_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_ob stride_om stride_oh stride_lseb stride_lsem stride_lseh B H G M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh o:bmh lse:bmh",
+            numbers="B H G M N SECTION",
             sizes={"SECTION": "section(B * H, N * 352, l2() // 2)"},
         ),
     ),
@@ -107,33 +106,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="odd_dims_backward_preprocess",
-                        file="d80_dv96_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "odd_dims_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="odd_dims_backward_dq",
-                        file="d80_dv96_backward_dq.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
-                        config="dq",
-                    ),
-                    Kernel(
-                        name="odd_dims_backward_dkdv",
-                        file="d80_dv96_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * Hkv",
-                        config="dkdv",
-                    ),
+                    Kernel("odd_dims_backward_dq", "M_padded // BLOCK_M * B * H", config="dq"),
+                    Kernel("odd_dims_backward_dkdv", "cdiv(N, BLOCK_N) * B * Hkv", config="dkdv"),
                 ),
                 addresses="q k v o do lse dlse dq dk dv lse2 delta",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lsem stride_lseh stride_dlseb stride_dlsem stride_dlseh stride_dqb stride_dqm "
-                    "stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh B H G M N "
-                    "Hkv M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bmh dlse:bmh dq:bmh dk:bnh dv:bnh",
+                numbers="B H G M N Hkv M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 352, l2() // 2)",
                     "KV_SECTION": "section(B * Hkv, M * G * 352, l2() // 2)",

@@ -445,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) own_suffix_forward
 }
 
 // o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
-extern "C" __global__ void __launch_bounds__(THREADS) own_suffix_combine(const __grid_constant__ Args args)
+extern "C" __global__ void __launch_bounds__(THREADS, 6) own_suffix_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     float* const sums = (float*)shared;  // [GROUPS][DV]
@@ -457,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) own_suffix_combine(const _
     wait_for_launch();  // this kernel is started while splits are made
     allow_next_launch();
     // o of so many splits is on its way at once, of the first while their weights are computed.
-    constexpr int AHEAD = 12;
+    constexpr int AHEAD = DV > 256 ? 8 : 4;
     Four ahead[AHEAD];
     auto load = [&](int first) {
         #pragma unroll

@@ -63,6 +63,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="paged_decode",
     operator="paged_decode_d64_bb8725c7",
     inputs=(
@@ -88,21 +89,12 @@ CALL = CudaAttention(
     launches=(
         Kernels(
             kernels=(
-                Kernel(name="paged_decode_forward", file="d64.cu", blocks="tiles * SPLITS"),
-                Kernel(
-                    name="paged_decode_combine",
-                    file="d64.cu",
-                    blocks="rows",
-                    changes={"shared": "config.WARPS * 260"},
-                    joins=True,
-                ),
+                Kernel("paged_decode_forward", "tiles * SPLITS"),
+                Kernel("paged_decode_combine", "rows", changes={"shared": "config.WARPS * 260"}, joins=True),
             ),
             addresses="q k v block_table kv_len o lse splits splits+SPLIT_ROWS*256",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kp stride_kn stride_kh stride_vp stride_vn stride_vh "
-                "stride_block_table_0 stride_block_table_1 stride_kv_len_0 stride_ob stride_om stride_oh "
-                "stride_lseb stride_lseh stride_lsem B H G M N Hkv SPLITS"
-            ),
+            strides="q:bmh k:pnh v:pnh block_table:01 kv_len:0 o:bmh lse:bhm",
+            numbers="B H G M N Hkv SPLITS",
         ),
     ),
 )

@@ -71,6 +71,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="prefix_document",
     operator="prefix_document_d64_8626ae46",
     inputs=(
@@ -86,15 +87,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(
-                Kernel(name="prefix_document_forward", file="d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),
-            ),
+            kernels=(Kernel("prefix_document_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v doc prefix o lse",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_doc_0 stride_doc_1 stride_prefix_0 stride_ob stride_om stride_oh stride_lseb "
-                "stride_lseh stride_lsem B H M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh doc:01 prefix:0 o:bmh lse:bhm",
+            numbers="B H M N SECTION",
             sizes={"SECTION": "section(B * H, N * 256, l2() // 2)"},
         ),
     ),
@@ -113,33 +109,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="prefix_document_backward_preprocess",
-                        file="d64_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "prefix_document_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="prefix_document_backward_dq",
-                        file="d64_backward_dq.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
-                        config="dq",
-                    ),
-                    Kernel(
-                        name="prefix_document_backward_dkdv",
-                        file="d64_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * H",
-                        config="dkdv",
-                    ),
+                    Kernel("prefix_document_backward_dq", "M_padded // BLOCK_M * B * H", config="dq"),
+                    Kernel("prefix_document_backward_dkdv", "cdiv(N, BLOCK_N) * B * H", config="dkdv"),
                 ),
                 addresses="q k v doc prefix o do lse dq dk dv lse2 delta",
-                numbers=(
-                    "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn "
-                    "stride_vh stride_ob stride_om stride_oh stride_dob stride_dom stride_doh stride_lseb "
-                    "stride_lseh stride_lsem stride_dqb stride_dqm stride_dqh stride_dkb stride_dkn "
-                    "stride_dkh stride_dvb stride_dvn stride_dvh stride_doc_0 stride_doc_1 stride_prefix_0 B "
-                    "H M N M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bmh k:bnh v:bnh o:bmh do:bmh lse:bhm dq:bmh dk:bnh dv:bnh doc:01 prefix:0",
+                numbers="B H M N M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 256, l2() // 2)",
                     "KV_SECTION": "section(B * H, M * 256, l2() // 2)",

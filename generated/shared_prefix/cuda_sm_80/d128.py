@@ -52,6 +52,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="shared_prefix",
     operator="shared_prefix_d128_5f148e3b",
     inputs=(
@@ -77,21 +78,12 @@ CALL = CudaAttention(
     launches=(
         Kernels(
             kernels=(
-                Kernel(name="shared_prefix_forward", file="d128.cu", blocks="tiles * SPLITS"),
-                Kernel(
-                    name="shared_prefix_combine",
-                    file="d128.cu",
-                    blocks="rows",
-                    changes={"shared": "config.WARPS * 516"},
-                    joins=True,
-                ),
+                Kernel("shared_prefix_forward", "tiles * SPLITS"),
+                Kernel("shared_prefix_combine", "rows", changes={"shared": "config.WARPS * 516"}, joins=True),
             ),
             addresses="q k v block_table kv_len o lse splits splits+SPLIT_ROWS*512",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kp stride_kn stride_kh stride_vp stride_vn stride_vh "
-                "stride_block_table_0 stride_block_table_1 stride_kv_len_0 stride_ob stride_om stride_oh "
-                "stride_lseb stride_lsem stride_lseh B H G M N Hkv SPLITS"
-            ),
+            strides="q:bmh k:pnh v:pnh block_table:01 kv_len:0 o:bmh lse:bmh",
+            numbers="B H G M N Hkv SPLITS",
         ),
     ),
 )

@@ -436,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) shared_prefix_forw
 }
 
 // o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
-extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_combine(const __grid_constant__ Args args)
+extern "C" __global__ void __launch_bounds__(THREADS, 6) shared_prefix_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     float* const sums = (float*)shared;  // [GROUPS][DV]
@@ -448,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_combine(cons
     wait_for_launch();  // this kernel is started while splits are made
     allow_next_launch();
     // o of so many splits is on its way at once, of the first while their weights are computed.
-    constexpr int AHEAD = 12;
+    constexpr int AHEAD = DV > 256 ? 8 : 4;
     Four ahead[AHEAD];
     auto load = [&](int first) {
         #pragma unroll

@@ -72,6 +72,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="d64",
     name="single",
     operator="single_d64_41591c5e",
     inputs=(
@@ -85,12 +86,10 @@ CALL = CudaAttention(
     chunk=4,
     launches=(
         Kernels(
-            kernels=(Kernel(name="single_forward", file="d64.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("single_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v o lse",
-            numbers=(
-                "stride_qb stride_qh stride_qm stride_kb stride_kh stride_kn stride_vb stride_vh stride_vn "
-                "stride_ob stride_oh stride_om stride_lseb stride_lseh stride_lsem B H M N SECTION"
-            ),
+            strides="q:bhm k:bhn v:bhn o:bhm lse:bhm",
+            numbers="B H M N SECTION",
             sizes={"SECTION": "section(B * H, N * 512, l2() // 2)"},
         ),
     ),
@@ -109,33 +108,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="single_backward_preprocess",
-                        file="d64_backward_preprocess.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
+                        "single_backward_preprocess",
+                        "M_padded // BLOCK_M * B * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="single_backward_dq",
-                        file="d64_backward_dq.cu",
-                        blocks="M_padded // BLOCK_M * B * H",
-                        config="dq",
-                    ),
-                    Kernel(
-                        name="single_backward_dkdv",
-                        file="d64_backward_dkdv.cu",
-                        blocks="cdiv(N, BLOCK_N) * B * H",
-                        config="dkdv",
-                    ),
+                    Kernel("single_backward_dq", "M_padded // BLOCK_M * B * H", config="dq"),
+                    Kernel("single_backward_dkdv", "cdiv(N, BLOCK_N) * B * H", config="dkdv"),
                 ),
                 addresses="q k v o do lse dlse dq dk dv lse2 delta",
-                numbers=(
-                    "stride_qb stride_qh stride_qm stride_kb stride_kh stride_kn stride_vb stride_vh "
-                    "stride_vn stride_ob stride_oh stride_om stride_dob stride_doh stride_dom stride_lseb "
-                    "stride_lseh stride_lsem stride_dlseb stride_dlseh stride_dlsem stride_dqb stride_dqh "
-                    "stride_dqm stride_dkb stride_dkh stride_dkn stride_dvb stride_dvh stride_dvn B H M N "
-                    "M_padded SECTION KV_SECTION"
-                ),
+                strides="q:bhm k:bhn v:bhn o:bhm do:bhm lse:bhm dlse:bhm dq:bhm dk:bhn dv:bhn",
+                numbers="B H M N M_padded SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(B * H, N * 512, l2() // 2)",
                     "KV_SECTION": "section(B * H, M * 512, l2() // 2)",

@@ -47,6 +47,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d256",
     name="softcap",
     operator="softcap_d256_24fe13df",
     inputs=(
@@ -60,12 +61,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="softcap_forward", file="d256.cu", blocks="cdiv(M, BLOCK_M) * B * H"),),
+            kernels=(Kernel("softcap_forward", "cdiv(M, BLOCK_M) * B * H"),),
             addresses="q k v o",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh "
-                "stride_ob stride_om stride_oh B H G M N SECTION"
-            ),
+            strides="q:bmh k:bnh v:bnh o:bmh",
+            numbers="B H G M N SECTION",
             sizes={"SECTION": "section(B * H, N * 1024, l2() // 2)"},
         ),
     ),

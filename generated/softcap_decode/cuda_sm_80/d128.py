@@ -54,6 +54,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="softcap_decode",
     operator="softcap_decode_d128_aed9caa8",
     inputs=(
@@ -79,21 +80,17 @@ CALL = CudaAttention(
     launches=(
         Kernels(
             kernels=(
-                Kernel(name="softcap_decode_forward", file="d128.cu", blocks="tiles * SPLITS"),
+                Kernel("softcap_decode_forward", "tiles * SPLITS"),
                 Kernel(
-                    name="softcap_decode_combine",
-                    file="d128.cu",
-                    blocks="rows",
+                    "softcap_decode_combine",
+                    "rows",
                     changes={"shared": "config.WARPS * 516"},
                     joins=True,
                 ),
             ),
             addresses="q k v block_table kv_len o splits splits+SPLIT_ROWS*512",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kp stride_kn stride_kh stride_vp stride_vn stride_vh "
-                "stride_block_table_0 stride_block_table_1 stride_kv_len_0 stride_ob stride_om stride_oh B H "
-                "G M N Hkv SPLITS"
-            ),
+            strides="q:bmh k:pnh v:pnh block_table:01 kv_len:0 o:bmh",
+            numbers="B H G M N Hkv SPLITS",
         ),
     ),
 )

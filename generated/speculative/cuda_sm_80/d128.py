@@ -52,6 +52,7 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="speculative",
     operator="speculative_d128_5e91154f",
     inputs=(
@@ -77,21 +78,12 @@ CALL = CudaAttention(
     launches=(
         Kernels(
             kernels=(
-                Kernel(name="speculative_forward", file="d128.cu", blocks="tiles * SPLITS"),
-                Kernel(
-                    name="speculative_combine",
-                    file="d128.cu",
-                    blocks="rows",
-                    changes={"shared": "config.WARPS * 516"},
-                    joins=True,
-                ),
+                Kernel("speculative_forward", "tiles * SPLITS"),
+                Kernel("speculative_combine", "rows", changes={"shared": "config.WARPS * 516"}, joins=True),
             ),
             addresses="q k v block_table kv_len o splits splits+SPLIT_ROWS*512",
-            numbers=(
-                "stride_qb stride_qm stride_qh stride_kp stride_kh stride_kn stride_vp stride_vh stride_vn "
-                "stride_block_table_0 stride_block_table_1 stride_kv_len_0 stride_ob stride_om stride_oh B H "
-                "G M N Hkv SPLITS"
-            ),
+            strides="q:bmh k:phn v:phn block_table:01 kv_len:0 o:bmh",
+            numbers="B H G M N Hkv SPLITS",
         ),
     ),
 )

@@ -76,6 +76,7 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 CALL = CudaAttention(
     module=__file__,
+    file="d128",
     name="varlen",
     operator="varlen_d128_7fc9adcd",
     inputs=(
@@ -94,12 +95,10 @@ CALL = CudaAttention(
     tuned=TUNED,
     launches=(
         Kernels(
-            kernels=(Kernel(name="varlen_forward", file="d128.cu", blocks="(T // BLOCK_M + B + 1) * H"),),
+            kernels=(Kernel("varlen_forward", "(T // BLOCK_M + B + 1) * H"),),
             addresses="q k v cu_q cu_k o lse",
-            numbers=(
-                "stride_qm stride_qh stride_kn stride_kh stride_vn stride_vh stride_cu_q_0 stride_cu_k_0 "
-                "stride_om stride_oh stride_lsem stride_lseh B H G T SECTION"
-            ),
+            strides="q:mh k:nh v:nh cu_q:0 cu_k:0 o:mh lse:mh",
+            numbers="B H G T SECTION",
             sizes={"SECTION": "section(H, S // B * 512, l2() // 2)"},
         ),
     ),
@@ -121,32 +120,17 @@ CALL = CudaAttention(
             Kernels(
                 kernels=(
                     Kernel(
-                        name="varlen_backward_preprocess",
-                        file="d128_backward_preprocess.cu",
-                        blocks="M_padded // ROW_TILE * H",
+                        "varlen_backward_preprocess",
+                        "M_padded // ROW_TILE * H",
                         config="dq",
                         changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
-                    Kernel(
-                        name="varlen_backward_dq",
-                        file="d128_backward_dq.cu",
-                        blocks="(T // BLOCK_M + B + 1) * H",
-                        config="dq",
-                    ),
-                    Kernel(
-                        name="varlen_backward_dkdv",
-                        file="d128_backward_dkdv.cu",
-                        blocks="(S // BLOCK_N + B + 1) * Hkv",
-                        config="dkdv",
-                    ),
+                    Kernel("varlen_backward_dq", "(T // BLOCK_M + B + 1) * H", config="dq"),
+                    Kernel("varlen_backward_dkdv", "(S // BLOCK_N + B + 1) * Hkv", config="dkdv"),
                 ),
                 addresses="q k v cu_q cu_k o do lse dlse dq dk dv lse2 delta",
-                numbers=(
-                    "stride_qm stride_qh stride_kn stride_kh stride_vn stride_vh stride_om stride_oh "
-                    "stride_dom stride_doh stride_lsem stride_lseh stride_dlsem stride_dlseh stride_dqm "
-                    "stride_dqh stride_dkn stride_dkh stride_dvn stride_dvh stride_cu_q_0 stride_cu_k_0 B H "
-                    "G T Hkv S M_padded ROW_TILE SECTION KV_SECTION"
-                ),
+                strides="q:mh k:nh v:nh o:mh do:mh lse:mh dlse:mh dq:mh dk:nh dv:nh cu_q:0 cu_k:0",
+                numbers="B H G T Hkv S M_padded ROW_TILE SECTION KV_SECTION",
                 sizes={
                     "SECTION": "section(H, S // B * 512, l2() // 2)",
                     "KV_SECTION": "section(Hkv, T // B * G * 512, l2() // 2)",

@@ -1,0 +1,42 @@
+"""Calls that Hopper's own kernels, those of `cuda.sm_90a`, take as they are."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from attnc.support.by_target import Needs, runs
+
+HOPPER = "cuda.sm_90a"
+
+
+def suits_hopper(*tensors: torch.Tensor) -> bool:
+    """Whether the GPU of q, k and v is a Hopper, and their type, the sizes of their rows and their strides
+    are those of wgmma and TMA, so that nothing is copied.
+    """
+    first = tensors[0]
+    return (
+        first.is_cuda
+        and first.dtype in (torch.float16, torch.bfloat16)
+        and _is_hopper(first.device.index)
+        and all(map(_is_taken, tensors))
+    )
+
+
+def _is_taken(x: torch.Tensor) -> bool:
+    """Whether TMA takes a tensor of 16 bits."""
+    outer = zip(x.shape[:-1], x.stride(), strict=False)
+    return (
+        x.shape[-1] % 16 == 0
+        and x.shape[-1] <= 256
+        and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
+    )
+
+
+@cache
+def _is_hopper(device: int) -> bool:
+    """Whether a device runs the kernels of this target, and what launches them is there."""
+    from attnc.target.one_import import needs_of
+
+    return runs(Needs(*needs_of(HOPPER)), device)

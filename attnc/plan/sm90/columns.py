@@ -1,0 +1,146 @@
+"""Terms of a score that tensor cores add to the products: a number of the row times a number of the key.
+
+`slope[h] * (q_pos - kv_idx)` is a number of the row and, for each key of a tile, `slope[h]` times how far the
+key is from the tile's first one; `bias[b, kv_idx]` is a number of the key. Added element by element, such a
+term costs an instruction or two for each, and at D = 128 five of them take as long as the products. As one
+more step of 16 in the depth of q k^T it costs an eighth of that product: q has the factors there, and k the
+numbers of its keys, of which one tile of 16 bytes a key holds eight. They are bf16, three for a float32,
+which they give exactly; the sum is that of a product, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnc.expr.affine import affine
+from attnc.expr.arithmetic import add, mul, neg
+from attnc.expr.nodes import Binary, Const, Dot, Expr, Index, Load, Neg, Ref, children, walk
+from attnc.expr.simplify import substitute
+from attnc.plan.loads import axes_of
+from attnc.plan.width import is_wide
+
+#: Bytes of a key in the tile of such numbers; terms that it has room for.
+COLUMN_BYTES, MOST_TERMS = 16, 2
+#: Factors of the product by which terms are divided, and stay float32.
+_FACTORS = (2.0**-20, 2.0**20)
+#: The first key of the tile at hand.
+TILE_KEY = Ref("kv_lo", "int", natural=True, within=(0, 2**30))
+_KEY = Index("kv_idx")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A term in units of the product. factor: of a row; of_key: the other factor, a number of each key, where
+    `factor` is 1; None: how far the key is from the tile's first one.
+    """
+
+    factor: Expr
+    of_key: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A score as product + row + columns. product: with its factor c; row: what is left of a row, None: 0."""
+
+    product: Expr
+    c: float
+    row: Expr | None
+    terms: tuple[Column, ...]
+
+
+def columns_of(score: Expr) -> Columns | None:
+    """The score so, if it is nothing else; None otherwise, and where there is no such term."""
+    product: Expr | None = None
+    c, row, terms = 1.0, None, []
+    for sign, addend in _addends(score, 1):
+        if any(isinstance(node, Dot) for node in walk(addend)):
+            factor = _factor(addend)
+            if product is not None or factor is None:
+                return None
+            product, c = (addend, factor) if sign > 0 else (neg(addend), -factor)
+            continue
+        found = _term(addend)
+        if found is None:
+            return None
+        column, rest = found
+        if column is not None:
+            terms.append(column if sign > 0 else _negated(column))
+        if rest is not None:
+            rest = rest if sign > 0 else neg(rest)
+            row = rest if row is None else add(row, rest)
+    if product is None or not terms or len(terms) > MOST_TERMS or not _FACTORS[0] <= abs(c) <= _FACTORS[1]:
+        return None
+    return Columns(product, c, row, tuple(_in_units(term, 1 / c) for term in terms))
+
+
+def _addends(expr: Expr, sign: int) -> Iterator[tuple[int, Expr]]:
+    match expr:
+        case Binary(op="+" | "-" as op, left=left, right=right) if expr.type == "float":
+            yield from _addends(left, sign)
+            yield from _addends(right, sign if op == "+" else -sign)
+        case Neg(operand=operand) if expr.type == "float":
+            yield from _addends(operand, -sign)
+        case _:
+            yield sign, expr
+
+
+def _factor(product: Expr) -> float | None:
+    match product:
+        case Dot():
+            return 1.0
+        case (
+            Binary(op="*", left=Dot(), right=Const(value=value))
+            | Binary(op="*", left=Const(value=value), right=Dot())
+        ):
+            return float(value)
+        case _:
+            return None
+
+
+def _term(addend: Expr) -> tuple[Column | None, Expr | None] | None:
+    """A column, and what is left of a row."""
+    axes = axes_of(addend)
+    if "kv" not in axes:
+        return None, addend
+    if addend.type == "float" and axes == ("kv",) and not _reads_position(addend):
+        return Column(Const(1.0), addend), None
+    match addend:
+        case Binary(op="*", left=factor, right=position) if factor.type == "float" and position.type == "int":
+            return _of_position(factor, position)
+        case Binary(op="*", left=position, right=factor) if factor.type == "float" and position.type == "int":
+            return _of_position(factor, position)
+        case _ if addend.type == "int":
+            return _of_position(Const(1.0), addend)
+        case _:
+            return None
+
+
+def _of_position(factor: Expr, position: Expr) -> tuple[Column | None, Expr | None] | None:
+    terms = dict(affine(position).terms)
+    step = terms.pop(_KEY, 0)
+    if not step or abs(step) > 1 or "kv" in axes_of(factor) or is_wide(position):
+        return None
+    if any("kv" in axes_of(atom) for atom in terms):
+        return None
+    first = substitute(position, {_KEY: TILE_KEY})
+    return Column(mul(factor, Const(float(step)))), Binary("*", factor, first)
+
+
+def _reads_position(expr: Expr) -> bool:
+    """Whether it is computed from the key's number itself, and not only from what is loaded there."""
+    return expr == _KEY or (not isinstance(expr, Load) and any(map(_reads_position, children(expr))))
+
+
+def _negated(column: Column) -> Column:
+    if column.of_key is not None:
+        return Column(column.factor, neg(column.of_key))
+    return Column(neg(column.factor))
+
+
+def _in_units(column: Column, factor: float) -> Column:
+    if factor == 1.0:
+        return column
+    if column.of_key is not None:
+        return Column(column.factor, mul(column.of_key, Const(factor)))
+    return Column(mul(column.factor, Const(factor)))

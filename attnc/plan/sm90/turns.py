@@ -1,0 +1,110 @@
+"""Whether blocks that add to dq can take turns, kv tile after kv tile.
+
+The blocks of a head begin their kv tiles in ascending order, and each walks over its q tiles from the last
+to the first. What kv tile n adds to a q tile follows what n - 1 added, so no block waits for one that begins
+after it: of the tiles that are not done, the one that began first waits for nobody, hence nobody waits for
+ever.
+
+That takes that the kv tiles which see a q tile are neighbours. They are where `lo` and `hi`, the bounds of
+the loop over queries, both grow with the keys, or `hi` falls, and no tile between them is skipped.
+"""
+
+from __future__ import annotations
+
+from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Or, Ref, Search, walk
+from attnc.model.attention import Attention
+from attnc.plan.ir import Let, Regions
+from attnc.plan.regions import ZERO, guard_of, regions
+
+#: Of the tile of keys.
+_TILE = (Index("kv_lo"), Index("kv_hi"))
+
+
+def why_no_turns(attention: Attention) -> str:
+    """Why blocks cannot take turns under the mask of a normalised attention; empty if they can."""
+    loops, _ = regions(attention.mask, "q", attention.mask.span)
+    if guard_of(loops) is not None:
+        return "it skips tiles between others"
+    lo, hi = _bounds(loops)
+    if not _grows(lo) or not (_grows(hi) or _falls(hi)):
+        return "keys that see a query are no neighbours, for all that is known"
+    return ""
+
+
+def ends_grow(attention: Attention) -> bool:
+    """Whether later kv tiles see later queries: the first to see a q tile need not be the first of all."""
+    loops, _ = regions(attention.mask, "q", attention.mask.span)
+    _, hi = _bounds(loops)
+    return not _is_fixed(hi) and not _falls(hi)
+
+
+def _bounds(loops: Regions) -> tuple[Expr, Expr]:
+    """Where the loop begins and ends, as it is computed."""
+    values = {let.name: let.value for let in loops.bounds if isinstance(let, Let)}
+    ends = (loops.loops[0].start, loops.loops[-1].stop)
+    lo, hi = (values.get(x.name, x) if isinstance(x, Ref) else x for x in ends)
+    return lo, hi
+
+
+def _is_fixed(expr: Expr) -> bool:
+    """Whether the value is the same for all kv tiles of a head."""
+    return not any(node in _TILE for node in walk(expr))
+
+
+def _grows(expr: Expr, *, from_zero: bool = False) -> bool:
+    """Whether the value never falls from one kv tile to the next, for all that is known. from_zero: what is
+    below 0 counts as 0.
+    """
+    if _is_fixed(expr) or expr in _TILE:
+        return True
+    match expr:
+        case Binary(op="+", left=left, right=right):
+            return _grows(left) and _grows(right)
+        case Binary(op="-", left=left, right=right):
+            return _grows(left) and _falls(right)
+        case Binary(op="*" | "//", left=left, right=right):
+            return _grows(left) and (isinstance(right, Dim) or (isinstance(right, Const) and right.value > 0))
+        case Call(function="max", args=(one, other)):
+            clamped = from_zero or ZERO in (one, other)
+            return _grows(one, from_zero=clamped) and _grows(other, from_zero=clamped)
+        case Call(function="min", args=(one, other)):
+            return _grows(one) and _grows(other)
+        case Call(function="where", args=(condition, one, other)):
+            if _is_fixed(condition):
+                return _grows(one, from_zero=from_zero) and _grows(other, from_zero=from_zero)
+            return from_zero and one == ZERO and _ends(condition) and _grows(other, from_zero=True)
+        case Search(prefix=prefix, value=value):
+            return all(map(_is_fixed, prefix)) and _grows(value)
+        case Load(is_sorted=True, indices=(*others, last)):
+            return all(map(_is_fixed, others)) and _grows(last)
+    return False
+
+
+def _falls(expr: Expr) -> bool:
+    """Whether the value never grows."""
+    if _is_fixed(expr):
+        return True
+    match expr:
+        case Binary(op="+", left=left, right=right):
+            return _falls(left) and _falls(right)
+        case Binary(op="-", left=left, right=right):
+            return _falls(left) and _grows(right)
+        case Call(function="min" | "max", args=(one, other)):
+            return _falls(one) and _falls(other)
+        case Call(function="where", args=(condition, one, other)) if other == ZERO:
+            return _is_fixed(one) and _ends(condition)  # sizes and positions, none below 0
+    return False
+
+
+def _ends(condition: Expr) -> bool:
+    """Whether the condition holds for kv tiles up to some, and for none behind."""
+    match condition:
+        case _ if _is_fixed(condition):
+            return True
+        case Compare(op="<" | "<=", left=left, right=right):
+            return _grows(left) and _falls(right)
+        case Compare(op=">" | ">=", left=left, right=right):
+            return _falls(left) and _grows(right)
+        case And(operands=operands) | Or(operands=operands):
+            return all(map(_ends, operands))
+    return False

@@ -1,0 +1,100 @@
+"""The section of the README about speed, of records in docs/figures."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from math import floor
+from typing import Any
+
+from tests.documentation import ROOT, table
+
+#: Names of peers.
+_PEERS = {"fa3": "FlashAttention-3", "fa2": "FlashAttention-2", "cudnn": "cuDNN", "flex": "FlexAttention"}
+
+
+def hopper() -> str:
+    """TFLOP/s of Hopper's kernels beside the best peers, and what the whole grid says."""
+    cells, backward = _cells("forward_hopper_h200"), _cells("backward_hopper_h200")
+    peers = ("fa3", "cudnn")
+    titles = ("", "attnc, `cuda.sm_90a`", "attnc, Triton", *(_PEERS[peer] for peer in peers), "to the best")
+    rows: list[tuple[str, ...]] = [titles, ("---",) * len(titles)]
+    for name in _shown(cells):
+        found = cells[name]
+        best = min((found[peer]["ms"] for peer in peers if peer in found), default=None)
+        ratio = _times(best / found["attnc"]["ms"]) if best else ""
+        rows.append((name, *_speeds(found, ("attnc", "triton", *peers)), ratio))
+    ahead = (f"{_range(cells, peer)} of {_PEERS[peer]}" for peer in peers)
+    behind = (f"{_range(backward, peer)} of {_PEERS[peer]}" for peer in peers)
+    text = (
+        "Over the whole grid (d 64, 128, 256; n 1k, 4k, 16k; full and causal) Hopper's kernels run at"
+        f" {' and '.join(ahead)}, and their gradients at {' and '.join(behind)}."
+    )
+    return f"{table(rows)}\n{_filled(text)}"
+
+
+def triton() -> str:
+    """The same of Triton's kernels, which run on any GPU that Triton knows."""
+    cells, backward = _cells("forward_h200"), _cells("backward_h200")
+    peers = ("flex", "fa2", "cudnn")
+    titles = ("", "attnc, Triton", *(_PEERS[peer] for peer in peers), "to Flex")
+    rows: list[tuple[str, ...]] = [titles, ("---",) * len(titles)]
+    for name in _shown(cells):
+        found = cells[name]
+        ratio = _times(found["flex"]["ms"] / found["attnc"]["ms"])
+        rows.append((name, *_speeds(found, ("attnc", *peers)), ratio))
+    ahead, behind = (
+        " and ".join(
+            f"{_times(min(_ratios(grid, peer)))} or more of {_PEERS[peer]}" for peer in ("flex", "fa2")
+        )
+        for grid in (cells, backward)
+    )
+    won = sum(ratio > 1 for ratio in _ratios(backward, "cudnn"))
+    count = len(list(_ratios(backward, "cudnn")))
+    text = (
+        f"Over the whole grid Triton's kernels run at {ahead}; their gradients at {behind}, ahead of cuDNN in"
+        f" {won} of {count} cells."
+    )
+    return f"{table(rows)}\n{_filled(text)}"
+
+
+def _cells(figure: str) -> Mapping[str, Any]:
+    """Results by peer of each cell of a record."""
+    record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
+    return {cell["name"]: cell["results"] for cell in record["cells"]}
+
+
+def _shown(cells: Mapping[str, Any]) -> list[str]:
+    """Of the grid the middle length, and the masks."""
+    return [name for name in cells if " n4096 " in name or not _is_of_grid(name)]
+
+
+def _is_of_grid(name: str) -> bool:
+    return re.search(r" (full|causal)$", name) is not None
+
+
+def _speeds(found: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[str]:
+    return (f"{found[name]['tflops']:.0f}" if name in found else "n/a" for name in names)
+
+
+def _ratios(cells: Mapping[str, Any], peer: str) -> Iterator[float]:
+    """How many times as fast as a peer, in the cells of the grid."""
+    for name, found in cells.items():
+        if _is_of_grid(name) and peer in found:
+            yield found[peer]["ms"] / found["attnc"]["ms"]
+
+
+def _range(cells: Mapping[str, Any], peer: str) -> str:
+    ratios = list(_ratios(cells, peer))
+    return f"{_times(min(ratios))} to {_times(max(ratios))} the speed"
+
+
+def _times(ratio: float) -> str:
+    """Rounded down."""
+    return f"{floor(100 * ratio) / 100:.2f}x"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, width=128) + "\n"

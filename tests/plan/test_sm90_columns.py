@@ -1,0 +1,64 @@
+"""Which terms of a score the tensor cores of Hopper add to its product."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.expr.nodes import Binary, BinaryOp, Call, Const, Dot, Expr, Index, Load, Neg, Ref
+from attnc.expr.show import show
+from attnc.plan.sm90.columns import columns_of
+
+S = Dot()
+SLOPE = Ref("slope", "float")
+BIAS = Load("bias", (Index("kv_idx"),), (), "float")
+DISTANCE = Binary("-", Index("q_pos"), Index("kv_idx"))
+
+
+def of(op: BinaryOp, left: Expr, right: Expr | float) -> Expr:
+    return Binary(op, left, Const(right) if isinstance(right, float) else right)
+
+
+HALF = of("*", S, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("score", "product", "row", "terms"),
+    [
+        (
+            of("-", HALF, of("*", SLOPE, DISTANCE)),
+            "dot(q, k) * 0.5",
+            "-(slope * (q_pos - kv_lo))",
+            ["slope * 2.0"],
+        ),
+        (of("+", HALF, BIAS), "dot(q, k) * 0.5", None, ["bias[kv_idx] * 2.0"]),
+        (of("-", BIAS, S), "-dot(q, k)", None, ["-bias[kv_idx]"]),
+        (of("+", of("+", S, Index("kv_idx")), SLOPE), "dot(q, k)", "1.0 * kv_lo + slope", ["1.0"]),
+        (Neg(of("-", S, of("*", BIAS, BIAS))), "-dot(q, k)", None, ["-(bias[kv_idx] * bias[kv_idx])"]),
+    ],
+)
+def test_a_sum_is_a_product_a_row_and_columns(
+    score: Expr, product: str, row: str | None, terms: list[str]
+) -> None:
+    found = columns_of(score)
+    assert found is not None
+    assert show(found.product) == product
+    assert (found.row and show(found.row)) == row
+    assert [show(x.factor if x.of_key is None else x.of_key) for x in found.terms] == terms
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        S,
+        of("+", S, SLOPE),
+        of("+", S, of("*", SLOPE, Call("abs", (DISTANCE,)))),
+        of("+", S, of("*", of("*", BIAS, SLOPE), DISTANCE)),
+        of("+", S, of("*", SLOPE, of("*", Const(2), Index("kv_idx")))),
+        of("+", of("*", S, BIAS), BIAS),
+        of("+", of("*", S, 1e30), BIAS),
+        of("+", of("+", of("+", S, BIAS), of("*", SLOPE, DISTANCE)), BIAS),
+        Call("tanh", (of("+", S, BIAS),)),
+    ],
+)
+def test_other_scores_are_computed_element_by_element(score: Expr) -> None:
+    assert columns_of(score) is None

@@ -1,0 +1,98 @@
+"""Under which masks blocks of Hopper's backward can take turns at adding to dq."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from attnc.diagnostics import DiagnosticError
+from attnc.plan.ir import kernels_of
+from attnc.plan.sm90.backward import Sm90Backward
+from tests.plan import planning
+from tests.plan.test_sm90_backward import CAUSAL, is_by_wgmma, planned
+
+DOCUMENTS = {"inputs": ("doc: i32[B, N] is sorted",)}
+#: Masks, and whether later kv tiles see later queries.
+NEIGHBOURS: tuple[tuple[str, bool, dict[str, Any]], ...] = (
+    ("true", False, {}),
+    (CAUSAL, False, {}),
+    ("q_pos <= kv_idx", True, {}),
+    ("kv_idx <= q_pos and kv_idx > q_pos - 100", True, {}),
+    (f"{CAUSAL} and doc[b, q_pos] == doc[b, kv_idx]", True, DOCUMENTS),
+    (f"{CAUSAL} and q_pos // 100 == kv_idx // 100", True, {}),
+    (f"{CAUSAL} or kv_idx < n[b]", False, {"inputs": ("n: i32[B]",)}),
+    ("kv_idx < n[b]", False, {"inputs": ("n: i32[B]",)}),
+)
+
+
+@pytest.mark.parametrize(("mask", "grows", "options"), NEIGHBOURS)
+def test_keys_that_see_a_query_are_neighbours(mask: str, grows: bool, options: dict[str, Any]) -> None:
+    module = planned(mask, accumulate="ordered", **options)
+    assert is_by_wgmma(module)
+    assert list(kernels_of(module)) == ["dkdv"]
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    assert (layout.takes_turns, layout.ends_grow) == (True, grows)
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "said"),
+    [
+        ("kv_idx < 4 or (kv_idx <= q_pos and kv_idx > q_pos - 100)", {}, "it skips tiles between others"),
+        (f"{CAUSAL} and (q_pos - kv_idx) % 200 < 8", {}, "it skips tiles between others"),
+        ("q_idx + kv_idx >= 500", {}, "are no neighbours"),
+        (f"{CAUSAL} and kv_idx >= 150", {}, "are no neighbours"),
+        (f"{CAUSAL} and kv_idx >= n[b]", {"inputs": ("n: i32[B]",)}, "are no neighbours"),
+        ("kv_idx >= 150", {}, "are no neighbours"),
+        (CAUSAL, {"d": 192}, "no kernel of wgmma makes dk, dv and dq"),
+        (
+            CAUSAL,
+            {"grads": "q, k, v, x", "score": "dot(q, k) + x[h]", "inputs": ("x: f32[H]",)},
+            "no kernel of wgmma makes dk, dv and dq",
+        ),
+    ],
+)
+def test_what_cannot_be_ordered_is_refused_with_the_reason(
+    mask: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(DiagnosticError) as raised:
+        planned(mask, accumulate="ordered", **options)
+    (found,) = raised.value.diagnostics
+    assert found.code == "E0602"
+    assert said in found.primary.text
+    assert "two_pass" in found.hints[0]
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+def test_other_targets_have_no_turns(target: str) -> None:
+    schedule = "  backward { accumulate.dq = ordered }"
+    with pytest.raises(DiagnosticError) as raised:
+        planning.planned(CAUSAL, schedule=schedule, target=target, grads="q, k, v")
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.message) == ("E0602", f"blocks of {target} take no turns")
+
+
+def tiles_of(mask: str, m: int, n: int, tile_q: int, tile_kv: int) -> Iterator[list[int]]:
+    """By q tile the kv tiles with a key that some query of it sees; the mask in Python's words."""
+    for q_lo in range(0, m, tile_q):
+        yield [
+            kv_lo // tile_kv
+            for kv_lo in range(0, n, tile_kv)
+            if any(
+                eval(mask, {"q_pos": q + n - m, "kv_idx": kv})  # a mask of this file
+                for q in range(q_lo, min(q_lo + tile_q, m))
+                for kv in range(kv_lo, min(kv_lo + tile_kv, n))
+            )
+        ]
+
+
+@pytest.mark.parametrize("mask", [mask for mask, _, options in NEIGHBOURS if not options and mask != "true"])
+@pytest.mark.parametrize(("m", "n"), [(60, 60), (90, 40), (40, 90)])
+def test_neighbours_are_neighbours(mask: str, m: int, n: int) -> None:
+    """What the plan concludes from its bounds, tile by tile."""
+    mask = mask.replace("100", "20")
+    for found in tiles_of(mask, m, n, 4, 8):
+        assert found == list(range(found[0], found[0] + len(found))) if found else True
