@@ -15,6 +15,7 @@ from attnc.target.sm80.declaration import CudaBackward
 from attnc.target.sm80.render import (
     backward_source,
     cuda_environment,
+    file_of,
     operator_of,
     render_backward,
     render_host,
@@ -76,19 +77,9 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         sources[made] = (f"sm90/{structure}", "sm90/backward_module")
     if arguments.adds_dq:
         sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
-    names = {
-        made.name: f"{module.variant.name}_{_file_of(made, template)}.cu"
-        for made, (template, _) in sources.items()
-    }
+    names = {made.name: file_of(module, made.name) for made in sources}
     files = {
         names[made.name]: backward_source(template, made, page, frame)
         for made, (template, frame) in sources.items()
     }
     return HopperBackward(module, arguments, names), files
-
-
-def _file_of(made: CudaFileText, template: str) -> str:
-    """The end of a file's name: a kernel of wgmma over keys is named after what it makes."""
-    if isinstance(made, Sm90BackwardText):
-        return f"backward_{made.planned.name}"
-    return template.split("/")[1]
