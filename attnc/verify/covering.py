@@ -196,7 +196,8 @@ def edges(space: Space) -> Iterator[Case]:
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """The point above each boundary that only thin cases reach: one head, and hardly a key for a row, or
     hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
-    rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys.
+    rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys; gradients with
+    three tiles each way, whose sum tells in which order they came.
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
@@ -210,6 +211,12 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         dims = {name: space.configs[config].BLOCK_N + 1 if name == "N" else 1 for name in names}
         for logits in ("large", "huge"):
             yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=_full(space))
+    if space.backward and {"M", "N"} <= set(names):
+        shape = space.configs[config]
+        sizes = {"B": 3, "M": 2 * shape.BLOCK_M + 12, "N": 2 * shape.BLOCK_N + 12}
+        dims = {name: sizes.get(name, 1) for name in names}
+        if limits.includes_gradients(dims, config):  # asked for twice, by this seed
+            yield Case(dims=dims, seed=6, config=config, lengths=_full(space))
     if {"M", "N"} <= set(names) and Index("q_pos") in walk(space.attention.mask):
         dims = {**dict.fromkeys(names, 1), **_diagonal(space, config)}
         yield Case(dims={name: dims[name] for name in names}, seed=4, config=config, lengths=_full(space))

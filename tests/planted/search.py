@@ -1,6 +1,7 @@
 """Searches for every planted bug from scratch, and writes down what finds it.
 
     python -m tests.planted.search [PART ...] [--only-new]
+    python -m tests.planted.search --table
 
 found.json: for each bug whether the cases of `attnc verify` show it or a search by Hypothesis, after how many
 cases, and how; null where neither does; "large" where a GPU is needed, and sizes of the case of `attnc verify
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -52,7 +54,11 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--only-new", action="store_true", help="leave out bugs that were searched for")
+    parser.add_argument("--table", action="store_true", help="print what finds the bugs of each part")
     chosen = parser.parse_args()
+    if chosen.table:
+        print("\n".join(table(read(FOUND))))
+        return
     ensure_interpreter()
     found, kept = read(FOUND), read(CASES)
     for name, bug in BUGS.items():
@@ -75,6 +81,18 @@ def main() -> None:
         print(f"{name}: {found[name]}", flush=True)
         write(FOUND, found)
         write(CASES, kept)
+
+
+def table(found: Table) -> Iterator[str]:
+    """A line for each part: its bugs, how many each means finds, and after how many cases."""
+    yield f"{'':21} planted  verify  search  large  hand  none   cases: median, most"
+    for part in (*PARTS, "all"):
+        lines = [found[name] for name in BUGS if part in ("all", name.partition(": ")[0])]
+        by = Counter("none" if line is None else line["by"] for line in lines)
+        took = sorted(n for line in lines if line and (n := line.get("cases") or line.get("within")))
+        counts = (f"{by[means]:6}" for means in ("verify", "search", "large", "hand", "none"))
+        cases = f"{took[len(took) // 2]:6}, {took[-1]}" if took else ""
+        yield f"{part:21} {len(lines):7} {' '.join(counts)}         {cases}"
 
 
 def _is_by(line: dict[str, Any] | None, means: str) -> bool:

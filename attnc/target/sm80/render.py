@@ -125,14 +125,14 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     texts += ((p.kernel.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
     if arguments.adds_dq:
         texts.append(("backward_finish", FinishText(module, arguments)))
-    names = {text.name: file_of(module, text) for _, text in texts}
+    names = {text.name: file_of(module, text.name) for _, text in texts}
     files = {names[text.name]: backward_source(f"cuda/{template}", text, page) for template, text in texts}
     return CudaBackward(module, arguments, names), files
 
 
-def file_of(module: Module, text: CudaFileText) -> str:
-    """The file of a kernel of the backward, named after it: the declaration says no more than its name."""
-    return f"{module.variant.name}_{text.name.removeprefix(f'{module.variant.attention.name}_')}.cu"
+def file_of(module: Module, kernel: str) -> str:
+    """The file of a kernel of the backward, by the kernel's name: `support.cuda_call` finds it by that."""
+    return f"{module.variant.name}_{kernel.removeprefix(f'{module.variant.attention.name}_')}.cu"
 
 
 def backward_source(

@@ -77,7 +77,7 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         sources[made] = (f"sm90/{structure}", "sm90/backward_module")
     if arguments.adds_dq:
         sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
-    names = {made.name: file_of(module, made) for made in sources}
+    names = {made.name: file_of(module, made.name) for made in sources}
     files = {
         names[made.name]: backward_source(template, made, page, frame)
         for made, (template, frame) in sources.items()

@@ -74,6 +74,12 @@ class BackwardText(ProgramText):
         return score(expr, self.show, self.chain.inlined(expr))
 
     @property
+    def scores_products(self) -> bool:
+        """Whether scores are computed from the products of q and k."""
+        score = self.kernel.step.score
+        return score is None or Dot() in walk(self.chain.inlined(score))
+
+    @property
     def score(self) -> str:
         """Name of the score: that of the dot product, unless a derivative needs the dot product too."""
         later = (*(a.value for a in self.chain.adjoints), *([self.chain.slope] if self.chain.slope else []))
