@@ -50,8 +50,10 @@ constexpr int QK_PIECES = 1, V_PIECES = 1;
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
+// Columns by which q k^T is deeper: 1 of 3 bf16 that are one float, of each key, in 16 bytes.
+constexpr int COLUMNS_AT = O_AT + O_BYTES, COLUMNS_BYTES = BLOCK_N * 16;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
-constexpr int BARRIERS_AT = O_AT + O_BYTES;
+constexpr int BARRIERS_AT = COLUMNS_AT + COLUMNS_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
@@ -112,17 +114,34 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], const u32 (&a)[4], u64 b
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
+// d += a b, or d = a b, of 128 columns: a in registers, b transposed.
+template <bool B_BY_ROWS>
+__device__ __forceinline__ void wgmma_bf16(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulate)
+{
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+                 "{ %64, %65, %66, %67 }, %68, p, 1, 1, 0; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
+                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
+}
+
 #endif
 
 // Of barrier `index` of a kind.
 __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// s = q k^T: 64 rows of q times BLOCK_N keys.
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
+// s = q k^T: 64 rows of q times BLOCK_N keys, and factors times columns.
+__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k, const u32 (&factors)[4], u64 columns)
 {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d)
         wgmma(s, q + (d / 4 * BLOCK_M * 128 + d % 4 * 32) / 16, k + (d / 4 * BLOCK_N * 128 + d % 4 * 32) / 16, d > 0);
+    wgmma_bf16<false>(s, factors, columns, true);
     wgmma_commit();
 }
 
@@ -315,6 +334,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     const int M = args.M, N = args.N;
     const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
     const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024), v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
+    const u64 columns = plain_descriptor(base + COLUMNS_AT, 0, 128);
     float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
     Ring<RECORDS> at = {0, 0};
@@ -344,6 +364,16 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         }
         // m is what exponents subtract: the maximum as it was last looked for, and ABOVE.
         float m[ROWS] = {-INF, -INF}, l[ROWS] = {};
+        // A left operand: of 16 columns the last 8 are as the first, and so are those of keys; each has half of the factor.
+        u32 factors[4];
+        #pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            float half[8] = {};
+            split_bf16(half + 0, 0.5f * (slope * 8.0f));
+            factors[r] = factors[r + 2] = pack_bf16(t == 0 ? half[0] : t == 1 ? half[2] : half[4], t == 0 ? half[1] : t == 1 ? half[3] : half[5]);
+            if (t == 3)
+                factors[r] = factors[r + 2] = 0;
+        }
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         auto is_partial = [&](int kv_lo) { return kv_lo >= full_hi; };
 
@@ -357,7 +387,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
             v.step();
         };
-        auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16)); };
+        auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16), factors, columns); };
         auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
         // Ends p v of the tile before. That the values of the next tile are waited for in front of it, and not behind, keeps the
         // compiler from waiting for the product before the softmax: it moves no wait over the branch.
@@ -373,17 +403,18 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
             // alibi.attn:8  score = dot(q, k) / sqrt(D) - slope[h] * abs(q_pos - kv_idx)
-        const int first_key = kv_lo + 2 * t;
-        const float at_first[ROWS] = {(float)(q_pos[0] - first_key), (float)(q_pos[1] - first_key)};
+            float of_row[ROWS];
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                of_row[r] = -(slope * 1.4426950408889634f * (q_pos[r] - kv_lo));
         #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j)
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const float column = 8 * j + c;
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[0][j][2 * r + c];
-                    s = s * 0.18033688011112042f - slope * 1.4426950408889634f * fabsf(at_first[r] - column);
+                    s = s * 0.18033688011112042f + of_row[r];
                 }
             }
             if constexpr (may_be_partial.value)
@@ -424,18 +455,19 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
                 // alibi.attn:8  score = dot(q, k) / sqrt(D) - slope[h] * abs(q_pos - kv_idx)
+                float base[ROWS];
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    base[r] = m[r] - (-(slope * 1.4426950408889634f * (q_pos[r] - kv_lo)));
                 float even[ROWS] = {}, odd[ROWS] = {};
-                const int first_key = kv_lo + 2 * t;
-                const float at_first[ROWS] = {(float)(q_pos[0] - first_key), (float)(q_pos[1] - first_key)};
                 #pragma unroll
                 for (int j = 0; j < WARP_N / 8; ++j)
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
-                        const float column = 8 * j + c;
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             float& s = scores[0][j][2 * r + c];
-                            s = exp2_(s * 0.18033688011112042f - m[r] - slope * 1.4426950408889634f * fabsf(at_first[r] - column));
+                            s = exp2_(s * 0.18033688011112042f - base[r]);
                             (c == 0 ? even : odd)[r] += s;
                         }
                     }
@@ -636,6 +668,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) alibi_forward(const __g
         }
         mbarrier_fence();
     }
+    for (int key = threadIdx.x; key < BLOCK_N; key += THREADS) {
+        float pieces[8] = {};
+        pieces[0] = pieces[1] = pieces[2] = key;
+        const Chunk chunk = {{pack_bf16(pieces[0], pieces[1]), pack_bf16(pieces[2], pieces[3]), pack_bf16(pieces[4], pieces[5]), 0}};
+        store_shared(base + COLUMNS_AT + key * 16, chunk);
+    }
+    proxy_fence();
     __syncthreads();
 
     if (warpgroup == 0) {
