@@ -74,8 +74,9 @@ class _Flash3(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
         found = [torch.empty_like(x) for x in (q, k, v)]
+        do = cotangents[0]
         torch.ops.flash_attn_3.bwd(
-            cotangents[0].contiguous(), q, k, v, o, lse, *found,
+            do if do.stride(-1) == 1 else do.contiguous(), q, k, v, o, lse, *found,
             softmax_scale=q.shape[-1] ** -0.5, is_causal=ctx.causal,
         )  # fmt: skip
         return (*found, None)
