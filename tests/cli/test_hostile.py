@@ -22,7 +22,8 @@ from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from tests.hostile.files import HEAD, TAIL, HostileFile, hostile_file
-from tests.hostile.run import check_file
+from tests.hostile.run import DIRECTIVE, check_file
+from tests.tokens import tokens_of
 
 #: Small ones that compile or nearly do.
 SEEDS = (15, 25, 36, 71)
@@ -166,3 +167,15 @@ def test_what_is_remembered_is_forgotten_with_the_block() -> None:
         assert double(1) == 2
     assert (double(1), double(1)) == (2, 2)
     assert calls == [1, 2, 1, 1, 1]
+
+
+def test_directives_of_committed_kernels_are_known() -> None:
+    """Or the search would take them for text of a spec."""
+    generated = Path(__file__).parents[2] / "generated"
+    for name in ("causal_gqa/cuda_sm_90a", "document/cuda_sm_90a", "single/cuda_sm_80", "decode/cuda_sm_80"):
+        paths = sorted((generated / name).glob("*.cu"))
+        assert paths
+        for path in paths:
+            directives = [t for t in tokens_of(path.name, path.read_text()) if t.startswith("# ")]
+            assert directives
+            assert [d for d in directives if not DIRECTIVE.fullmatch(d)] == [], path

@@ -155,13 +155,17 @@ def _foreign_tokens(out: Path) -> Iterator[Finding]:
         if strange := [token for token in tokens if MARK in token]:
             yield Finding("token", "compile", f"{path}: {strange[:5]}")
         directives = [token for token in tokens if token.startswith("# ")]
-        if path.suffix == ".cu" and (strange := [d for d in directives if not _DIRECTIVE.fullmatch(d)]):
+        if path.suffix == ".cu" and (strange := [d for d in directives if not DIRECTIVE.fullmatch(d)]):
             yield Finding("token", "compile", f"{path}: {strange[:5]}")
 
 
-_DIRECTIVE = re.compile(
-    r"# (pragma unroll( \d+)?|ifn?def ATTNC_SHIM|ifndef BLOCK_M|if ALIGNED|else|endif|include \"simt\.h\""
-    r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED|Q_TILES|O_TILES|OVERLAP|(COPY|MULTIPLY)_REGISTERS) \d+)"
+#: Lines of the preprocessor that are of the templates, as `tokens_of` has them.
+DIRECTIVE = re.compile(
+    r"# (pragma unroll( \d+)?|ifn?def ATTNC_SHIM|ifndef BLOCK_M|if ALIGNED|ifdef MAXNREG|else|endif"
+    r"|include \"(simt\.h|(device|sm80|sm90)\.cuh)\""
+    r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED|Q_TILES|O_TILES|OVERLAP|(COPY|MULTIPLY)_REGISTERS) \d+"
+    r"|define (ELEMENT (bf16|f16|float)|ELEMENT_IS_F32|LANES_SEARCH)"
+    r"|define BOUNDS (__maxnreg__|__launch_bounds__)\(\w+\))"
 )
 
 

@@ -63,12 +63,13 @@ def _kind(name: str) -> tuple[object, ...]:
     attention, plan = subject(name).variant.attention, subject(name).plan
     assert plan is not None
     kernel = plan.kernels[0]
-    of_gradients = GRADIENT_PROPERTIES if plan.backward is not None else ()
+    rules = [rule.name for rule in PROPERTIES if rule.applies(attention)]
+    if plan.backward is not None:
+        rules += [rule.name for rule in GRADIENT_PROPERTIES if rule.applies(attention)]
     return (
         *(kernel.structure, kernel.pack is not None),
         *(type(tensor.storage) for tensor in (attention.q, attention.k)),
-        frozenset(rule.name for rule in PROPERTIES if rule.applies(attention)),
-        frozenset(rule.name for rule in of_gradients if rule.applies(attention)),
+        frozenset(rules),
     )
 
 
