@@ -274,13 +274,13 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
 ENDLESS = """
 import signal, sys
 from attnc.cli import main
-from attnc.cli.judge import AttentionJudge
+from attnc.cli.judge import Judge
 
 def verify(*arguments, **options):
     print("at work", flush=True)
     signal.pause()
 
-AttentionJudge.verify = verify
+Judge.verify = verify
 sys.argv = ["attnc", "verify"]
 sys.exit(main())
 """
