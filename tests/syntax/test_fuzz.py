@@ -75,7 +75,7 @@ def test_hostile_texts(name: str) -> None:
 
 # Generating sentences takes far longer than parsing them.
 @pytest.mark.slow
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 8)
 @given(from_lark(GRAMMAR, alphabet=st.characters(codec="ascii")))
 def test_sentences_of_the_grammar(text: str) -> None:
     check(text)
