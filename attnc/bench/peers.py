@@ -82,13 +82,18 @@ class _Flash3(torch.autograd.Function):
         return (*found, None)
 
 
-def _flash3(cell: Cell, x: Inputs) -> Launch:
-    if cell.mask not in ("full", "causal"):
-        raise Unavailable("only full and causal")
+def need_flash3() -> None:
+    """Registers the operators of FlashAttention-3. Raises Unavailable where it is not installed."""
     try:
         import flash_attn_3._C  # noqa: F401 - it registers the operators
     except ImportError as error:
         raise Unavailable("flash_attn_3 is not installed") from error
+
+
+def _flash3(cell: Cell, x: Inputs) -> Launch:
+    if cell.mask not in ("full", "causal"):
+        raise Unavailable("only full and causal")
+    need_flash3()
 
     def launch() -> torch.Tensor:
         q, k, v = (tensor.transpose(1, 2) for tensor in (x.q, x.k, x.v))

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.bench.ours import OURS, modules_of
-from attnc.bench.peers import Unavailable
+from attnc.bench.peers import Unavailable, need_flash3
 from attnc.bench.prefill import FORMS, PAGES, WIDTH, PrefillCell, PrefillInputs, draw_prefill
 from attnc.bench.report import ran_on
 from attnc.runtime.timing import Launch, Timing, interleave
@@ -57,10 +57,7 @@ def _generated(target: str, form: str, x: PrefillInputs) -> Launch:
 
 
 def _flash3(form: str, x: PrefillInputs) -> Launch:
-    try:
-        import flash_attn_3._C  # noqa: F401 - it registers the operators
-    except ImportError as error:
-        raise Unavailable("flash_attn_3 is not installed") from error
+    need_flash3()
     forward = partial(torch.ops.flash_attn_3.fwd, softmax_scale=WIDTH**-0.5, is_causal=True)
     if form == "dense":
         return partial(forward, *x.dense())

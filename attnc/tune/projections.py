@@ -16,16 +16,14 @@ from pathlib import Path
 
 from attnc.build import digest, dispatch_path, front, plan_program
 from attnc.model.projection import Impl
-from attnc.output import write_text
 from attnc.plan.ir.projection import ProjectionModule, impl_of
 from attnc.runtime.layers import Layer
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name, synchronize
-from attnc.source import Source
 from attnc.target.projection import render_projection
 from attnc.tuned.crossover import Crossovers, crossovers
-from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, dump_tables, load_tables
+from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, merge_tables
 
 #: The M at which all configs are timed, and those at which the best of them are.
 SEARCHED = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -62,10 +60,7 @@ def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> 
     for module in planned:
         report(f"{module.name} {module.variant.name}")
         tuned.append(_tune(module, rounds))
-    target = dispatch_path(path)
-    known = load_tables(Source(str(target), target.read_text(encoding="utf-8"))) if target.exists() else ()
-    if tuned:
-        write_text(target, dump_tables([*known, *(layer.table for layer in tuned)]))
+    merge_tables(dispatch_path(path), [layer.table for layer in tuned])
     return tuple(tuned)
 
 

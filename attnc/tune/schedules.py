@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnc.build import dispatch_path, front, plan_program, tuned_source
-from attnc.output import write_text
 from attnc.plan import ir
 from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name
-from attnc.source import Source
 from attnc.tuned.choices import Choice, load_tuned
-from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, dump_tables, joined, load_tables, plain_name
+from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, joined, merge_tables, plain_name
 
 #: The sizes that are measured: query rows, keys, sequences.
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -67,10 +65,7 @@ def tune_schedules(path: Path, rounds: int, report: Callable[[str], None]) -> tu
     source = tuned_source(path)
     choices = () if source is None else load_tuned(source)
     tuned = [_tune(family, choices, rounds, report) for family in families(path)]
-    target = dispatch_path(path)
-    known = load_tables(Source(str(target), target.read_text(encoding="utf-8"))) if target.exists() else ()
-    if tuned:
-        write_text(target, dump_tables([*known, *(found.table for found in tuned)]))
+    merge_tables(dispatch_path(path), [found.table for found in tuned])
     return tuple(tuned)
 
 

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnc.build import dispatch_path, front, plan_program, tuned_source
-from attnc.output import write_text
 from attnc.plan import ir
 from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name
-from attnc.source import Source
 from attnc.support.by_target import Needs, runs
 from attnc.target.one_import import needs_of
 from attnc.tuned.choices import Choice, load_tuned
@@ -26,9 +24,8 @@ from attnc.tuned.tables import (
     TARGET_SIZES,
     Row,
     Table,
-    dump_tables,
     joined,
-    load_tables,
+    merge_tables,
     plain_name,
 )
 
@@ -78,10 +75,7 @@ def tune_targets(path: Path, rounds: int, report: Callable[[str], None]) -> tupl
         target_table(family, _points(family, choices, rounds, report), device_name())
         for family in target_families(path)
     ]
-    target = dispatch_path(path)
-    known = load_tables(Source(str(target), target.read_text(encoding="utf-8"))) if target.exists() else ()
-    if tables:
-        write_text(target, dump_tables([*known, *tables]))
+    merge_tables(dispatch_path(path), tables)
     return tuple(tables)
 
 

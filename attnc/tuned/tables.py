@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from attnc.model.variants import variant_name
+from attnc.output import write_text
 from attnc.plan import ir
 from attnc.plan.ir.projection import ProjectionModule
 from attnc.source import Source
@@ -69,6 +71,16 @@ class Table:
 def load_tables(source: Source) -> tuple[Table, ...]:
     """The tables of a file. Raises DiagnosticError (E0603) when it is not such a file."""
     return read_measured(source, FORMAT, lambda data: tuple(_table(entry) for entry in data["tables"]))
+
+
+def merge_tables(path: Path, tables: Sequence[Table]) -> None:
+    """Adds tables to a file, in place of those with their keys; no file is made for none.
+
+    Raises DiagnosticError where the file is malformed.
+    """
+    known = load_tables(Source(str(path), path.read_text(encoding="utf-8"))) if path.exists() else ()
+    if tables:
+        write_text(path, dump_tables([*known, *tables]))
 
 
 def dump_tables(tables: Iterable[Table]) -> str:
