@@ -160,8 +160,12 @@ def test_a_malformed_file_is_refused_before_anything_is_measured(tuner: str, tmp
     file = tuned_path(spec) if tuner == "configs" else dispatch_path(spec)
     file.parent.mkdir()
     file.write_bytes(b"\xff{")
-    tuners: dict[str, Callable[..., object]] = {"configs": configs.tune, "schedules": schedules.tune_schedules,
-            "projections": projections.tune_projections, "targets": targets.tune_targets}  # fmt: skip
+    tuners: dict[str, Callable[..., object]] = {
+        "configs": configs.tune,
+        "schedules": schedules.tune_schedules,
+        "projections": projections.tune_projections,
+        "targets": targets.tune_targets,
+    }
     with pytest.raises(DiagnosticError) as refused:
         tuners[tuner](spec, 3, str)
     assert [diagnostic.code for diagnostic in refused.value.diagnostics] == ["E0603"]
