@@ -140,7 +140,7 @@ def predict(cell: Cell, candidate: str) -> Bytes | None:
     module = _planned(cell, candidate)
     kernel = module.kernels[0]
     config = kernel.configs[0]
-    tiles = picture(kernel, length, length, _size(config["tile.q"]), _size(config["tile.kv"]))
+    tiles = picture(kernel, length, length, config.tile_q, config.tile_kv)
     counted = target_of(module.target).traffic(kernel, config, tiles, heads, _device())
     if counted is None:
         raise ValueError(f"what {kernel.name} moves is not known")

@@ -19,6 +19,7 @@ from attnc.flex.tape import Capture
 from attnc.flex.trace import Trace
 from attnc.model.names import NOT_FUNCTIONS, RESERVED
 from attnc.plan.default_schedule import Shape
+from attnc.plan.fitting import Tiles
 from attnc.plan.names import INTERFACE
 from attnc.plan.targets import schedule_for
 
@@ -133,7 +134,7 @@ def write_spec(
         width=max(layout.head_dim or 128, layout.value_dim or 0),
         gradients=bool(grads),
         masked=mask != TRUE,
-        wanted=dict(layout.wanted),
+        wanted=Tiles.from_keys(dict(layout.wanted)),
     )
     text = f"attention {title} {{\n  {body}\n}}\n\n{schedule_for(title, layout.target, shape)}"
     return Spec(text=text, name=title, captures=tuple(used), numbers=tuple(passed), learned=tuple(learned))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attnc.model.schedule import BackwardConfig
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import block, feature
@@ -109,7 +110,7 @@ class TritonCompiler(Toolchain):
             constants = {"SPLIT": forward.split is not None, "PDL": device.has_tma, "SPLIT_SIZE": split_size}
             return _usage(module, forward, position, device, constants)
         planned = kernels_of(module)[kernel].kernel
-        early = planned.configs[position].values.get("dp") != "late"
+        early = getattr(planned.configs[position], "dp", "early") == "early"
         return _usage(module, planned, position, device, {"dlse_ptr": None, "EARLY_DP": early})
 
 
@@ -117,7 +118,8 @@ def _usage(
     module: ir.Module, kernel: ir.Kernel, position: int, device: Device, more: Mapping[str, Any]
 ) -> Usage | None:
     """Of a kernel; more: constants besides its tiles, those that it takes."""
-    config, limit = kernel.configs[position], kernel.configs[position].values.get("maxnreg")
+    config = kernel.configs[position]
+    limit = config.maxnreg if isinstance(config, BackwardConfig) else None
     function = getattr(load_module(module), kernel.name)
     constants = {
         "BLOCK_M": config.tile_q,
