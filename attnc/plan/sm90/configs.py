@@ -18,6 +18,7 @@ from attnc.plan.fitting import nothing_fits, remedy
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.scores import split_scale
+from attnc.plan.signature import normalise
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
 from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
@@ -32,6 +33,7 @@ from attnc.plan.sm90.layout import (
     entry_registers,
     most_registers,
     registers_left,
+    widest_product,
 )
 from attnc.plan.unsupported import unsupported
 
@@ -123,7 +125,7 @@ def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
 
 def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     """The layout that all configs of a schedule share."""
-    attention = variant.attention
+    attention = normalise(variant.attention)  # its loads are those that the kernel has
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
     _, score = split_scale(attention.score)
@@ -162,13 +164,14 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     knobs = knobs_of(schedule, "forward")
     found = [_completed(config, knobs, variant) for config in configs(schedule, "forward", variant)]
     candidates = tuple(dict.fromkeys(found))
-    reasons = [sm90_misfit(config, variant, schedule) for config in candidates]
+    layout = sm90_layout(variant, schedule)
+    reasons = [sm90_misfit(config, variant, layout) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
 
         def misfit(config: Config) -> str | None:
             rows = {"tile.q": WGMMA_ROWS * config.number("consumers")}
-            return sm90_misfit(_with_warps(config.changed(rows), helpers_of(variant)), variant, schedule)
+            return sm90_misfit(_with_warps(config.changed(rows), helpers_of(variant)), variant, layout)
 
         hints = remedy(candidates[0], _REMEDIES, misfit)
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
@@ -212,9 +215,8 @@ def _with_warps(config: Config, helpers: int) -> Config:
     return config.changed({"warps": 4 * (config.number("consumers") + helpers)})
 
 
-def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:
+def sm90_misfit(config: Config, variant: Variant, layout: Sm90Layout) -> str | None:
     """Why the config cannot run; None if it can."""
-    layout = sm90_layout(variant, schedule)
     tile_q, tile_kv, consumers = (config.number(key) for key in ("tile.q", "tile.kv", "consumers"))
     if tile_q != WGMMA_ROWS * consumers:
         return f"tile.q = {tile_q} is not {WGMMA_ROWS} rows for each of consumers = {consumers}"
@@ -241,6 +243,9 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"
+    if tile_kv > (widest := widest_product(consumers, helpers)):
+        starts = f"one product has {widest} columns at most, for a thread starts with {entry} registers"
+        return f"tile.kv = {tile_kv}: {starts}"
     needed = sum(sm90_registers(layout, config).values())
     if needed > registers:
         return f"needs about {needed} registers a thread; one that multiplies has {registers}"
