@@ -113,7 +113,7 @@ class SpreadKeys:
 
     def _joined(self, attention: Attention, every: torch.Tensor) -> Any:
         """What the ranks found, as one result."""
-        from attnc.runtime.joined import joined  # Triton, which is told first whether to interpret
+        from attnc.runtime.merge import joined  # Triton, which is told first whether to interpret
 
         o, lse = joined(every, every.shape[-1] - _PADDING, TORCH[DType(attention.o.dtype)])
         if attention.lse is None:

@@ -24,8 +24,7 @@ from attnc.distributed.lanes import Lanes
 from attnc.distributed.moves import Moves, Pair, Parcel, axis_of, heads_of
 from attnc.distributed.plan import Part, Plan
 from attnc.distributed.rows import Places, places
-from attnc.distributed.tables import tables_of
-from attnc.distributed.views import add_view, view_of
+from attnc.distributed.views import add_view, tables_of, view_of
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.runtime.dtypes import TORCH
 
