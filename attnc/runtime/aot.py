@@ -31,7 +31,7 @@ class Nvrtc(Toolchain):
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage:
         """For rows that are aligned to 16 bytes."""
-        planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel].kernel
+        planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel]
         program = program_of(load_module(module))
         options = program.options(program.kernels[planned.name].configs[position], True, device.arch)
         cubin = compile_cubin(program.source(planned.name), options)

@@ -106,10 +106,11 @@ class TritonCompiler(Toolchain):
         """Backward kernels are launched without a gradient of lse."""
         if kernel == "forward":
             forward = module.kernels[0]
-            split_size = 0 if forward.split is None else keys_of_split(forward.configs[position])
-            constants = {"SPLIT": forward.split is not None, "PDL": device.has_tma, "SPLIT_SIZE": split_size}
+            split = ir.split_of(forward)
+            split_size = 0 if split is None else keys_of_split(forward.configs[position])
+            constants = {"SPLIT": split is not None, "PDL": device.has_tma, "SPLIT_SIZE": split_size}
             return _usage(module, forward, position, device, constants)
-        planned = kernels_of(module)[kernel].kernel
+        planned = kernels_of(module)[kernel]
         early = getattr(planned.configs[position], "dp", "early") == "early"
         return _usage(module, planned, position, device, {"dlse_ptr": None, "EARLY_DP": early})
 

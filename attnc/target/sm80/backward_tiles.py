@@ -18,11 +18,13 @@ from attnc.target.tensors import BY_QUERY
 class CudaTileText(CudaFileText):
     """Attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print before the loops."""
 
+    kernel: BackwardKernel
+
     makes_tiles = True
 
     def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
-        super().__init__(module, arguments, planned.kernel.name, default_of(planned))
-        self.kernel = planned.kernel
+        super().__init__(module, arguments, planned.name, default_of(planned))
+        self.kernel = planned
         self.bounds = "BOUNDS" if planned.limits_registers else self.bounds
         self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.show = at_row if self.over_q else at_key

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import Const
 from attnc.model.tensors import DType
-from attnc.plan.ir import Kernel, Let, Module
+from attnc.plan.ir import Decode, Forward, Let, Module
 from attnc.plan.sm80.layout import CudaLayout, Swizzle
-from attnc.target.kernel_view import KernelView
+from attnc.target.kernel_view import OutputView
 from attnc.target.locals import local
 from attnc.target.sm80.elements import ElementText
 from attnc.target.sm80.printer import STORED, scalar, statement
@@ -22,10 +22,10 @@ PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
 _LENGTHS = ("M", "N")
 
 
-class TileText(KernelView, ElementText):
+class TileText(OutputView, ElementText):
     """Attribute by attribute what `templates/cuda/*.jinja` print about storage."""
 
-    def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
+    def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         self.module, self.kernel, self.layout = module, kernel, layout
         self.dtypes = {
             arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs, *module.kept)

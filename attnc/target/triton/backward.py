@@ -23,10 +23,12 @@ from attnc.target.triton.tensors import TritonTensors
 class BackwardText(ProgramText):
     """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
 
+    kernel: BackwardKernel
+
     own_q_tiles = "M_padded // BLOCK_M"
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
-        self.module, self.planned, self.kernel = module, planned, planned.kernel
+        self.module, self.planned, self.kernel = module, planned, planned
         self.chain, self.makes = planned.chain, planned.makes
         self.tensors, attention = TritonTensors(module), module.variant.attention
         self.over_q, self.groups = planned.over_q, planned.sums_heads

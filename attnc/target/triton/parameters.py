@@ -21,7 +21,7 @@ class Parameters:
     def __init__(
         self, module: Module, planned: BackwardKernel, tensors: TritonTensors, first: PrologueText | None
     ) -> None:
-        self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
+        self.module, self.kernel, self.chain = module, planned, planned.chain
         self.makes, self.prologue = planned.makes, planned.prologue
         self.config = planned.config
         self.dp_order = planned.dp_order
