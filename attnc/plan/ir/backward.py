@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Dot, Expr, Index, Load, Ref, walk
+from attnc.expr.nodes import Dim, Dot, Expr, Index, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
-from attnc.plan.access import Sequences
+from attnc.plan.access import Sequences, TileWalk
 from attnc.plan.ir.kernel import ErrorBound, TileKernel
 from attnc.plan.ir.statements import Axis, Let, Statement
 from attnc.plan.layout import BackwardLayout, KernelName
@@ -143,6 +143,20 @@ class Preprocess:
     prologue: Prologue
     sequences: Sequences | None = None
 
+    @property
+    def walk(self) -> TileWalk:
+        """What the number of a program's tile says."""
+        return TileWalk(
+            axis="q",
+            rows=Dim("M_padded") if self.sequences is None else self.sequences.rows,
+            is_padded=True,
+            head="h",
+            heads="H",
+            sequences=self.sequences,
+            last_first=False,
+            writes_all_rows=False,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardKernel(TileKernel):
@@ -218,6 +232,10 @@ class BackwardKernel(TileKernel):
     def uses(self, index: str) -> bool:
         """Whether anything that the kernel evaluates reads the index."""
         return any(Index(index) in walk(expr) for expr in self.expressions)
+
+    @property
+    def walk(self) -> TileWalk:
+        return self._walk("M_padded" if self.over_q else "N", is_padded=self.over_q, writes_all_rows=False)
 
     @property
     def expressions(self) -> Iterator[Expr]:

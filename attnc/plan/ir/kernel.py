@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
-from attnc.expr.nodes import Dim, Expr
+from attnc.expr.nodes import Dim, Expr, Index
 from attnc.model.schedule import ForwardConfig, TileConfig
 from attnc.model.tensors import DType
-from attnc.plan.access import Rows, Sequences
+from attnc.plan.access import Rows, Sequences, TileWalk
 from attnc.plan.ir.decode import Pack, Part, Split, UnifiedMax
 from attnc.plan.ir.statements import Fetch, Regions, Statement, statement_expressions
 from attnc.plan.layout import Layout
@@ -194,6 +194,25 @@ class TileKernel(ABC):
         """What programs own and what their inner loop runs over; it names the template."""
 
     @property
+    @abstractmethod
+    def walk(self) -> TileWalk:
+        """What the number of a program's tile says."""
+
+    def _walk(self, rows: str, *, is_padded: bool, writes_all_rows: bool) -> TileWalk:
+        """The same, where a tile is one of so many rows of a head."""
+        over_q, sequences = self.regions.axis == "kv", self.grid.sequences
+        return TileWalk(
+            axis="q" if over_q else "kv",
+            rows=Dim(rows) if sequences is None else sequences.rows,
+            is_padded=is_padded,
+            head="h" if over_q or self.kv_head == Index("h") else "h_kv",
+            heads="Hkv" if "G" in self.dims and not over_q else "H",
+            sequences=sequences,
+            last_first=self.grid.longest_first,
+            writes_all_rows=writes_all_rows,
+        )
+
+    @property
     def score_expressions(self) -> Iterator[Expr]:
         """Everything that the kernel evaluates for its scores."""
         return expressions_of(self.program, self.outer, self.regions, self.step)
@@ -217,6 +236,10 @@ class OutputKernel(TileKernel):
     bound: ErrorBound
     stored: Expr = M
     layout: Layout | None = None
+
+    @property
+    def walk(self) -> TileWalk:
+        return self._walk("M", is_padded=False, writes_all_rows=True)
 
     @property
     def expressions(self) -> Iterator[Expr]:

@@ -246,7 +246,7 @@ class KernelText(ProgramText, OutputView):
     @property
     def all_tiles(self) -> str:
         """How many tiles there are in all, for programs that walk over them."""
-        tiles = self.q_tiles if self.kernel.grid.sequences is None else f"({self.q_tiles})"
+        tiles = self.tile_count if self.kernel.grid.sequences is None else f"({self.tile_count})"
         return f"{tiles} * {self.all_heads}"
 
     @property

@@ -28,7 +28,7 @@ class Parameters:
         self.tensors, self.first = tensors, first
         self.over_q = self.kernel.grid.over == "q"
         self.needs_dp = self.makes != ("dv",)
-        self.kv_heads = "Hkv" if "Hkv" in self.kernel.dims and not self.over_q else "H"
+        self.kv_heads = planned.walk.heads
 
     @property
     def matrices(self) -> list[str]:
