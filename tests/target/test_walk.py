@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
@@ -47,12 +48,15 @@ def in_cuda(walked: TileWalk, tile: int, section: int) -> Place:
     return place("\n".join(line.rstrip(";") for line in python), walked, names)
 
 
+@cache
+def program() -> Any:
+    return python_environment().overlay().get_template("triton/_program.py.jinja").module
+
+
 def in_triton(walked: TileWalk, tile: int, section: int) -> Place:
     text = ProgramText()
     text.kernel = cast("Any", SimpleNamespace(walk=walked, kv_head=Index("h")))
-    environment = python_environment().overlay()
-    module = environment.get_template("triton/_program.py.jinja").module
-    lines = str(cast("Any", module).tile_of(text.kernel, text)).strip()
+    lines = str(program().tile_of(text.kernel, text)).strip()
     tl = SimpleNamespace(minimum=min, cdiv=lambda a, b: -(-a // b))
     return place(lines, walked, {**SIZES, "tl": tl, "tile": tile, "SECTION": section})
 
