@@ -34,7 +34,7 @@ class Spread:
         return length // round_ * self.block + min(max(length % round_ - rank * self.block, 0), self.block)
 
     def counts(self, lengths: torch.Tensor, rank: int) -> torch.Tensor:
-        """The same of many sequences; of the type of lengths, without a wait."""
+        """Counts the keys that a rank has of each of many sequences; of the type of lengths, without a wait."""
         round_ = self.block * self.ranks
         return lengths // round_ * self.block + (lengths % round_ - rank * self.block).clamp(0, self.block)
 
