@@ -117,7 +117,7 @@ class Records:
         return replace(self, verified={**self.verified, **changed})
 
     def with_sanitized(self, new: Mapping[str, Sanitized]) -> Records:
-        """Adds or replaces what the sanitizer said; a module that has such a record is no longer unsanitized."""
+        """Adds or replaces what the sanitizer said; a module with such a record is no longer unsanitized."""
         left = {path: why for path, why in self.unsanitized.items() if path not in new}
         return replace(self, sanitized={**self.sanitized, **new}, unsanitized=left)
 
