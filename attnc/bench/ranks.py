@@ -209,7 +209,7 @@ def alone(launches: Mapping[str, Launch], rounds: int) -> dict[str, float]:
 
 
 def together(launches: Mapping[str, Launch], rounds: int) -> dict[str, float]:
-    """The same of collective ones: of the slowest rank, in each round."""
+    """Milliseconds of collective launches that take turns, each round's of the slowest rank."""
 
     def slowest(x: float) -> float:
         found = torch.tensor(x, device=DEVICE)

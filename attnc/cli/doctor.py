@@ -105,7 +105,9 @@ def _devices() -> Iterator[Finding]:
 
 
 def _interpreter() -> Iterator[Finding]:
-    """In a process of its own: Triton decides once, when it is imported, whether it interprets."""
+    """Tries the interpreter in a process of its own: Triton decides once, when it is imported, whether it
+    interprets.
+    """
     from attnc.runtime.cache import store
 
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -60,7 +60,9 @@ class Spec:
 
 
 def spec_of(source: Any, attention: str | None = None, target: str | None = None) -> Spec:
-    """From a function of `generated/`, what `attnc.compile` returned, a spec's text or its path."""
+    """Makes the spec of a function of `generated/`, of what `attnc.compile` returned, a spec's text or its
+    path.
+    """
     tuned = None
     if isinstance(source, Family):
         text = Source(f"{source.name}.attn", str(source.spec))

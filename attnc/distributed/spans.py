@@ -139,8 +139,8 @@ class Visibility:
         return Tiles(row, rows, lo, hi, seen)
 
     def _cut(self, sizes: Sizes, tile: int) -> tuple[Value, Ints, Ints, Ints, dict[str, Value]]:
-        """Of each tile: sequence, first row, first query in its sequence, rows, and lengths M and N; one
-        number where all have the same.
+        """Cuts rows into tiles; says of each: sequence, first row, first query in its sequence, rows, and
+        lengths M and N; one number where all have the same.
         """
         b: Value = 0
         if sizes.ends_q is not None:
@@ -316,7 +316,7 @@ def _load(node: Load) -> Function:
 
 
 def _search(node: Search) -> Function:
-    """By bisection: the axis is sorted."""
+    """Compiles a search in a sorted axis to a bisection."""
     sought, extents = function_of(node.value), function_of(node.extents[-1])
     place = _place(node.prefix, node.extents[:-1])
     side: Literal["left", "right"] = "left" if node.side == "lower" else "right"

@@ -336,7 +336,7 @@ class Stages:
         )
 
     def _batched(self, x: torch.Tensor) -> torch.Tensor:
-        """As derived kernels take it: packed sequences are rows of one."""
+        """Adds the batch axis that derived kernels take: packed sequences are rows of one sequence."""
         return x.unsqueeze(0) if self._packed else x
 
     def _unbatched(self, x: torch.Tensor) -> torch.Tensor:

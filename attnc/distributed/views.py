@@ -63,7 +63,7 @@ def add_view(
 
 
 def _narrowed(x: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
-    """These of the axis, zeros where it ends before."""
+    """Takes `count` elements of the axis from `first` on, zeros where it ends before."""
     size = x.shape[axis]
     inside = x.narrow(axis, min(first, size), max(min(count, size - first), 0))
     missing = count - inside.shape[axis]
@@ -74,7 +74,7 @@ def _narrowed(x: torch.Tensor, axis: int, first: int, count: int) -> torch.Tenso
 
 
 def _selected(x: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
-    """These of the axis, zeros where there are none."""
+    """Takes these rows of the axis, zeros where there are none."""
     size = x.shape[axis]
     if not size:
         return x.new_zeros([*x.shape[:axis], len(rows), *x.shape[axis + 1 :]])

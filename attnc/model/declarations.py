@@ -186,7 +186,7 @@ class Declarations:
         return tensor if isinstance(tensor, Tensor) else None
 
     def _bind_heads(self, q: Tensor, k: Tensor) -> None:
-        """From here on H, Hkv and G mean the heads of q, those of k, and their ratio."""
+        """Binds H, Hkv and G: from here on they mean the heads of q, those of k, and their ratio."""
         group = group_size(q.size(Role.HEAD), k.size(Role.HEAD))
         if group is None:
             self._report_pair(

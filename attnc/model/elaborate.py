@@ -54,7 +54,7 @@ class Elaborator:
         return self._expr(tree, Context(scope=self.scope, report=self.report, defs=self.scope.defs))
 
     def typed(self, tree: ast.Expr, wanted: Type, what: str) -> Expr | None:
-        """The same, for a place that takes one type; an int will do for a float."""
+        """Elaborates an expression for a place that takes one type; an int will do for a float."""
         made = self.expr(tree)
         if made is None or made.type == wanted or (wanted == "float" and made.type == "int"):
             return made

@@ -15,7 +15,7 @@ class CacheFull(RuntimeError):
 
 
 class OutOfPages(CacheFull):
-    """`needed` pages were asked for, and `free` are left."""
+    """There are too few pages: `needed` were asked for, and `free` are left. Nothing was changed."""
 
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(f"{needed} pages are needed and {free} are free; nothing was changed")
@@ -24,7 +24,7 @@ class OutOfPages(CacheFull):
 
 
 class OutOfRows(CacheFull):
-    """Every row of the block table holds a sequence."""
+    """There is no row for another sequence: all `rows` of the block table hold one. Nothing was changed."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(f"all {rows} rows of the block table hold a sequence; nothing was changed")
@@ -201,7 +201,7 @@ class PageAllocator:
         )
 
     def sharers(self, sequence: int) -> tuple[int, ...]:
-        """For each page of a sequence, how many sequences hold it."""
+        """Counts, for each page of a sequence, how many sequences hold it."""
         return tuple(self._sharers[page] for page in self.holding(sequence).pages)
 
     def _check_growth(

@@ -41,7 +41,7 @@ def visible_keys_count(run: Run) -> str | None:
 
 
 def keys_permute(run: Run) -> str | None:
-    """Where neither mask nor score asks for positions, the order of the keys is immaterial."""
+    """Checks that the order of the keys is immaterial where neither mask nor score asks for positions."""
     count = run.case.dims.get("N", 0)
     order = torch.from_numpy(np.random.default_rng(run.case.seed).permutation(count))
     inputs = dict(run.inputs)
@@ -54,7 +54,7 @@ def keys_permute(run: Run) -> str | None:
 
 
 def prefixes_agree(run: Run) -> str | None:
-    """Where no earlier row sees the last key, it can go together with the last query."""
+    """Checks that the last key can go together with the last query where no earlier row sees it."""
     if min(run.case.dims.get("M", 0), run.case.dims.get("N", 0)) < 2:
         return None
     arrays = to_arrays(run.attention, run.inputs)

@@ -143,7 +143,7 @@ def attach(module: ModuleType) -> None:
 
 
 def _tensor_map(pointer: int, dtype: torch.dtype, *layout: Any) -> bytes:
-    """As the support package asks for maps."""
+    """Makes a tensor map from what the support package tells the driver."""
     return tensor_map(pointer, dtype.itemsize, *layout)
 
 

@@ -104,7 +104,7 @@ def corpus(variant: Variant, fit: Fit, failures: Path) -> tuple[Case, ...]:
 
 
 def file_of(variant: Variant) -> Path:
-    """Where the cases of a spec are kept."""
+    """Names the file in which the cases of a spec are kept."""
     spec = Path(variant.source.path)
     return spec.parent / "cases" / f"{spec.stem}.json"
 
