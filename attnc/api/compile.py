@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,18 +85,38 @@ def family_of(
     folder = _cache_folder(cache) / "packages" / key
     family = _FAMILIES.get(folder)
     if family is None:
-        package = find_package(folder)
-        if package is None:
-            try:
-                package = _package(text, tuned, dispatch, target, attention)
-            except DiagnosticError as failure:
-                raise SpecError(failure.diagnostics) from None
-            keep_package(folder, package)
-        family = _FAMILIES[folder] = _imported(folder, package)
+        with making():
+            family = _FAMILIES.get(folder)
+            if family is None:
+                package = find_package(folder)
+                if package is None:
+                    try:
+                        package = _package(text, tuned, dispatch, target, attention)
+                    except DiagnosticError as failure:
+                        raise SpecError(failure.diagnostics) from None
+                    keep_package(folder, package)
+                family = _FAMILIES[folder] = _imported(folder, package)
     return family
 
 
 _FAMILIES: dict[Path, Family] = {}
+_MAKING = threading.RLock()
+
+
+def making() -> threading.RLock:
+    """What a thread holds while it makes a kernel: a module that another one is importing has no functions
+    yet.
+    """
+    return _MAKING
+
+
+def _forked() -> None:
+    """A child has none of the threads that may have held the lock."""
+    global _MAKING
+    _MAKING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _read(source: Spec) -> tuple[Source, Source | None, Source | None]:
