@@ -39,11 +39,6 @@ def support_files() -> dict[str, str]:
     }
 
 
-def support_digest_text() -> str:
-    """All that the code beside the kernels is made from, in one text."""
-    return "\0".join(text for item in sorted(_files().items()) for text in item)
-
-
 def imports(declaration: Iterable[str], target: str) -> str:
     """The lines by which a module in OUT/NAME/TARGET/ imports what its declaration mentions. target:
     "triton", "cuda" or "hopper".

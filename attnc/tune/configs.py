@@ -87,8 +87,7 @@ def _known(path: Path) -> tuple[Choice, ...]:
 def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Tunable, ir.Kernel]:
     """The kernels of a module that are to be measured."""
     found: dict[Tunable, ir.Kernel] = {"forward": module.kernels[0]}
-    for name, planned in kernels_of(module).items():
-        found[name] = planned.kernel
+    found |= kernels_of(module).items()
     return {name: kernel for name, kernel in found.items() if name in kernels}
 
 
