@@ -9,9 +9,8 @@ with ROW_TILE the most rows of a q tile of any kernel: the numbering of q tiles 
 from __future__ import annotations
 
 from attnc.model.tensors import Role
-from attnc.plan.signature import stride_name
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.tensors import BY_QUERY
+from attnc.target.sm80.printer import offset
 
 
 class BackwardPlaces:
@@ -24,17 +23,7 @@ class BackwardPlaces:
 
     def offset(self, name: str, head: str) -> str:
         """From the first element of a tensor or its gradient to row 0 of the head and sequence at hand."""
-        tensor = self._tensors.by_name[name]
-        by_query = name in BY_QUERY or name.endswith("lse")
-        rows, first = (Role.QUERY, "q_first") if by_query else (Role.KEY, "k_first")
-        terms = [(first, rows) if self._tensors.packs(rows) else ("b", Role.BATCH)]
-        terms += [(head, Role.HEAD)] if head else []
-        found = [
-            f"{index} * args.{stride_name(tensor, axis)}"
-            for index, role in terms
-            if (axis := tensor.axis(role)) is not None
-        ]
-        return " + ".join(found) or "0"
+        return offset(self._tensors.row_zero(name, head))
 
     def first_row(self, sequence: str) -> str:
         """Row 0 of the head and sequence at hand in lse2 and delta; sequence: its number, if packed."""

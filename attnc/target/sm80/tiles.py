@@ -8,13 +8,12 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Const
 from attnc.model.tensors import DType
 from attnc.plan.ir import Decode, Forward, Let, Module
 from attnc.plan.sm80.layout import CudaLayout, Swizzle
 from attnc.target.kernel_view import OutputView
 from attnc.target.sm80.elements import ElementText
-from attnc.target.sm80.printer import STORED, scalar, statement
+from attnc.target.sm80.printer import STORED, offset, scalar, statement
 from attnc.target.sm80.walk import CudaWalk
 
 #: Matrices whose rows are copied or stored in tiles, and what their places are called in a kernel.
@@ -137,17 +136,7 @@ class TileText(OutputView, ElementText):
 
     def offset(self, name: str) -> str:
         """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
-        rows = self.rows("o" if name == "lse" else name)
-        is_key = name in ("k", "v")
-        of = rows.tensor if is_key else name
-        terms = [] if rows.page else [f"b * args.stride_{of}b"]
-        if rows.first is not None:
-            terms = [f"{rows.first} * args.stride_{of}{'n' if is_key else 'm'}"]
-        if not is_key:
-            terms.append(f"h * args.stride_{name}h")
-        elif self.kernel.kv_head != Const(0):
-            terms.append(f"{'h' if self.h_kv == 'h' else 'h_kv'} * args.stride_{of}h")
-        return " + ".join(terms or ["0"])
+        return offset(self.row_zero(name))
 
     @property
     def lse_row(self) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from attnc.model.tensors import Role
 from attnc.plan.columns import block
 from attnc.plan.ir import Module
-from attnc.plan.signature import stride_name
-from attnc.target.tensors import BY_QUERY, Tensors
+from attnc.target.tensors import Tensors
+from attnc.target.triton.printer import offset
 
 #: A kernel's parameter and the tensor that is passed for it.
 Pair: TypeAlias = tuple[str, str]
@@ -27,12 +26,4 @@ class TritonTensors(Tensors):
 
     def offset(self, name: str, head: str) -> str:
         """From the first element to the rows of one head, of the sequence at hand."""
-        tensor = self.by_name[name]
-        by_query = name in BY_QUERY or name.endswith("lse")
-        rows, first = (Role.QUERY, "q_first") if by_query else (Role.KEY, "k_first")
-        terms = [(first, rows) if self.packs(rows) else ("b", Role.BATCH), (head, Role.HEAD)]
-        return " + ".join(
-            f"{index}.to(tl.int64) * {stride_name(tensor, axis)}"
-            for index, role in terms
-            if (axis := tensor.axis(role)) is not None
-        )
+        return offset(self.row_zero(name, head))
