@@ -51,7 +51,7 @@ class Tiles:
     def of(self, config: C) -> C:
         """Return the config with these sizes."""
         changes: dict[str, Any] = self.said()
-        return replace(config, **changes)
+        return replace(config, **changes) if changes else config
 
 
 #: The keys of a schedule that set them.
