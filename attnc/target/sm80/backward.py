@@ -117,7 +117,7 @@ class CudaFileText(ElementText):
 
 
 class BackwardPlaces:
-    """Where rows lie in the kernels of a backward: of sequences with a batch entry each, or one after the other.
+    """Where rows lie in the kernels of a backward.
 
     Kernels copy lse2 and delta 16 bytes at a time, and past the end of a sequence. So packed sequences have
     padded rows there: those of sequence b begin at row (cu_seqlens[b] / ROW_TILE + b) * ROW_TILE of their

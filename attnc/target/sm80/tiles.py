@@ -1,5 +1,5 @@
 """The pieces of a CUDA kernel's text that say where rows lie, in global memory (tiles, lengths, pages, packed
-sequences) and in tiles in shared memory: columns, permutations and copies; and how elements of their type are read.
+sequences) and in tiles in shared memory: columns, permutations and copies; and how elements are rounded.
 """
 
 from __future__ import annotations
