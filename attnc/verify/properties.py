@@ -30,7 +30,6 @@ from attnc.verify.subject import Subject
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import Expected, to_float64
 
-
 # --- which symmetries an attention has ----------------------------------------------------------------------
 
 
