@@ -10,13 +10,10 @@ compiler's own source. A package that is there is imported without parsing anyth
 
 from __future__ import annotations
 
-import atexit
 import copyreg
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable
@@ -28,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attnc.api.family import Family
 from attnc.diagnostics import DiagnosticError, render
 from attnc.resources import resource
-from attnc.runtime.cache import cache_folder
+from attnc.runtime.cache import cache_folder, own_folder
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
 from attnc.source import Source
 
@@ -233,14 +230,7 @@ def _cache_folder(cache: Cache) -> Path:
     """Where packages are kept: the user's folder, another one, or one that this process removes."""
     if cache is True:
         return cache_folder()
-    return _own_folder() if cache is False else Path(cache).absolute()
-
-
-@once
-def _own_folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="attnc-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    return own_folder() if cache is False else Path(cache).absolute()
 
 
 @once

@@ -165,10 +165,10 @@ def _cuda() -> Iterator[Finding]:
 
 
 def _caches() -> Iterator[Finding]:
-    from attnc.runtime.cache import cache_folder
+    from attnc.runtime.cache import kept_folder
 
     try:
-        yield Finding(name="cache", state="ok", detail=str(cache_folder()))
+        yield Finding(name="cache", state="ok", detail=str(kept_folder()))
     except OSError as failure:
         fix = "point ATTNC_CACHE_DIR to a folder of yours"
         yield Finding(name="cache", state="missing", detail=str(failure), fix=fix)
