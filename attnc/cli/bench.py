@@ -214,7 +214,8 @@ def _host(out: Path, specs: list[Path], rounds: int, *, is_list: bool) -> None:
 def _flex(out: Path, patterns: str | None, rounds: int, *, waits: bool, is_list: bool) -> None:
     """`attnc bench --flex`: torch's FlexAttention beside ours, from the same mods."""
     with loading():
-        from attnc.bench.flex import MODS, markdown, measure_flex, write_flex
+        from attnc.bench.flex import markdown, measure_flex, write_flex
+        from attnc.bench.flex_programs import MODS
     wanted = _names(patterns or "")
     chosen = [name for name in MODS if not wanted or any(pattern in name for pattern in wanted)]
     if not chosen:

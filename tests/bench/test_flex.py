@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from attnc.bench.flex import MODS, OURS, TORCH, TRITON, FlexResult, markdown, write_flex
+from attnc.bench.flex import FlexResult, markdown, write_flex
+from attnc.bench.flex_programs import MODS, OURS, TORCH, TRITON
 from attnc.flex import to_spec
 from attnc.runtime.timing import Timing
 
@@ -54,3 +57,11 @@ def test_the_files(tmp_path: Path) -> None:
     assert table.read_text() == markdown([RESULT], MACHINE)
     (row,) = json.loads(data.read_text())["results"]
     assert row["first"][TORCH] == [20.0, 10.0, 0.5]
+
+
+def test_nothing_is_loaded_before_the_wait_for_a_first_result_begins() -> None:
+    program = "import sys, attnc.bench.flex_programs; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    loaded = done.stdout.split()
+    assert "torch" in loaded
+    assert not {"attnc.flex", "attnc.plan", "cupy", "jinja2", "lark", "triton"} & {*loaded}
