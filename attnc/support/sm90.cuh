@@ -264,6 +264,10 @@ struct No { static constexpr bool value = false; };
 template <class Value>
 __device__ __forceinline__ Value of_pair(u64 pair, int c) { return __builtin_bit_cast(Value, (u32)(pair >> 32 * c)); }
 
+// One of two neighbours of 16 bits.
+template <class Value>
+__device__ __forceinline__ float half_of(u32 pair, int c) { return to_float(Value{(unsigned short)(pair >> 16 * c)}); }
+
 // Which of a thread's keys lie before `end`, of those 8 j and 8 j + 1 behind `first`: 2 bits for each j.
 __device__ __forceinline__ u32 columns_before(int end, int first)
 {
