@@ -160,7 +160,9 @@ def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[Config]) -> 
     without them has room.
     """
     room = layout.room
-    config = next((config for config in candidates if sum(layout.shared_memory(config).values()) <= room), None)
+    config = next(
+        (config for config in candidates if sum(layout.shared_memory(config).values()) <= room), None
+    )
     for stages in PAIR_STAGES if config is not None else ():
         found = replace(layout, pair=size, pair_stages=stages)
         if config is not None and sum(found.shared_memory(config).values()) <= room:
