@@ -27,7 +27,7 @@ def module() -> ProjectionModule:
 
 
 def test_rows_with_one_choice_are_joined_and_torch_has_the_rest(module: ProjectionModule) -> None:
-    flat = next(at for at, config in enumerate(module.configs) if config["impl"] == "flat")
+    flat = next(at for at, config in enumerate(module.configs) if config.impl == "flat")
     last = len(module.configs) - 1
     best: dict[int, dict[Impl, tuple[int, float]]] = {
         1: {"gemv": (0, 1.0), "flat": (flat, 2.0), "conventional": (last, 3.0)},

@@ -100,14 +100,14 @@ _FAMILIES: dict[Path, Family] = {}
 
 def _read(source: Spec) -> tuple[Source, Source | None, Source | None]:
     """The spec, and what was measured for a file of it. OSError where it cannot be read."""
-    from attnc.build import dispatch_source, tuned_source
-    from attnc.syntax.parser import load
-
     if isinstance(source, str) and ("\n" in source or "{" in source):
         found = _NAME.search(source)
         return Source(f"{found[1] if found else 'spec'}.attn", source), None, None
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source: expected the text of a spec or a path, got {type(source).__name__}")
+    from attnc.build import dispatch_source, tuned_source
+    from attnc.syntax.parser import load
+
     path = Path(source)
     try:
         text = load(path)

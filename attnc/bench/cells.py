@@ -80,6 +80,10 @@ class Cell:
     def flops_of(self, phase: Phase) -> float:
         return self.flops * (1.0 if phase == "forward" else 2.5)
 
+    def describe(self, phase: Phase) -> str:
+        """The cell's line in a list of them."""
+        return f"{self.name:26} b{self.batch:<3} {self.flops_of(phase) * 1e-9:9.1f} GFLOP"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:

@@ -13,16 +13,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-Launch: TypeAlias = Callable[[], Any]
-Drawn: TypeAlias = tuple[list[torch.Tensor], dict[str, Any]]
+from attnc.bench.run import Unavailable
+from attnc.runtime.timing import Launch
 
+Drawn: TypeAlias = tuple[list[torch.Tensor], dict[str, Any]]
 
 #: What stays patched while a peer is measured.
 _OPEN = ExitStack()
-
-
-class Unavailable(Exception):
-    """This peer cannot run this mask."""
 
 
 def _world() -> Any:

@@ -17,7 +17,7 @@ from attnc.explain.roofline import Roofline, roofline_dict, roofline_of
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.configs import schedule_of
-from attnc.model.schedule import Config, Schedule, knobs_of
+from attnc.model.schedule import Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import feature
@@ -56,7 +56,7 @@ class Explanation:
         return self.module.kernels[0]
 
     @property
-    def config(self) -> Config:
+    def config(self) -> TileConfig:
         return self.kernel.configs[self.position]
 
     @property
@@ -208,6 +208,6 @@ def place_of(span: Span | None) -> str:
     return "-" if span is None else visible(f"{span.source.path}:{span.line}")
 
 
-def tiles_of(config: Config) -> tuple[int, int]:
+def tiles_of(config: TileConfig) -> tuple[int, int]:
     """Rows and keys of a tile."""
     return config.tile_q, config.tile_kv

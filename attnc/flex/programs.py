@@ -96,7 +96,7 @@ def kernel_of(traced: Trace, layout: Layout, mods: Mods = ()) -> Kernel:
 
 def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int]) -> Kernel:
     """A kernel of the layout's target. numbers: those that are arguments."""
-    spec = write_spec(traced, layout, mods=mods, numbers=numbers)
+    spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
     family = compile_family(spec.text, target=layout.target, warn=False)
     call = family.module.default.CALL
     gradients = None if call.backward is None else call.gradients

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Schedule
+from attnc.model.schedule import BackwardConfig, Schedule
 from attnc.plan.backward_kernel import KernelMaker
 from attnc.plan.columns import are_wide, block, feature
 from attnc.plan.gradients import Wanted, wanted_loads
@@ -81,7 +81,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
     )
 
 
-def accumulate_of(entry: Wanted, config: Config) -> Accumulate:
+def accumulate_of(entry: Wanted, config: BackwardConfig) -> Accumulate:
     """A load that points anywhere can only be scattered, whatever its neighbours do."""
     chosen = config.accumulate(entry.load.tensor)
     return "atomic" if entry.places is None or chosen == "atomic" else "two_pass"

@@ -10,7 +10,7 @@ from attnc.expr.derive import derive
 from attnc.expr.nodes import TRUE, Dim, Expr
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import Config, Schedule
+from attnc.model.schedule import BackwardConfig, Schedule, TileConfig
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
@@ -53,9 +53,9 @@ class KernelMaker:
     target: Target
     layout: BackwardLayout | None
 
-    def choices(self, name: KernelName) -> tuple[Config, ...]:
+    def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
         """The configs of one kernel that run on some device."""
-        return self.target.configs(self.variant, self.schedule, name, self.layout)
+        return self.target.backward_configs(self.variant, self.schedule, name, self.layout)
 
     def kernel(
         self,
@@ -146,7 +146,7 @@ class KernelMaker:
             section=None if over == "head" else self.target.backward_section(short_loops=short_loops),
         )
 
-    def _shared(self, config: Config, name: KernelName) -> int:
+    def _shared(self, config: TileConfig, name: KernelName) -> int:
         return self.target.shared(self.variant, config, name, self.layout)
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:

@@ -20,7 +20,7 @@ from attnc.expr.ranges import SIZE
 from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import Choice, Config, Schedule
+from attnc.model.schedule import Choice, ForwardConfig, Schedule, TileConfig
 from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
@@ -54,7 +54,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
-    pack = _pack(attention) if default.packs_heads else None
+    pack = _pack(attention) if default.pack == "gqa" else None
     if pack is not None:
         attention = _per_row(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
@@ -167,10 +167,10 @@ def _per_row(attention: Attention) -> Attention:
     )
 
 
-def keys_of_split(config: Config) -> int:
+def keys_of_split(config: TileConfig) -> int:
     """Keys of a split, if the config fixes them; 0 if splits are counted instead."""
-    match config.split_kv:
-        case Choice(args={"size": int() as size}):
+    match config:
+        case ForwardConfig(split_kv=Choice(args={"size": int() as size})):
             return size
         case _:
             return 0
@@ -181,12 +181,12 @@ def has_fixed_splits(kernel: Kernel) -> bool:
     return kernel.split is not None and any(map(keys_of_split, kernel.configs))
 
 
-def _splits(choices: tuple[Config, ...]) -> int:
+def _splits(choices: tuple[ForwardConfig, ...]) -> int:
     """The most splits that any config makes of a sequence of LONGEST keys."""
     return max(map(_split_count, choices))
 
 
-def _split_count(config: Config) -> int:
+def _split_count(config: ForwardConfig) -> int:
     match config.split_kv:
         case int() as count:
             return count

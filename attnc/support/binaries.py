@@ -1,10 +1,12 @@
 """Machine code of CUDA kernels: compiled by NVRTC for the GPU at hand, and kept."""
 
+import ctypes
 import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,9 +89,11 @@ class Program:
         if key not in self._functions:
             import cupy
 
-            kernel = cupy.RawModule(path=str(self.cubin(name, config, aligned, arch))).get_function(name)
-            kernel.max_dynamic_shared_size_bytes = config.shared
-            self._functions[key] = kernel.kernel  # of this device
+            path = self.cubin(name, config, aligned, arch)
+            with uncaptured():
+                kernel = cupy.RawModule(path=str(path)).get_function(name)
+                kernel.max_dynamic_shared_size_bytes = config.shared
+                self._functions[key] = kernel.kernel  # of this device
         return self._functions[key]
 
     def _read(self, file: str) -> str:
@@ -97,6 +101,24 @@ class Program:
             return self.sources[file]
         beside = self.module.with_name(file)
         return (beside if beside.is_file() else Path(__file__).with_name(file)).read_text(encoding="utf-8")
+
+
+#: CU_STREAM_CAPTURE_MODE_RELAXED.
+_RELAXED = 2
+
+
+@contextmanager
+def uncaptured() -> Iterator[None]:
+    """While code is loaded, which is no part of a graph that this thread captures: the driver allows it then,
+    and not otherwise.
+    """
+    exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    mode = ctypes.c_int(_RELAXED)
+    exchange(ctypes.byref(mode))  # leaves the mode that was there
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 def included(source: str, read: Callable[[str], str]) -> str:

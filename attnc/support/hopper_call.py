@@ -123,8 +123,21 @@ def counter_of(index: int) -> torch.Tensor:
     key = index, torch._C._cuda_getCurrentRawStream(index)
     counter = _COUNTERS.get(key)
     if counter is None:
-        counter = _COUNTERS[key] = torch.zeros(2, dtype=torch.int32, device=index)
+        counter = _COUNTERS[key] = _kept_zeros(index)
     return counter
+
+
+def _kept_zeros(index: int) -> torch.Tensor:
+    """Two zeros that stay, in memory that is not torch's: that may be a pool for graphs, in which Inductor
+    runs a call before it captures it, and replays would write over what is kept there.
+    """
+    import cupy
+    from torch.utils.dlpack import from_dlpack
+
+    with cupy.cuda.Device(index):
+        zeros = cupy.zeros(2, dtype="int32")
+        cupy.cuda.get_current_stream().synchronize()  # another stream counts with them
+    return from_dlpack(zeros)
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attnc.model.schedule import BackwardConfig, DkDvConfig, ForwardConfig
 from attnc.plan.decode import has_fixed_splits, keys_of_split
 from attnc.plan.ir import Kernel, Module, kernels_of
 from attnc.plan.ir.backward import BackwardKernel
@@ -27,11 +28,11 @@ def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
 
 def config_text(kernel: Kernel, position: int) -> str:
     config, shared = kernel.configs[position], kernel.shared[position]
-    names = ("tile.q", "tile.kv", "warps", "stages")
-    values = [*(str(config[name]) for name in names), str(shared)]
+    values = [str(x) for x in (config.tile_q, config.tile_kv, config.warps, config.stages, shared)]
     if kernel.layout is not None:
         values += map(str, kernel.layout.chosen(config))
     if kernel.split is not None:
+        assert isinstance(config, ForwardConfig), "splits are of a forward"
         count = config.split_kv
         values.append(str(count if isinstance(count, int) else 0))
         if has_fixed_splits(kernel):
@@ -44,9 +45,10 @@ def config_text(kernel: Kernel, position: int) -> str:
 def backward_config_text(planned: BackwardKernel, position: int) -> str:
     """`config_text`, with what only kernels of a backward choose."""
     config, text = planned.kernel.configs[position], config_text(planned.kernel, position)
-    if config.maxnreg is not None:
-        text += f", maxnreg={config['maxnreg']}"
-    return f"{text}, early_dp=False" if planned.dp_order == "both" and config.dp == "late" else text
+    if isinstance(config, BackwardConfig) and config.maxnreg is not None:
+        text += f", maxnreg={config.maxnreg}"
+    late = isinstance(config, DkDvConfig) and config.dp == "late"
+    return f"{text}, early_dp=False" if planned.dp_order == "both" and late else text
 
 
 def tuned_table(tuned: Mapping[str, Buckets]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from attnc.expr.nodes import Const, Expr, Search, walk
+from attnc.model.schedule import ProductConfig
 from attnc.model.tensors import Paged, Ragged
 from attnc.plan import ir
 from attnc.plan.decode import MOST_SPLITS, keys_of_split
@@ -212,9 +213,9 @@ def boundaries_of_projection(module: ProjectionModule) -> tuple[Boundary, ...]:
     projection = module.variant.projection
     sizes = {"features": projection.size("N"), "depth": projection.size("K")}
     for config in module.configs:
-        kernel = impl_of(config)
-        if kernel == "conventional":
+        if not isinstance(config, ProductConfig):
             continue
+        kernel = impl_of(config)
         most = MOST_ROWS[kernel]
         found.append(Boundary(name=f"rows of {kernel}", quantity="rows", value=most, reach="default"))
         if sizes["features"] is None:

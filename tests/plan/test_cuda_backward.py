@@ -78,7 +78,7 @@ def test_configs_that_cannot_run_are_dropped() -> None:
         "warp_split = kv\n"
         "dkdv {\n tile.q in {32, 48, 64}, tile.kv in {32, 128}, warps = 4, stages in {1, 8}\n }"
     )
-    tiles = [(c["tile.q"], c["tile.kv"], c["stages"]) for c in kernels_of(module)["dkdv"].kernel.configs]
+    tiles = [(c.tile_q, c.tile_kv, c.stages) for c in kernels_of(module)["dkdv"].kernel.configs]
     assert tiles == [(32, 128, 1), (32, 128, 8)]
 
 

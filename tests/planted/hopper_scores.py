@@ -10,7 +10,10 @@ BUGS: tuple[HopperBug, ...] = (
         name="pairs not waited for",
         attention="hopper_pairs",
         story="they are copied with K, so that its barrier seemed to do for both",
-        anchor="mbarrier_wait(barrier_of(base, PAIR_FULL, pairs.at), pairs.parity); next_p(kind, kv_lo, finish_pv);",
+        anchor=(
+            "mbarrier_wait(barrier_of(base, PAIR_FULL, pairs.at), pairs.parity);"
+            " next_p(kind, kv_lo, finish_pv);"
+        ),
         patch="next_p(kind, kv_lo, finish_pv);",
     ),
     HopperBug(
@@ -83,14 +86,18 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns not shown to the tensor cores",
         attention="hopper_keys",
         story="other values of keys are read by threads, and need no fence",
-        anchor="proxy_fence(); __syncwarp(); mbarrier_arrive_if(barrier_of(base, K_FULL, k.at), lane == 0);",
+        anchor=(
+            "proxy_fence(); __syncwarp(); mbarrier_arrive_if(barrier_of(base, K_FULL, k.at), lane == 0);"
+        ),
         patch="__syncwarp(); mbarrier_arrive_if(barrier_of(base, K_FULL, k.at), lane == 0);",
     ),
     HopperBug(
         name="columns arrive before all lanes have written",
         attention="hopper_keys",
         story="the fence of each lane was taken for one of the warp",
-        anchor="proxy_fence(); __syncwarp(); mbarrier_arrive_if(barrier_of(base, K_FULL, k.at), lane == 0);",
+        anchor=(
+            "proxy_fence(); __syncwarp(); mbarrier_arrive_if(barrier_of(base, K_FULL, k.at), lane == 0);"
+        ),
         patch="proxy_fence(); mbarrier_arrive_if(barrier_of(base, K_FULL, k.at), lane == 0);",
     ),
     HopperBug(

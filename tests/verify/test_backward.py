@@ -17,7 +17,8 @@ from attnc.model.attention import Attention
 from attnc.model.resolve import resolve
 from attnc.model.tensors import DType
 from attnc.model.variants import variants
-from attnc.plan import ir, plan
+from attnc.plan import ir
+from attnc.plan.lower import plan
 from attnc.reference_gradients import gradients
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module

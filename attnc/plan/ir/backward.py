@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 from attnc.expr.nodes import Dot, Expr, Index, Load, Ref, walk
 from attnc.expr.simplify import substitute
+from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences
 from attnc.plan.ir.kernel import ErrorBound, Kernel, kernel_expressions
@@ -177,13 +178,16 @@ class BackwardKernel:
         """When a step over a q tile computes dP; "both": as the config says."""
         if self.over_q or self.name == "dv":
             return "early"
-        orders = {config.dp for config in self.kernel.configs}
+        orders = {config.dp for config in self.kernel.configs if isinstance(config, DkDvConfig)}
         return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
 
     @property
     def limits_registers(self) -> bool:
         """Whether a config limits the registers of a thread."""
-        return any(config.maxnreg is not None for config in self.kernel.configs)
+        return any(
+            isinstance(config, BackwardConfig) and config.maxnreg is not None
+            for config in self.kernel.configs
+        )
 
     @property
     def sums_heads(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attnc.expr.nodes import Dim, Expr
-from attnc.model.schedule import Config
+from attnc.model.schedule import TileConfig
 from attnc.model.tensors import DType
 from attnc.plan.access import Rows, Sequences
 from attnc.plan.ir.decode import Pack, Part, Split, UnifiedMax
@@ -177,7 +177,7 @@ class Kernel:
     step: Step
     softmax: Softmax
     tma: bool
-    configs: tuple[Config, ...]
+    configs: tuple[TileConfig, ...]
     shared: tuple[int, ...]
     bound: ErrorBound
     rows: Mapping[str, Rows] = field(default_factory=dict)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnc.model.schedule import Config
-from attnc.plan.sm80.layout import CudaLayout
+from attnc.model.schedule import HopperConfig, TileConfig
+from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.columns import COLUMN_BYTES
 
 #: Rows of a wgmma, and columns of a piece of a tile of 16 bits: 128 bytes.
@@ -31,6 +31,9 @@ _BARRIER, _RECORDS = 8, 256
 _KEPT = 128
 #: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
 FREE_REGISTERS = 28
+#: Registers that ptxas wants besides the result of one wgmma. A thread has to start with all of these,
+#: whatever it takes later (C7602).
+_BESIDE_RESULT = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,12 @@ def entry_registers(consumers: int, helpers: int = 1) -> int:
     return min(_REGISTERS // (128 * (consumers + helpers)) // _STEP * _STEP, 255)
 
 
+def widest_product(consumers: int, helpers: int = 1) -> int:
+    """Columns that the result of one wgmma can have, half of them in registers of each thread."""
+    most = 2 * (entry_registers(consumers, helpers) - _BESIDE_RESULT)
+    return min(most // MMA * MMA, WIDEST)
+
+
 def registers_left(consumers: int, registers: int, helpers: int = 1) -> int:
     """What those that multiply, with so many registers a thread, leave for a thread of a helper."""
     held = entry_registers(consumers, helpers)
@@ -74,6 +83,13 @@ def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGIS
     """The most that a thread that multiplies can have, where one of a helper has `helping`."""
     held = entry_registers(consumers, helpers)
     return (held * (consumers + helpers) - helping * helpers) // consumers // _STEP * _STEP
+
+
+def hopper(config: TileConfig) -> HopperConfig:
+    """Return the config as this target's. TypeError for one of another target, or of a backward."""
+    if not isinstance(config, HopperConfig):
+        raise TypeError(f"not a config of wgmma: {config!r}")
+    return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,16 +117,16 @@ class Sm90Layout(CudaLayout):
         """Warpgroups that do not multiply."""
         return 2 if self.draws else 1
 
-    def chosen(self, config: Config) -> tuple[int, ...]:
+    def chosen(self, config: TileConfig) -> tuple[int, ...]:
         """Buffers of Q and of o, whether tiles overlap, and the registers of a thread of either role."""
         shape = self.shape(config)
         registers = (shape.copy_registers, shape.multiply_registers)
         return (shape.q_tiles, shape.o_tiles, shape.overlap, *registers)
 
-    def shape(self, config: Config) -> Shape:
+    def shape(self, config: TileConfig) -> Shape:
         """The most buffers that fit: first another tile of Q, then one of o."""
-        consumers = config.number("tile.q") // WGMMA_ROWS
-        registers = config.number("registers")
+        chosen = hopper(config)
+        consumers, registers = chosen.tile_q // WGMMA_ROWS, chosen.registers
         buffers = [(2, 1), (2, 0), (1, 1), (1, 0)] if self.by_tma else [(2, 0), (1, 0)]
         q_tiles, o_tiles = next(
             (pair for pair in buffers if sum(self._buffers(config, *pair).values()) <= self.room), buffers[-1]
@@ -120,22 +136,22 @@ class Sm90Layout(CudaLayout):
             helpers=self.helpers,
             q_tiles=q_tiles,
             o_tiles=o_tiles,
-            overlap=int(config["overlap"] is True),
+            overlap=int(chosen.overlap),
             copy_registers=registers_left(consumers, registers, self.helpers),
             multiply_registers=registers,
         )
 
-    def threads(self, config: Config) -> int:
+    def threads(self, config: TileConfig) -> int:
         return self.shape(config).threads
 
-    def shared_memory(self, config: Config) -> dict[str, int]:
+    def shared_memory(self, config: TileConfig) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
         shape = self.shape(config)
         return self._buffers(config, shape.q_tiles, shape.o_tiles)
 
-    def barriers(self, config: Config) -> dict[str, int]:
+    def barriers(self, config: TileConfig) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each buffer."""
-        stages = config.number("stages")
+        stages = config.stages
         of_keys = {"k": 2 * stages, "v": 2 * stages}
         loaded = {"vectors": 2 * stages} if self.vectors else {}
         drawn = {"kept": 2 * stages} if self.draws else {}
@@ -143,14 +159,14 @@ class Sm90Layout(CudaLayout):
         q_tiles = self.shape(config).q_tiles
         return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **pairs}
 
-    def registers(self, config: Config) -> dict[str, int]:
+    def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
-        tile_kv = config.number("tile.kv")
-        p = {"p": tile_kv // 4} if config["overlap"] is True else {}
+        tile_kv = config.tile_kv
+        p = {"p": tile_kv // 4} if hopper(config).overlap else {}
         return {"acc": self.dv // 2, "s": tile_kv // 2, **p}
 
-    def _buffers(self, config: Config, q_tiles: int, o_tiles: int) -> dict[str, int]:
-        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+    def _buffers(self, config: TileConfig, q_tiles: int, o_tiles: int) -> dict[str, int]:
+        tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         size = self.element.bytes
         of_stages, columns = 6 + 2 * self.draws, stages if self.key_columns else bool(self.columns)
         pair_pieces = -(-tile_kv * self.pair // PIECE_BYTES)
