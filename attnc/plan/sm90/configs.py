@@ -38,6 +38,7 @@ from attnc.plan.sm90.layout import (
     widest_product,
 )
 from attnc.plan.sm90.pairs import PAIR_STAGES, pair_of
+from attnc.plan.sm90.softcap import cap_of
 from attnc.plan.unsupported import unsupported
 
 TARGET = "cuda.sm_90a"
@@ -133,7 +134,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     attention = normalise(variant.attention)  # its loads are those that the kernel has
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    _, score = split_scale(attention.score)
+    scale, score = split_scale(attention.score)
     columns = columns_of(score, attention.mask)
     read = (attention.score if columns is None else columns.product, attention.mask)
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
@@ -154,6 +155,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         columns=0 if columns is None else len(columns.terms),
         key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
         columns_factor=1.0 if columns is None else abs(columns.c),
+        capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
         return layout
@@ -173,6 +175,13 @@ def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig
         if config is not None and sum(found.shared_memory(config).values()) <= room:
             return found
     return layout
+
+
+def _has_headroom(schedule: Schedule) -> bool:
+    """Whether tiles have no maximum of their own."""
+    knob = knobs_of(schedule, "forward").get("softmax")
+    choice = None if knob is None else knob.choices[0]
+    return isinstance(choice, Choice) and "maximum" in choice.args
 
 
 def helpers_of(variant: Variant) -> int:

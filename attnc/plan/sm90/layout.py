@@ -99,7 +99,8 @@ class Sm90Layout(CudaLayout):
     which come through shared memory; pair: bytes of a value that is loaded for each query and key (`pairs`),
     pair_stages: tiles of them in shared memory, 0: none; draws: whether a warpgroup draws what dropout keeps;
     columns: terms of the score that tensor cores add (`columns`), key_columns: those of numbers of keys;
-    columns_factor: what they are divided by.
+    columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
+    (`softcap`).
     """
 
     by_tma: bool
@@ -111,6 +112,7 @@ class Sm90Layout(CudaLayout):
     columns: int = 0
     key_columns: int = 0
     columns_factor: float = 1.0
+    capped: bool = False
 
     @property
     def helpers(self) -> int:

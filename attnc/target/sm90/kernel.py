@@ -11,12 +11,13 @@ from attnc.plan.loads import axes_of
 from attnc.plan.sm90.columns import Column
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout, widest_product
 from attnc.plan.sm90.pairs import is_pair
+from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.locals import local, sizes_of_call
 from attnc.target.sm80.printer import STORED, at_row, scalar, statement, value_type
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
-from attnc.target.sm90.score import Near, Score, exponent, in_columns, near, product_exponent, shared_score
+from attnc.target.sm90.score import Score, exponent, in_columns, product_exponent, shared_score
 from attnc.target.sm90.wgmma import wgmma
 
 #: What is copied by TMA.
@@ -322,9 +323,17 @@ class Sm90Text(BoxText):
         return exponent(self.score.value, scale)
 
     @cached_property
-    def near(self) -> Near | None:
-        """The same where products are small, if it is less then."""
-        return None if self.score is None else near(self.score.value, self.kernel.softmax.scale)
+    def cap(self) -> Cap | None:
+        """The score, if it is a capped product, of which most are small."""
+        if self.score is None or not self.layout.capped:
+            return None
+        return cap_of(self.score.value, self.kernel.softmax.scale)
+
+    @property
+    def capped_exponent(self) -> Expr:
+        """Of p by the polynomial."""
+        assert self.cap is not None
+        return exponent(self.cap.product, None)
 
     @cached_property
     def vectors(self) -> tuple[Fetch | Let, ...]:
