@@ -1,4 +1,4 @@
-"""Bugs planted in what Hopper's kernels load for scores: tiles of pairs, and columns beside those of K."""
+"""Bugs planted in scores of Hopper's kernels: tiles of pairs, columns beside those of K, polynomials."""
 
 from __future__ import annotations
 
@@ -113,5 +113,20 @@ BUGS: tuple[HopperBug, ...] = (
         story="there was one buffer of them",
         anchor="columns + k.at * (COLUMNS_BYTES / 16)",
         patch="columns",
+    ),
+    # Capped scores
+    HopperBug(
+        name="scores beyond a polynomial not told",
+        attention="hopper_capped",
+        story="the limit of sums was that of a lazy maximum, which is far above",
+        anchor="known[r] = near ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;",
+        patch="known[r] = 1e30f;",
+    ),
+    HopperBug(
+        name="scores far below a polynomial not told",
+        attention="hopper_capped",
+        story="they were taken for nothing beside the row's largest, which was small itself",
+        anchor="failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * N);",
+        patch="",
     ),
 )
