@@ -122,11 +122,4 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="known[r] = near ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;",
         patch="known[r] = 1e30f;",
     ),
-    HopperBug(
-        name="scores far below a polynomial not told",
-        attention="hopper_capped",
-        story="they were taken for nothing beside the row's largest, which was small itself",
-        anchor="failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * N);",
-        patch="",
-    ),
 )

@@ -34,13 +34,10 @@ def is_pair(load: Load) -> bool:
     """Whether a tile of queries and keys is a box of the tensor: its last axes are theirs, and the others
     are the same for all of the tile. What lies outside of the tensor is 0 in boxes as in loads.
     """
-    *others, row, column = load.indices if len(load.indices) > 1 else (None, None)
-    if (row, column) != _LAST or len(others) > _MOST_AXES:
+    others = load.indices[:-2]
+    if load.indices[-2:] != _LAST or len(others) > _MOST_AXES:
         return False
     return all(
-        index is not None
-        and not axes_of(index)
-        and not is_wide(index)
-        and not any(isinstance(node, Load) for node in walk(index))
+        not axes_of(index) and not is_wide(index) and not any(isinstance(node, Load) for node in walk(index))
         for index in others
     )
