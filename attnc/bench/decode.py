@@ -67,7 +67,7 @@ class DecodeCell:
 
     @property
     def bytes(self) -> int:
-        """Of K and V: what a step must read."""
+        """Bytes of K and V, which a step must read."""
         return self.batch * self.length * self.kv_heads * 2 * WIDTH * 2
 
 
@@ -273,7 +273,7 @@ class DecodeBenchmark(Rotation[DecodeCell | ServingCell, Any], Benchmark[DecodeC
         return Result(cell=cell, timings=timings, missing=missing)
 
     def jobs(self, cells: Sequence[DecodeCell | ServingCell]) -> Sequence[Job]:
-        """Of further cells one of each kind, as no length or batch compiles a kernel anew."""
+        """Warms up one of each kind of further cells, as no length or batch compiles a kernel anew."""
         first = {cell.kind: cell for cell in reversed(cells) if isinstance(cell, ServingCell)}
         return super().jobs([*(cell for cell in cells if isinstance(cell, DecodeCell)), *first.values()])
 

@@ -116,9 +116,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class FlexResult:
-    """Of one program. target: what its calls pick; forward, both: milliseconds of the forward, and with
-    gradients, by whose they are; first: seconds until the results for `LENGTHS`, in turn; host: microseconds
-    of the host for a call.
+    """What was measured of one program. target: what its calls pick; forward, both: milliseconds of the
+    forward, and with gradients, by whose they are; first: seconds until the results for `LENGTHS`, in turn;
+    host: microseconds of the host for a call.
     """
 
     name: str

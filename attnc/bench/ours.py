@@ -35,7 +35,7 @@ def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
 
 @cache
 def _modules(target: str, folder: Path) -> dict[tuple[str, int, int, str], ModuleType]:
-    """By name, D, Dv and type."""
+    """Loads the modules of a folder of specs, by name, D, Dv and type."""
     found = {}
     for path in sorted(folder.glob("*.attn")):
         tuned = tuned_source(path)

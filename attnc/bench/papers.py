@@ -57,8 +57,8 @@ _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """Of one launch: asked of and given to global memory; through device memory; through shared memory. None:
-    not known.
+    """Bytes that one launch moves: asked of and given to global memory; through device memory; through shared
+    memory. None: not known.
     """
 
     asked: int | None

@@ -183,6 +183,8 @@ def flex_cp(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
     extras = drawn[1]
     block_mask = own._create_cp_block_mask(_mask_mod(mask, extras), 1, 1, length, length, device_mesh=mesh)
     leaves = _shards(drawn, _zigzag)  # as its load balancer has them
+    dynamo: Any = torch._dynamo
+    dynamo.reset()  # each call is compiled for its own lengths: past eight of them it would run uncompiled
     compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     group = _world()
 

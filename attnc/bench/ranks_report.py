@@ -75,7 +75,7 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ours(parts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """By cell."""
+    """What attnc has of each cell."""
     return {name.partition(": ")[2]: part for name, part in parts.items() if name.startswith("attnc: ")}
 
 

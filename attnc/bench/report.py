@@ -54,7 +54,7 @@ def machine(target: str) -> dict[str, str]:
 
 
 def ran_on(machine: Mapping[str, str]) -> str:
-    """The same as a sentence."""
+    """Says what the figures depend on, in a sentence."""
     software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
     return f"{machine['device']}; {software}."
 

@@ -51,7 +51,7 @@ class ServingCell:
 
     @property
     def bytes(self) -> int:
-        """Of keys and values that a step must read, each once."""
+        """Bytes of keys and values that a step must read, each once."""
         if self.kind == "mla":
             return self.batch * self.length * MLA_WIDTH * 2
         keys = self.length + self.batch * SUFFIX if self.kind == "prefix" else self.batch * self.length

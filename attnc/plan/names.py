@@ -51,7 +51,7 @@ DECLARED = frozenset((
 ))  # fmt: skip
 #: Globals of a module and of the file beside the modules, whatever the target.
 GLOBALS = frozenset((
-    "Backward", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "CALL", "TileConfig", "CONFIGS", "CudaAttention",
+    "Backward", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "CALL", "Config", "CONFIGS", "CudaAttention",
     "Gradient", "GUESS", "HIGH", "HopperAttention", "Kernel", "Kernels", "LAZY", "LN2", "LOG2E", "LOW",
     "Made", "NamedTuple", "PARAMS", "Part", "PHI", "SCALE", "Split", "Tensor", "TmaKernels",
     "TritonAttention", "TUNED", "Tuned", "TWO_LOG2E", "VARIANTS",

@@ -70,7 +70,9 @@ def interleave(
 
 
 def interleave_flushed(launches: Mapping[Which, Launch], rounds: int = 15) -> dict[Which, Timing]:
-    """The same of launches that find nothing in the L2 cache. Needs a CUDA device."""
+    """Times the candidates, in turns too, by single launches that find nothing in the L2 cache. Needs a CUDA
+    device.
+    """
     size = 2 * torch.cuda.get_device_properties().L2_cache_size
     flushed = torch.empty(size, dtype=torch.uint8, device="cuda")
     for launch in launches.values():
