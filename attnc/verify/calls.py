@@ -334,7 +334,7 @@ class _Calls:
         driver = SimpleNamespace(ctxGetCurrent=lambda: 1)
         cuda = SimpleNamespace(driver=driver, runtime=SimpleNamespace(setDevice=lambda number: None))
         modules = {"cupy": SimpleNamespace(cuda=cuda), "cupy.cuda": cuda}
-        copied = getattr(self.call, "copied", None)  # of a module that copies by TMA
+        copied: Any = getattr(self.call, "copied", None)  # of a module that copies by TMA
         with (
             patch.dict(sys.modules, modules),
             patch.object(torch.cuda, "device", _NoDevice),

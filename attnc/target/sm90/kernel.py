@@ -138,7 +138,7 @@ class Sm90Text(BoxText):
     @property
     def arguments(self) -> list[Arg]:
         """What kernels read and write themselves."""
-        return [arg for arg in super().arguments if arg.tensor.name not in self.copied]
+        return [arg for arg in super().arguments if arg.tensor.name not in self.tma_loads]
 
     @property
     def fields(self) -> Iterator[str]:
@@ -147,14 +147,14 @@ class Sm90Text(BoxText):
         yield from super().fields
 
     @property
-    def copied(self) -> list[str]:
+    def tma_loads(self) -> list[str]:
         """Tensors that TMA copies from."""
         return [*_COPIED, *([self.pair.load.tensor] if self.pair else [])]
 
     @property
     def maps(self) -> list[str]:
         """Tensors that TMA copies from or to."""
-        return [*self.copied, *(["o"] if self.stores_by_tma else [])]
+        return [*self.tma_loads, *(["o"] if self.stores_by_tma else [])]
 
     @property
     def more_pointers(self) -> list[str]:
