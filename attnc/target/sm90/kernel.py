@@ -149,7 +149,7 @@ class Sm90Text(BoxText):
     @property
     def tma_loads(self) -> list[str]:
         """Tensors that TMA copies from."""
-        return [*_COPIED, *([self.pair.load.tensor] if self.pair else [])]
+        return [*_COPIED, *([self.pair_load.load.tensor] if self.pair_load else [])]
 
     @property
     def maps(self) -> list[str]:
@@ -262,7 +262,7 @@ class Sm90Text(BoxText):
     @property
     def readers(self) -> int:
         """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
-        return 1 + self.loads_keys + (self.pair is not None) + 4 * self.draws
+        return 1 + self.loads_keys + (self.pair_load is not None) + 4 * self.draws
 
     # -- what is loaded of each key --------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class Sm90Text(BoxText):
     @property
     def is_loaded(self) -> bool:
         """Whether those who multiply read what others have loaded, besides tiles of q, k and v."""
-        return bool(self.vectors or self.pair)
+        return bool(self.vectors or self.pair_load)
 
     @property
     def of_row(self) -> str:
@@ -421,14 +421,14 @@ class Sm90Text(BoxText):
     def statement(self, item: Statement) -> str:
         if isinstance(item, Fetch) and item in self._loaded:
             return self.vector_statement(item)
-        if isinstance(item, Fetch) and item == self.pair:
+        if isinstance(item, Fetch) and item == self.pair_load:
             return local("const float", {item.name: self._pair_value})
         return super().statement(item)
 
     # -- what is loaded of each query and key ----------------------------------------------------------------
 
     @cached_property
-    def pair(self) -> Fetch | None:
+    def pair_load(self) -> Fetch | None:
         """What comes as tiles of queries and keys."""
         if not self.layout.pair_stages:
             return None
@@ -436,7 +436,7 @@ class Sm90Text(BoxText):
         return next(fetch for fetch in found if fetch not in self.mask_fetches and self._is_real(fetch))
 
     def _computed(self) -> tuple[Statement, ...]:
-        return tuple(item for item in super()._computed() if item != self.pair)
+        return tuple(item for item in super()._computed() if item != self.pair_load)
 
     def _is_real(self, fetch: Fetch) -> bool:
         return self.dtypes[fetch.load.tensor].is_float
@@ -449,15 +449,15 @@ class Sm90Text(BoxText):
     @property
     def pair_place(self) -> str:
         """Where a box of its tile begins, but for its columns: row, and the axes before."""
-        assert self.pair is not None
-        others = [scalar(index) for index in reversed(self.pair.load.indices[:-2])]
+        assert self.pair_load is not None
+        others = [scalar(index) for index in reversed(self.pair_load.load.indices[:-2])]
         return ", ".join(["q_lo", *others, *["0"] * (2 - len(others))])
 
     @property
     def _pair_value(self) -> str:
-        assert self.pair is not None
+        assert self.pair_load is not None
         if self.pair_by_pieces:
-            return f"half_of<{STORED[self.dtypes[self.pair.load.tensor]]}>(values[j % 2 * 2 + r], c)"
+            return f"half_of<{STORED[self.dtypes[self.pair_load.load.tensor]]}>(values[j % 2 * 2 + r], c)"
         chunk = "(2 * j % 8 + t / 2 ^ g) * 16 + t % 2 * 8"
         return f"of_pair<float>(load_shared<u64>(pair_at + (j / 4 * BLOCK_M + 8 * r) * 128 + {chunk}), c)"
 
