@@ -144,12 +144,12 @@ class Config:
     @classmethod
     def of(cls, point: Mapping[str, Value]) -> Self:
         """Make the config of these values of keys."""
-        made: dict[str, Any] = {field_of(key): _held(value) for key, value in point.items()}
+        made: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in point.items()}
         return cls(**made)
 
     def values(self) -> dict[str, Value]:
         """Return the value of every key, as a schedule has it."""
-        return {key_of(field): _said(getattr(self, field)) for field in self.__dataclass_fields__}
+        return {key_of(field): _encode_none(getattr(self, field)) for field in self.__dataclass_fields__}
 
     def value(self, key: str) -> Value:
         """Return the value of a key. KeyError where the phase has none."""
@@ -157,7 +157,7 @@ class Config:
 
     def with_keys(self, values: Mapping[str, Value]) -> Self:
         """Return the config with these values of keys instead."""
-        changes: dict[str, Any] = {field_of(key): _held(value) for key, value in values.items()}
+        changes: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in values.items()}
         return replace(self, **changes)
 
     def texts(self) -> dict[str, str]:
@@ -178,11 +178,11 @@ def key_of(field: str) -> str:
     return f"{word}.{rest}" if word in ("tile", "split") and rest else field
 
 
-def _held(value: Value) -> Value | None:
+def _decode_none(value: Value) -> Value | None:
     return None if value == _NONE else value
 
 
-def _said(value: Value | None) -> Value:
+def _encode_none(value: Value | None) -> Value:
     return _NONE if value is None else value
 
 
@@ -243,7 +243,7 @@ class BackwardConfig(TileConfig):
     @classmethod
     def of(cls, point: Mapping[str, Value]) -> Self:
         own = {key: value for key, value in point.items() if not key.startswith(_ACCUMULATE)}
-        made: dict[str, Any] = {field_of(key): _held(value) for key, value in own.items()}
+        made: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in own.items()}
         sums: Any = tuple(
             (key.removeprefix(_ACCUMULATE), value) for key, value in point.items() if key not in own
         )

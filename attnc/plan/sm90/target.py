@@ -47,6 +47,7 @@ from attnc.plan.sm90.decode import (
     sm90_decode_roles,
 )
 from attnc.plan.sm90.layout import Sm90Layout
+from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.target import Target
 
 
@@ -110,7 +111,11 @@ class Sm90a(Target):
         return _OF_GRADIENTS.shared(variant, config, kernel, layout)
 
     def columns(self, configs: Iterable[TileConfig], layout: Layout | None) -> Mapping[str, Any]:
-        if not isinstance(layout, Sm90Layout) or not layout.columns:
+        if not isinstance(layout, Sm90Layout):
+            return {}
+        if layout.capped:
+            return {"tail": TAIL}
+        if not layout.columns:
             return {}
         keys = max(config.tile_kv for config in configs)
         return {"columns": keys, "columns_factor": min(layout.columns_factor, 1.0)}

@@ -309,6 +309,11 @@ class CudaText(CudaLoopText, TileText):
         exprs += [] if sink is None else [sink]
         return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
 
+    def _computed(self) -> tuple[Statement, ...]:
+        """What those who multiply compute and load."""
+        kernel = self.kernel
+        return (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches)
+
     def _fetches(self) -> Iterator[Fetch]:
         kernel = self.kernel
         for item in (*kernel.program, *kernel.outer, *kernel.regions.statements):
@@ -318,7 +323,7 @@ class CudaText(CudaLoopText, TileText):
 
     def _expressions(self) -> Iterator[Expr]:
         kernel = self.kernel
-        for item in (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches):
+        for item in self._computed():
             yield from statement_expressions(item)
         exprs = (kernel.step.score, kernel.step.keep, kernel.step.kept)
         yield from (expr for expr in exprs if expr is not None)
