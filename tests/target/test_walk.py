@@ -119,17 +119,21 @@ def test_each_packed_row_has_one_tile(
     printed = settle("{\n" + "\n".join(lines) + "\n}").splitlines()[1:-2]
     python = [_python(line) for line in printed if not line.startswith("//")]
     tiles = eval(_python(text.tiles), dict(sizes), {"args": args})
-    length = "M" if axis == "q" else "N"
     covered: list[tuple[int, int, int]] = []
     for tile in range(tiles * sizes["H"]):
         values: dict[str, Any] = {}
         names = {**sizes, "args": args, "tile": tile, "find_sequence": find_sequence}
         exec("\n".join(python), names, values)  # lines that this compiler printed
-        lo, rows = values[walked.lo], values[length]
+        lo, rows = values[walked.lo], values["M" if axis == "q" else "N"]
         assert rows == (0 if values["sequence"] == 3 else BEGINS[values["b"] + 1] - BEGINS[values["b"]])
-        covered += [(values["b"], values["h"], row) for row in range(lo, min(lo + sizes[walked.size], rows))]
-    lengths = [end - first for first, end in pairwise(BEGINS)]
-    wanted = [(b, h, row) for b in range(3) for h in range(2) for row in range(lengths[b])]
+        if walked.writes_all_rows:  # those behind the last sequence too
+            rows = values["q_rows"]
+        covered += [
+            (values["sequence"], values["h"], row) for row in range(lo, min(lo + sizes[walked.size], rows))
+        ]
+    ends = (*BEGINS, ROWS) if walked.writes_all_rows else BEGINS
+    lengths = [end - first for first, end in pairwise(ends)]
+    wanted = [(b, h, row) for b, length in enumerate(lengths) for h in range(2) for row in range(length)]
     assert sorted(covered) == wanted
 
 
