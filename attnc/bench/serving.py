@@ -73,6 +73,7 @@ class ServingCell:
 
 
 def serving_cells() -> tuple[ServingCell, ...]:
+    """Three batches or lengths of each kind."""
     mla = (ServingCell(kind="mla", batch=b, length=8192) for b in (1, 16, 64))
     verify = (ServingCell(kind="verify", batch=b, length=8192) for b in (1, 16, 64))
     prefix = (ServingCell(kind="prefix", batch=b, length=n) for b, n in ((16, 8192), (64, 8192), (64, 32768)))
