@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal, Self, TypeAlias
 
 from attnc.source import Span
@@ -164,11 +165,13 @@ class Config:
         return {key: text_of(value) for key, value in sorted(self.values().items())}
 
 
+@cache
 def field_of(key: str) -> str:
     """Return the field of a key: `tile_q` of `tile.q`."""
     return key.replace(".", "_")
 
 
+@cache
 def key_of(field: str) -> str:
     """Return the key of a field: `tile` and `split` are the words with a dot behind them."""
     word, _, rest = field.partition("_")
