@@ -167,6 +167,11 @@ def loading() -> Iterator[None]:
         yield
 
 
+def split_commas(text: str) -> list[str]:
+    """Splits a list of an option, `64, 128`, at its commas; empty parts are left out."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def counted(number: int, noun: str) -> str:
     """Says a number of things: `1 file`, `3 files`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
