@@ -154,7 +154,7 @@ def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out
     with progress("bench", benchmark.steps(chosen, rounds)) as bar:
         results = benchmark.measure(chosen, rounds, bar.advance)
     page = benchmark.page(results, machine(target))
-    say_lines(page.markdown)
+    say_lines(page.markdown.rstrip())
     for path in page.write(out, benchmark.stem):
         note(f"wrote {path}")
 
