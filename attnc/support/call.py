@@ -163,12 +163,15 @@ class Attention(ABC):
         self.decoded_configs: dict[str, tuple[KernelConfig | None, dict[str, KernelConfig]]] = {}
         #: Of the lse that is kept, by the shape of q.
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
-        self.run = self._runner()
+        self.run = self._runner(traces=True)
+        self.execute = self._runner(traces=False)
 
     # --- calls
 
-    def _runner(self) -> Callable[..., Any]:
-        """The call itself: a closure, whose variables are found faster than attributes."""
+    def _runner(self, *, traces: bool) -> Callable[..., Any]:
+        """The call itself: a closure, whose variables are found faster than attributes. traces: whether it is
+        an operator while torch compiles something, which may be another thread's.
+        """
         layouts, prepared = self.layouts, self.prepared
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
 
@@ -180,7 +183,7 @@ class Attention(ABC):
             extras: tuple[torch.Tensor | None, ...] = (),
         ) -> Any:
             """The results. extras: the optional tensors that are `kept` and `counters`, all of them."""
-            if is_compiling():
+            if traces and is_compiling():
                 return self.traced(inputs, out, config, backward_config, extras)
             if has_backward:
                 if is_grad_enabled():
