@@ -65,14 +65,15 @@ class SpreadKeys:
         counts: torch.Tensor | None = None,
         **named: Any,
     ) -> Any:
-        """o of all queries, the same bits on every rank, or (o, lse) where the spec has both. A collective.
+        """Computes o of all queries, the same bits on every rank, or (o, lse) where the spec has both. A
+        collective.
 
         k, v: this rank's rows, or its pool of pages (then the block table is this rank's too); other inputs:
         those of the whole. counts: `spread.counts` of the lengths and this rank, if they are there already.
         No gradients.
         """
         kernels = self.kernels_for(q)
-        given = self._named(inputs, named)
+        given = self._name_inputs(inputs, named)
         attention = kernels.attention
         if counts is None:
             counts = self.spread.counts(given[self._lengths], self.group.rank)
@@ -87,10 +88,10 @@ class SpreadKeys:
         tensors = (q, k) if kernels.shares_columns else (q, k, v)
         with torch.no_grad():
             kernels.forward(*tensors, *arguments, out=(o, lse))
-            return self._joined(attention, self.group.gather(message))
+            return self._join_partial_results(attention, self.group.gather(message))
 
     def kernels_for(self, q: torch.Tensor) -> Kernels:
-        """The kernels for q's type and width."""
+        """Returns the kernels for q's type and width."""
         key = (q.dtype, q.shape[-1])
         if key not in self._kernels:
             variant = self.spec.variant(*key, self.params)
@@ -111,9 +112,9 @@ class SpreadKeys:
         lse = message[..., width].permute([rows.index(role) for role in of_lse])
         return message, message[..., :width], lse
 
-    def _joined(self, attention: Attention, every: torch.Tensor) -> Any:
-        """What the ranks found, as one result."""
-        from attnc.runtime.joined import joined  # Triton, which is told first whether to interpret
+    def _join_partial_results(self, attention: Attention, every: torch.Tensor) -> Any:
+        """Joins what the ranks found into one result."""
+        from attnc.runtime.merge import joined  # Triton, which is told first whether to interpret
 
         o, lse = joined(every, every.shape[-1] - _PADDING, TORCH[DType(attention.o.dtype)])
         if attention.lse is None:
@@ -121,7 +122,7 @@ class SpreadKeys:
         rows = attention.o.roles[:-1]
         return o, lse.permute([rows.index(role) for role in attention.lse.roles])
 
-    def _named(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    def _name_inputs(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         names = [tensor.name for tensor in self.spec.attention.extras]
         found = dict(zip(names, inputs, strict=False)) | dict(named)
         missing = [name for name in names if name not in found]

@@ -43,7 +43,7 @@ _COMPUTE = {"sm90": 650e12}
 
 
 def rates_of(target: str, *, symmetric: bool = False) -> Rates:
-    """Those of a target's kernels, and of copies out of symmetric memory."""
+    """Returns the rates of a target's kernels, and of copies out of symmetric memory."""
     rates = Rates(beside=0.05) if symmetric else Rates()
     compute = _COMPUTE.get(target_of(target).family)
     return rates if compute is None else replace(rates, compute=compute)
@@ -73,7 +73,7 @@ class Estimate:
     refusal: str = ""
 
 
-def pipelined(
+def pipeline_seconds(
     compute: float,
     ready: float,
     arriving: float,
@@ -82,9 +82,9 @@ def pipelined(
     groups: int,
     rates: Rates,
 ) -> float:
-    """Seconds of `groups` equal parts: the first arrival and the last departure are waited for, but for what
-    is `ready` to be computed meanwhile; others run beside a kernel, at its cost. What arrives is put in order
-    when the kernel before has ended.
+    """Counts the seconds of `groups` equal parts: the first arrival and the last departure are waited for,
+    but for what is `ready` to be computed meanwhile; others run beside a kernel, at its cost. What arrives is
+    put in order when the kernel before has ended.
     """
     if not arriving + leaving:
         return compute + rates.launch * groups

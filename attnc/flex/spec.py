@@ -138,10 +138,16 @@ def write_spec(
 def _schedule(title: str, layout: Layout, *, gradients: bool, masked: bool) -> str:
     """The target's own choice. The planner is loaded here: a kernel that is kept is found without it."""
     from attnc.plan.default_schedule import Shape
+    from attnc.plan.fitting import Tiles
     from attnc.plan.targets import schedule_for
 
-    width = max(layout.head_dim or 128, layout.value_dim or 0)
-    shape = Shape(layout.dtype, width, gradients=gradients, masked=masked, wanted=dict(layout.wanted))
+    shape = Shape(
+        dtype=layout.dtype,
+        width=max(layout.head_dim or 128, layout.value_dim or 0),
+        gradients=gradients,
+        masked=masked,
+        wanted=Tiles.from_keys(dict(layout.wanted)),
+    )
     return schedule_for(title, layout.target, shape)
 
 

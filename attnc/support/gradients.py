@@ -155,8 +155,8 @@ class Backward:
 class DifferentiableCall(Protocol):
     """What autograd asks of a call (`call.Attention`).
 
-    execute: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1 where
-    it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
+    execute: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1
+    where it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
     """
 
     name: str

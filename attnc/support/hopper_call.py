@@ -15,17 +15,27 @@ from .arguments import Tensor
 from .binaries import Program, defined
 from .call import Place
 from .configs import KernelConfig
-from .cuda_call import Arguments, CudaAttention, CudaLaunch, Kernels, Ready, ready, with_sizes
+from .cuda_call import (
+    Arguments,
+    CudaAttention,
+    CudaLaunch,
+    Kernels,
+    Packed,
+    Ready,
+    given_of,
+    ready,
+    with_sizes,
+)
 from .devices import Gpu, gpu_of
 from .memory import Memory, contiguous, made_apart, picked
 from .sizes import evaluate
 
 #: Bytes of a tensor map, and the alignment of a struct that has one.
 _MAP, _ALIGNMENT = 128, 64
-#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and _BFLOAT16.
-_MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}
-#: Columns of a box: 128 bytes, which the swizzle permutes.
-_COLUMNS = 64
+#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16, _FLOAT32 and _BFLOAT16.
+_MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
+#: Bytes of the columns of a box, which the swizzle permutes, and what addresses and strides are multiples of.
+_COLUMN_BYTES, _CHUNK = 128, 16
 #: Tensor maps that a launch keeps of each tensor.
 _MOST_MAPS = 64
 
@@ -43,28 +53,37 @@ class TmaKernels(Kernels):
 
 class Box(NamedTuple):
     """A tensor as TMA sees it, from its inside: columns, rows, heads, batch or pages. strides: in bytes, of
-    all but columns; rows: of a box.
+    all but columns; rows: of a box; step: from a column to the next, in elements.
     """
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     rows: int
+    step: int = 1
 
     @property
     def is_taken(self) -> bool:
-        """Whether TMA takes such strides."""
-        return all(stride > 0 and stride % 16 == 0 for stride in self.strides)
+        """Whether TMA takes such strides: 0, of an axis that is expanded, too."""
+        return self.step == 1 and all(stride >= 0 and stride % _CHUNK == 0 for stride in self.strides)
 
 
 def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
-    """The box of a declared tensor; an axis that it has not, or of size 1, has any stride."""
+    """The box of a declared tensor; an axis that it has not, or of size 1, has any stride. One without
+    features has the axes of its index, the last of them columns.
+    """
+    if not tensor.has_rows:
+        axes = [*zip(memory.shape, memory.strides, strict=True)][::-1]
+        (columns, step), *others = [*axes, *[(1, 0)] * (4 - len(axes))]
+        strides = [memory.dtype.itemsize * stride if size > 1 else _CHUNK for size, stride in others]
+        sizes = [max(1, size) for size in (columns, *(size for size, _ in others))]
+        return Box(memory.dtype, tuple(sizes), tuple(strides), rows, step if columns > 1 else 1)
     sizes, strides = [memory.shape[-1]], []
     for letter in ("m" if "m" in tensor.axes else "n", "h", "p" if "p" in tensor.axes else "b"):
         axis = tensor.axes.find(letter)
         size = 1 if axis < 0 else memory.shape[axis]
         sizes.append(max(1, size))
-        strides.append(memory.dtype.itemsize * memory.strides[axis] if size > 1 else 16)
+        strides.append(memory.dtype.itemsize * memory.strides[axis] if size > 1 else _CHUNK)
     return Box(memory.dtype, tuple(sizes), tuple(strides), rows)
 
 
@@ -120,8 +139,15 @@ def counter_of(index: int) -> torch.Tensor:
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
-    """The same in memory as TMA takes it."""
-    return x.clone(memory_format=torch.contiguous_format)
+    """The same in memory as TMA takes it, as `padded` says."""
+    memory = padded(x.shape, x.dtype)
+    return torch.empty_strided(memory.shape, memory.strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def padded(shape: Sequence[int], dtype: torch.dtype) -> Memory:
+    """Contiguous, but for what is left of the last 16 bytes of a row."""
+    whole = -(-max(shape[-1], 1) * dtype.itemsize // _CHUNK) * _CHUNK // dtype.itemsize
+    return Memory(tuple(shape), contiguous((*shape[:-1], whole), dtype).strides, dtype)
 
 
 def hopper_of(index: int) -> Gpu:
@@ -180,18 +206,23 @@ def launcher_behind(function: int, blocks: int, threads: int, shared: int) -> Ca
     """cuLaunchKernelEx of a kernel whose blocks may start while the kernel before it ends, and wait for it
     themselves (programmatic dependent launch); but for the stream and the arguments.
     """
-    launch = ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx
-    launch.argtypes = [ctypes.c_void_p] * 4
-    attribute = LaunchAttribute(id=_BEHIND, value=1)
-    configs: dict[int, LaunchConfig] = {}  # by stream: a thread does not change that of another
+    launch = ctypes.PyDLL(
+        "libcuda.so.1"
+    ).cuLaunchKernelEx  # without argtypes, which every call would go through
+    attribute, code, pointer = (
+        LaunchAttribute(id=_BEHIND, value=1),
+        ctypes.c_void_p(function),
+        ctypes.c_void_p,
+    )
+    configs: dict[int, Any] = {}  # by stream: a thread does not change that of another
 
     def start(stream: int, arguments: int, extra: int) -> None:
         config = configs.get(stream)
         if config is None:
             sizes = ((ctypes.c_uint * 3)(n, 1, 1) for n in (blocks, threads))
-            config = LaunchConfig(*sizes, shared, stream, ctypes.pointer(attribute), 1)
-            configs[stream] = config
-        failed = launch(ctypes.byref(config), function, arguments, extra or None)
+            made = LaunchConfig(*sizes, shared, stream, ctypes.pointer(attribute), 1)
+            config = configs[stream] = ctypes.byref(made)
+        failed = launch(config, code, pointer(arguments), pointer(extra))
         if failed:
             raise RuntimeError(f"cuLaunchKernelEx: error {failed}")
 
@@ -224,6 +255,8 @@ class HopperLaunch(CudaLaunch):
         tma: Tma | None = None,
     ) -> None:
         self.tma = tma
+        self.maps: dict[int, dict[int, bytes]] = {}
+        self.mapped: Sequence[int] = ()
         self.on_copies: CudaLaunch | None = None
         super().__init__(program, gpu, kernels, arguments)
 
@@ -231,42 +264,44 @@ class HopperLaunch(CudaLaunch):
         if self.tma is None:
             return super()._runner()
         boxes, call, kernels, place = self.tma
-        positions, matrices, offsets, numbers, rows_aligned = self.arguments
-        count, index, starts, counter = len(boxes), self.gpu.index, self.starts, call.counter
-        every = [*place.positions(boxes), *positions]
-        pick = picked(every)
-        counts = kernels.counts
-        pack = struct.Struct(f"={len(positions) + counts}Q").pack
-        # a result that TMA stores is among the addresses too, and looked at once
-        checked = sorted({every.index(at) for at in (*every[:count], *(positions[i] for i in matrices))})
-        a, b, c, d = (*checked, *[checked[-1]] * 4)[:4]
-        others = checked[4:]
-        takes = rows_aligned and all(box.is_taken for box in boxes.values())
-        maps = [(i, dict[int, bytes](), box) for i, box in enumerate(boxes.values())]
+        positions = self.arguments.positions
+        self.mapped = place.positions(boxes)
+        read, kept, index = given_of([*self.mapped, *positions]), self.kept, self.gpu.index
+        pick, counter, counts = picked(read), call.counter, kernels.counts
+        # a result that TMA stores is among the addresses too
+        checked = {*self.mapped, *(positions[i] for i in self.arguments.matrices)} - {-1}
+        copied = [i for i, at in enumerate(read) if at in checked]
+        takes = self.arguments.rows_aligned and all(box.is_taken for box in boxes.values())
 
-        def run(given: Sequence[torch.Tensor | None]) -> None:
+        def run(given: Sequence[Any]) -> None:
             """Launches with what the kernels take of these tensors."""
-            addresses = [0 if x is None else x.data_ptr() for x in pick(given)]
-            bits = addresses[a] | addresses[b] | addresses[c] | addresses[d]
-            for i in others:
-                bits |= addresses[i]
-            if bits % 16 or not takes:
-                self.run_on_copies(given)
-                return
-            start = starts.get(True)
-            if start is None:
-                start = starts[True] = self.starter(True)
-            for i, offset in offsets:
-                addresses[count + i] += offset if addresses[count + i] else 0
+            found = [x.data_ptr() for x in pick(given)]
             if counts:
                 tiles = counter(index)  # which lives until the kernels are launched
-                addresses.append(tiles.data_ptr())
-            args = [made.get(addresses[i]) or self.map(made, addresses[i], box) for i, made, box in maps]
-            args.append(pack(*addresses[count:]))
-            args.append(numbers)
-            start(b"".join(args))
+                found.append(tiles.data_ptr())
+            addresses = tuple(found)
+            made = kept.get(addresses)
+            if made is None:
+                if not takes or any(found[i] % _CHUNK for i in copied):
+                    self.run_on_copies(given)
+                    return
+                by_position = dict(zip(read, found, strict=False))
+                made = self.keep(addresses, self.packed_behind_maps(by_position, found[len(read) :]))
+            made[0](made[1])
 
         return run
+
+    def packed_behind_maps(self, addresses: Mapping[int, int], counter: Sequence[int]) -> Packed:
+        """`packed`, behind tensor maps. counter: the address of one, if the kernels take it."""
+        assert self.tma is not None
+        positions, _, offsets, numbers, _ = self.arguments
+        boxes = enumerate(zip(self.mapped, self.tma.boxes.values(), strict=True))
+        maps = [self.map(i, addresses.get(at, 0), box) for i, (at, box) in boxes]
+        found = [addresses.get(at, 0) for at in positions]
+        for i, offset in offsets:
+            found[i] += offset if found[i] else 0
+        found += counter
+        return self.start_of(True), b"".join((*maps, struct.pack(f"={len(found)}Q", *found), numbers))
 
     def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
         if self.tma is None or not self.tma.kernels.waits:
@@ -275,24 +310,27 @@ class HopperLaunch(CudaLaunch):
         function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
         return launcher_behind(function.ptr, blocks, 32 * config.WARPS, config.shared)
 
-    def map(self, made: dict[int, bytes], address: int, box: Box) -> bytes:
-        """The map of a tensor that begins there. The last are kept."""
+    def map(self, i: int, address: int, box: Box) -> bytes:
+        """The map of the tensor with this number where it begins there. The last are kept."""
         assert self.tma is not None
-        size = (_COLUMNS, box.rows, 1, 1)
-        new: bytes = self.tma.call.tensor_map(address or 16, box.dtype, box.sizes, box.strides, size, 128)
-        if len(made) >= _MOST_MAPS:
-            made.pop(list(made)[0], None)  # noqa: RUF015  # other threads add to them
-        made[address] = new
-        return new
+        made = self.maps.setdefault(i, {})
+        found = made.get(address)
+        if found is None:
+            size = (_COLUMN_BYTES // box.dtype.itemsize, box.rows, 1, 1)
+            found = self.tma.call.tensor_map(address or 16, box.dtype, box.sizes, box.strides, size, 128)
+            if len(made) >= _MOST_MAPS:
+                made.pop(list(made)[0], None)  # noqa: RUF015  # other threads add to them
+            made[address] = found
+        return found
 
     def run_on_copies(self, given: Sequence[torch.Tensor | None]) -> None:
         """Launches with copies of all matrices."""
         assert self.tma is not None
-        _, call, kernels, place = self.tma
-        matrices = [name for name, tensor in place.declared.items() if tensor.has_rows]
+        boxes, call, kernels, place = self.tma
+        matrices = [name for name, tensor in place.declared.items() if tensor.has_rows or name in boxes]
         matrices = [name for name in matrices if name in place.memories]
         if self.on_copies is None:
-            plain = {name: contiguous(*place.memories[name][::2]) for name in matrices}
+            plain = {name: padded(*place.memories[name][::2]) for name in matrices}
             self.on_copies = call.tma_launch(kernels, place.with_memories({**place.memories, **plain}))
         tensors: list[Any] = list(given)
         found = list(zip(matrices, place.positions(matrices), strict=True))

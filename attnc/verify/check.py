@@ -32,14 +32,14 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
     every third case the gradients too. Nothing that the kernel does makes this raise.
     """
     try:
-        return _checked(subject, case, fills)
+        return _check_one_by_one(subject, case, fills)
     finally:
         if subject.device != "cpu" and any(is_far(layout) for layout in case.layouts.values()):
             torch.cuda.empty_cache()  # gigabytes, which other processes want too
 
 
-def _checked(subject: Subject, case: Case, fills: Iterable[str]) -> Verdict:
-    """What `check` says. One problem lives at a time: a tensor of it may span gigabytes."""
+def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Verdict:
+    """Does what `check` says. One problem lives at a time: a tensor of it may span gigabytes."""
     attention = subject.variant.attention
     first: Mapping[str, torch.Tensor] | None = None
     verdict = Verdict(ok=True, message="nothing was run")
@@ -82,7 +82,7 @@ def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verd
 
 
 def _gradients_agree(subject: Subject, case: Case) -> Iterator[str]:
-    """Whose gradient is not the same, bit for bit, when the programs come in another order."""
+    """Names inputs whose gradients differ in any bit when the programs come in another order."""
     case, found = replace(case, special="none"), []
     for order in (0, case.seed + 1):
         problem = build(subject.variant.attention, case, device=subject.device)

@@ -88,11 +88,11 @@ def _gradients(
 def problem(module: ir.Module, offset: int) -> list[torch.Tensor]:
     """Arguments on the GPU, each `offset` elements after the start of its allocation, which ends with it."""
     made = problem_for(module, _LENGTH, device="cpu", tokens=2 * _LENGTH).tensors
-    return [_placed(x, offset) for x in made]
+    return [_place_at_offset(x, offset) for x in made]
 
 
 def fitting(configs: Sequence[Any]) -> list[Any]:
-    """Those whose shared memory the GPU has."""
+    """Selects configs whose shared memory the GPU has."""
     properties: Any = torch.cuda.get_device_properties(0)  # annotated incompletely by torch
     room = properties.shared_memory_per_block_optin
     return [config for config in configs if getattr(config, "shared", 0) <= room]
@@ -103,7 +103,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _placed(x: torch.Tensor, offset: int) -> torch.Tensor:
+def _place_at_offset(x: torch.Tensor, offset: int) -> torch.Tensor:
     there = torch.cat([x.new_zeros(offset), x.flatten()]).cuda()
     return there[offset:].view(x.shape)
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Expr, Load, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
+from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType, Ragged
-from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import nothing_fits, remedy
+from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.scores import split_scale
+from attnc.plan.signature import normalise
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
 from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
@@ -30,21 +31,27 @@ from attnc.plan.sm90.layout import (
     Sm90Layout,
     beyond_shared_memory,
     entry_registers,
+    hopper,
     most_registers,
     registers_left,
+    widest_product,
 )
-from attnc.plan.unsupported import unsupported
+from attnc.plan.sm90.pairs import PAIR_STAGES, pair_of
+from attnc.plan.sm90.softcap import cap_of
+from attnc.plan.storage import feature
 
 TARGET = "cuda.sm_90a"
 #: Bytes of shared memory of a block.
 ROOM = DEVICES["sm_90"].shared_per_block
 #: What a schedule gets for the keys that it does not mention: the first that fits, by the wider of D and Dv.
-_TILES: Sequence[tuple[int, Mapping[str, int]]] = (
-    (64, {"consumers": 2, "tile.kv": 128, "stages": 4}),
-    (128, {"consumers": 2, "tile.kv": 128, "stages": 2}),
-    (192, {"consumers": 2, "tile.kv": 96, "stages": 2}),
-    (256, {"consumers": 2, "tile.kv": 80, "stages": 2}),
+_TILES: Sequence[tuple[int, Tiles]] = (
+    (64, Tiles(tile_kv=128, stages=4)),
+    (128, Tiles(tile_kv=128, stages=2)),
+    (192, Tiles(tile_kv=96, stages=2)),
+    (256, Tiles(tile_kv=80, stages=2)),
 )
+#: The same of `consumers`.
+CONSUMERS = 2
 #: Registers of a thread that does not multiply, beside two warpgroups that do.
 _HELPING = 40
 _REMEDIES: Mapping[str, Sequence[Value]] = {
@@ -123,13 +130,15 @@ def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
 
 def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     """The layout that all configs of a schedule share."""
-    attention = variant.attention
+    attention = normalise(variant.attention)  # its loads are those that the kernel has
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    _, score = split_scale(attention.score)
+    scale, score = split_scale(attention.score)
     columns = columns_of(score, attention.mask)
     read = (attention.score if columns is None else columns.product, attention.mask)
-    return Sm90Layout(
+    dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
+    pair = pair_of(attention.score, attention.mask, dtypes)
+    layout = Sm90Layout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
         d=d,
@@ -145,7 +154,33 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         columns=0 if columns is None else len(columns.terms),
         key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
         columns_factor=1.0 if columns is None else abs(columns.c),
+        capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
     )
+    if pair is None or page_of(attention):  # pages take the warps that would copy it
+        return layout
+    return _with_pairs(layout, dtypes[pair.tensor].bytes, candidates_of(variant, schedule))
+
+
+def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig]) -> Sm90Layout:
+    """The layout with tiles of values of so many bytes in shared memory, if the first config that fits
+    without them has room.
+    """
+    room = layout.room
+    config = next(
+        (config for config in candidates if sum(layout.shared_memory(config).values()) <= room), None
+    )
+    for stages in PAIR_STAGES if config is not None else ():
+        found = replace(layout, pair=size, pair_stages=stages)
+        if config is not None and sum(found.shared_memory(config).values()) <= room:
+            return found
+    return layout
+
+
+def _has_headroom(schedule: Schedule) -> bool:
+    """Whether tiles have no maximum of their own."""
+    knob = knobs_of(schedule, "forward").get("softmax")
+    choice = None if knob is None else knob.choices[0]
+    return isinstance(choice, Choice) and "maximum" in choice.args
 
 
 def helpers_of(variant: Variant) -> int:
@@ -157,74 +192,75 @@ def _is_of_key(node: Expr) -> bool:
     return isinstance(node, Load) and {axis for index in node.indices for axis in axes_of(index)} == {"kv"}
 
 
-def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
     """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
-    knobs = knobs_of(schedule, "forward")
-    found = [_completed(config, knobs, variant) for config in configs(schedule, "forward", variant)]
-    candidates = tuple(dict.fromkeys(found))
-    reasons = [sm90_misfit(config, variant, schedule) for config in candidates]
+    candidates, layout = candidates_of(variant, schedule), sm90_layout(variant, schedule)
+    reasons = [sm90_misfit(config, variant, layout) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
 
-        def misfit(config: Config) -> str | None:
-            rows = {"tile.q": WGMMA_ROWS * config.number("consumers")}
-            return sm90_misfit(_with_warps(config.changed(rows), helpers_of(variant)), variant, schedule)
+        def misfit(config: HopperConfig) -> str | None:
+            tiled = replace(config, tile_q=WGMMA_ROWS * config.consumers)
+            return sm90_misfit(_with_warps(tiled, helpers_of(variant)), variant, layout)
 
         hints = remedy(candidates[0], _REMEDIES, misfit)
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
 
 
+def candidates_of(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
+    """The configs that the schedule allows, whether they fit or not."""
+    knobs = knobs_of(schedule, "forward")
+    found = [_completed(hopper(config), knobs, variant) for config in configs(schedule, "forward", variant)]
+    return tuple(dict.fromkeys(found))
+
+
 #: Boxes of a tile of pages: a lane of two warps copies one each.
 _MOST_BOXES = 64
 
 
-def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> Config:
+def _completed(config: HopperConfig, knobs: Mapping[str, Knob], variant: Variant) -> HopperConfig:
     """The config with tiles for the keys that the schedule leaves open: rows and warpgroups follow from each
     other.
     """
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
-    tiles = tiles_for(widest)
     helpers = helpers_of(variant)
-    config = config.changed({key: tiles[key] for key in ("tile.kv", "stages") if key not in knobs})
-    if not config["consumers"]:
-        rows = config.number("tile.q") if "tile.q" in knobs else WGMMA_ROWS * tiles["consumers"]
-        config = config.changed({"consumers": min(max(2, rows // WGMMA_ROWS), 4)})
-    consumers = config.number("consumers")
-    if "tile.q" not in knobs:
-        config = config.changed({"tile.q": WGMMA_ROWS * consumers})
-    if not config["registers"]:
+    config = tiles_for(widest).without(knobs).of(config)
+    rows = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * CONSUMERS
+    consumers = config.consumers or min(max(2, rows // WGMMA_ROWS), 4)
+    tile_q = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * consumers
+    registers = config.registers
+    if not registers:
         few = (
             24 if widest > 128 and helpers == 1 else 32
         )  # wide heads take all, but one that draws needs more
         helping = _HELPING if widest <= 128 and consumers == 2 else few if consumers == 2 else 32
-        config = config.changed({"registers": most_registers(consumers, helpers, helping)})
-    config = config.changed({"persistent": True})
+        registers = most_registers(consumers, helpers, helping)
+    config = replace(config, consumers=consumers, tile_q=tile_q, registers=registers, persistent=True)
     return config if "warps" in knobs else _with_warps(config, helpers)
 
 
-def tiles_for(width: int) -> Mapping[str, int]:
+def tiles_for(width: int) -> Tiles:
     """What a schedule gets for the keys that it does not mention; width: the larger of D and Dv."""
     return next((tiles for widest, tiles in _TILES if width <= widest), _TILES[-1][1])
 
 
-def _with_warps(config: Config, helpers: int) -> Config:
-    return config.changed({"warps": 4 * (config.number("consumers") + helpers)})
+def _with_warps(config: HopperConfig, helpers: int) -> HopperConfig:
+    return replace(config, warps=4 * (config.consumers + helpers))
 
 
-def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:
+def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> str | None:
     """Why the config cannot run; None if it can."""
-    layout = sm90_layout(variant, schedule)
-    tile_q, tile_kv, consumers = (config.number(key) for key in ("tile.q", "tile.kv", "consumers"))
+    tile_q, tile_kv, consumers = config.tile_q, config.tile_kv, config.consumers
     if tile_q != WGMMA_ROWS * consumers:
         return f"tile.q = {tile_q} is not {WGMMA_ROWS} rows for each of consumers = {consumers}"
     helpers = layout.helpers
-    if config.number("warps") != 4 * (consumers + helpers):
-        warps, others = config.number("warps"), "4 that copy" + (", 4 that draw" if layout.draws else "")
+    if config.warps != 4 * (consumers + helpers):
+        warps, others = config.warps, "4 that copy" + (", 4 that draw" if layout.draws else "")
         return f"warps = {warps} is not 4 for each of consumers = {consumers}, and {others}"
     if tile_kv % MMA or tile_kv > WIDEST:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
-    if config.number("stages") < 2:
+    if config.stages < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
     page = page_of(variant.attention)
     if gcd(page, tile_kv) % FEWEST_KEYS:
@@ -234,36 +270,40 @@ def sm90_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
         return (
             f"tile.kv = {tile_kv} and pages of {page} keys make {boxes} boxes, more than {_MOST_BOXES} lanes"
         )
-    registers = config.number("registers")
+    registers = config.registers
     left, entry = registers_left(consumers, registers, helpers), entry_registers(consumers, helpers)
     if left < FEWEST_REGISTERS:
         most = most_registers(consumers, helpers)
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"
+    if tile_kv > (widest := widest_product(consumers, helpers)):
+        starts = f"one product has {widest} columns at most, for a thread starts with {entry} registers"
+        return f"tile.kv = {tile_kv}: {starts}"
     needed = sum(sm90_registers(layout, config).values())
     if needed > registers:
         return f"needs about {needed} registers a thread; one that multiplies has {registers}"
     return beyond_shared_memory(layout.shared_memory(config), layout.room)
 
 
-def sm90_registers(layout: Sm90Layout, config: Config) -> dict[str, int]:
+def sm90_registers(layout: Sm90Layout, config: TileConfig) -> dict[str, int]:
     """Registers of a thread that multiplies by value, and an allowance for the rest."""
     return {**layout.registers(config), "other": FREE_REGISTERS}
 
 
-def sm90_estimate(layout: Sm90Layout, config: Config) -> Estimate:
+def sm90_estimate(layout: Sm90Layout, config: TileConfig) -> Estimate:
     """What a block takes: shared memory exactly, registers as far as the plan knows."""
     shape = layout.shape(config)
-    tile_q, tile_kv, stages = (config[key] for key in ("tile.q", "tile.kv", "stages"))
+    tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
     shapes = {
         "q": f"{shape.q_tiles} x {tile_q}x{layout.qk.width}",
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "o": f"{tile_q}x{layout.v.width}",
         "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
+        "pairs": f"{layout.pair_stages} x {tile_q}x{tile_kv}",
         "kept": f"{stages} x {tile_q}x{tile_kv} bits",
-        "columns": f"{tile_kv}x{COLUMN_BYTES // 2}",
+        "columns": f"{stages if layout.key_columns else 1} x {tile_kv}x{COLUMN_BYTES // 2}",
         "barriers": f"{sum(layout.barriers(config).values())}, and what is known of tiles",
     }
     return Estimate(

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnc.model.schedule import Config
-from attnc.plan.sm80.layout import CudaLayout
+from attnc.model.schedule import HopperConfig, TileConfig
+from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.columns import COLUMN_BYTES
 
-#: Rows of a wgmma, and columns of a piece of a tile.
-WGMMA_ROWS, PIECE = 64, 64
+#: Rows of a wgmma, and columns of a piece of a tile of 16 bits: 128 bytes.
+WGMMA_ROWS, PIECE, PIECE_BYTES = 64, 64, 128
 #: Registers of a multiprocessor, and steps of a thread's; what a thread that copies does with.
 _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
 #: Columns of q and k, and of v, that one accumulator can have.
@@ -31,6 +31,9 @@ _BARRIER, _RECORDS = 8, 256
 _KEPT = 128
 #: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
 FREE_REGISTERS = 28
+#: Registers that ptxas wants besides the result of one wgmma. A thread has to start with all of these,
+#: whatever it takes later (C7602).
+_BESIDE_RESULT = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,12 @@ def entry_registers(consumers: int, helpers: int = 1) -> int:
     return min(_REGISTERS // (128 * (consumers + helpers)) // _STEP * _STEP, 255)
 
 
+def widest_product(consumers: int, helpers: int = 1) -> int:
+    """Columns that the result of one wgmma can have, half of them in registers of each thread."""
+    most = 2 * (entry_registers(consumers, helpers) - _BESIDE_RESULT)
+    return min(most // MMA * MMA, WIDEST)
+
+
 def registers_left(consumers: int, registers: int, helpers: int = 1) -> int:
     """What those that multiply, with so many registers a thread, leave for a thread of a helper."""
     held = entry_registers(consumers, helpers)
@@ -76,38 +85,50 @@ def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGIS
     return (held * (consumers + helpers) - helping * helpers) // consumers // _STEP * _STEP
 
 
+def hopper(config: TileConfig) -> HopperConfig:
+    """Return the config as this target's. TypeError for one of another target, or of a backward."""
+    if not isinstance(config, HopperConfig):
+        raise TypeError(f"not a config of wgmma: {config!r}")
+    return config
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Layout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
     writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key,
-    which come through shared memory; draws: whether a warpgroup draws what dropout keeps;
+    which come through shared memory; pair: bytes of a value that is loaded for each query and key (`pairs`),
+    pair_stages: tiles of them in shared memory, 0: none; draws: whether a warpgroup draws what dropout keeps;
     columns: terms of the score that tensor cores add (`columns`), key_columns: those of numbers of keys;
-    columns_factor: what they are divided by.
+    columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
+    (`softcap`).
     """
 
     by_tma: bool
     room: int
     vectors: int = 0
+    pair: int = 0
+    pair_stages: int = 0
     draws: bool = False
     columns: int = 0
     key_columns: int = 0
     columns_factor: float = 1.0
+    capped: bool = False
 
     @property
     def helpers(self) -> int:
         """Warpgroups that do not multiply."""
         return 2 if self.draws else 1
 
-    def chosen(self, config: Config) -> tuple[int, ...]:
+    def chosen(self, config: TileConfig) -> tuple[int, ...]:
         """Buffers of Q and of o, whether tiles overlap, and the registers of a thread of either role."""
         shape = self.shape(config)
         registers = (shape.copy_registers, shape.multiply_registers)
         return (shape.q_tiles, shape.o_tiles, shape.overlap, *registers)
 
-    def shape(self, config: Config) -> Shape:
+    def shape(self, config: TileConfig) -> Shape:
         """The most buffers that fit: first another tile of Q, then one of o."""
-        consumers = config.number("tile.q") // WGMMA_ROWS
-        registers = config.number("registers")
+        chosen = hopper(config)
+        consumers, registers = chosen.tile_q // WGMMA_ROWS, chosen.registers
         buffers = [(2, 1), (2, 0), (1, 1), (1, 0)] if self.by_tma else [(2, 0), (1, 0)]
         q_tiles, o_tiles = next(
             (pair for pair in buffers if sum(self._buffers(config, *pair).values()) <= self.room), buffers[-1]
@@ -117,48 +138,50 @@ class Sm90Layout(CudaLayout):
             helpers=self.helpers,
             q_tiles=q_tiles,
             o_tiles=o_tiles,
-            overlap=int(config["overlap"] is True),
+            overlap=int(chosen.overlap),
             copy_registers=registers_left(consumers, registers, self.helpers),
             multiply_registers=registers,
         )
 
-    def threads(self, config: Config) -> int:
+    def threads(self, config: TileConfig) -> int:
         return self.shape(config).threads
 
-    def shared_memory(self, config: Config) -> dict[str, int]:
+    def shared_memory(self, config: TileConfig) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
         shape = self.shape(config)
         return self._buffers(config, shape.q_tiles, shape.o_tiles)
 
-    def barriers(self, config: Config) -> dict[str, int]:
+    def barriers(self, config: TileConfig) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each buffer."""
-        stages = config.number("stages")
+        stages = config.stages
         of_keys = {"k": 2 * stages, "v": 2 * stages}
         loaded = {"vectors": 2 * stages} if self.vectors else {}
         drawn = {"kept": 2 * stages} if self.draws else {}
-        columns = {"columns": 2} if self.key_columns else {}
+        pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
         q_tiles = self.shape(config).q_tiles
-        return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **columns}
+        return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **pairs}
 
-    def registers(self, config: Config) -> dict[str, int]:
+    def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
-        tile_kv = config.number("tile.kv")
-        p = {"p": tile_kv // 4} if config["overlap"] is True else {}
+        tile_kv = config.tile_kv
+        p = {"p": tile_kv // 4} if hopper(config).overlap else {}
         return {"acc": self.dv // 2, "s": tile_kv // 2, **p}
 
-    def _buffers(self, config: Config, q_tiles: int, o_tiles: int) -> dict[str, int]:
-        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+    def _buffers(self, config: TileConfig, q_tiles: int, o_tiles: int) -> dict[str, int]:
+        tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         size = self.element.bytes
-        of_stages, of_columns = 6 + 2 * self.draws, 2 * bool(self.key_columns)
+        of_stages, columns = 6 + 2 * self.draws, stages if self.key_columns else bool(self.columns)
+        pair_pieces = -(-tile_kv * self.pair // PIECE_BYTES)
         buffers = {
             "q": q_tiles * tile_q * self.qk.width * size,
             "k": stages * tile_kv * self.qk.width * size,
             "v": stages * tile_kv * self.v.width * size,
             "o": o_tiles * tile_q * self.v.width * size,
-            "columns": bool(self.columns) * tile_kv * COLUMN_BYTES,
+            "pairs": self.pair_stages * tile_q * pair_pieces * PIECE_BYTES,
+            "columns": columns * tile_kv * COLUMN_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
             "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
-            "barriers": _BARRIER * (4 + 2 * q_tiles + of_stages * stages + of_columns) + _RECORDS,
+            "barriers": _BARRIER * (4 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages) + _RECORDS,
         }
         return {name: bytes for name, bytes in buffers.items() if bytes}
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Const, Index, walk
+from attnc.expr.nodes import Index, walk
 from attnc.model.tensors import DType
-from attnc.plan.columns import block, feature
-from attnc.plan.ir import Arg, Kernel, Loop, Module, kernel_expressions
-from attnc.target.triton.printer import TL_DTYPES, scalar
+from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
+from attnc.plan.storage import block, feature
+from attnc.target.kernel_view import OutputView
+from attnc.target.triton.printer import TL_DTYPES, offset, scalar
 from attnc.target.triton.program import ProgramText
 
 CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA", "ZERO_FILL")
@@ -27,10 +28,12 @@ class PartText:
     load_k: str
 
 
-class KernelText(ProgramText):
+class KernelText(ProgramText, OutputView):
     """Text of one kernel; attribute by attribute what `templates/triton/forward_*.py.jinja` prints."""
 
-    def __init__(self, module: Module, kernel: Kernel) -> None:
+    kernel: Forward | Decode
+
+    def __init__(self, module: Module, kernel: Forward | Decode) -> None:
         attention = module.variant.attention
         self.module, self.kernel = module, kernel
         self.d, self.dv = feature(attention.q), feature(attention.v)
@@ -38,7 +41,7 @@ class KernelText(ProgramText):
         self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
         self.may_lack_lse = bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
-        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel_expressions(kernel))
+        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel.expressions)
         self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
 
@@ -91,10 +94,6 @@ class KernelText(ProgramText):
         return f"{size}, {block(size)}" if self.padded else str(size)
 
     @property
-    def kv_name(self) -> str:
-        return "h" if self.h_kv == "h" else "h_kv"
-
-    @property
     def matrices(self) -> list[str]:
         """q, k, v, o, as far as they have memory of their own."""
         return [name for name in MATRICES if self.rows(name).tensor == name]
@@ -111,16 +110,7 @@ class KernelText(ProgramText):
 
     def offset(self, name: str) -> str:
         """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
-        rows = self.rows("o" if name == "lse" else name)
-        row = "n" if name in ("k", "v") else "m"
-        terms = [] if rows.page else [f"b.to(tl.int64) * stride_{name}b"]
-        if rows.first is not None:
-            terms = [f"{rows.first}.to(tl.int64) * stride_{name}{row}"]
-        if name not in ("k", "v"):
-            terms.append(f"h.to(tl.int64) * stride_{name}h")
-        elif self.kernel.kv_head != Const(0):
-            terms.append(f"{self.kv_name}.to(tl.int64) * stride_{name}h")
-        return " + ".join(terms)
+        return offset(self.row_zero(name))
 
     # -- parameters and arguments --------------------------------------------------------------------------
 
@@ -243,7 +233,7 @@ class KernelText(ProgramText):
     @property
     def all_tiles(self) -> str:
         """How many tiles there are in all, for programs that walk over them."""
-        tiles = self.q_tiles if self.kernel.grid.sequences is None else f"({self.q_tiles})"
+        tiles = self.tile_count if self.kernel.grid.sequences is None else f"({self.tile_count})"
         return f"{tiles} * {self.all_heads}"
 
     @property
