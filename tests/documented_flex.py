@@ -11,7 +11,7 @@ from functools import cache
 from math import ceil, floor
 from typing import Any
 
-from attnc.bench.flex import OURS, TORCH, TRITON
+from attnc.bench.flex_programs import OURS, TORCH, TRITON
 from tests.documentation import ROOT, table
 
 #: What targets are called in tables.

@@ -34,11 +34,11 @@ def export(
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise Mistake(f"{name!r} is no name of a package", "small letters, digits and underscores")
-    for dtype in (wanted := _listed(dtypes)):
+    for dtype in (wanted := _split_commas(dtypes)):
         if dtype not in DTYPES:
             hint = "".join(did_you_mean(dtype, DTYPES)) or f"known are {', '.join(DTYPES)}"
             raise Mistake(f"there is no type '{dtype}' to export", hint)
-    heads = _listed(sizes)
+    heads = _split_commas(sizes)
     if not heads or not wanted or not all(size.isdigit() and 1 <= int(size) <= 1024 for size in heads):
         raise Mistake(
             "--sizes and --dtypes are lists, such as 64,128 and bf16", "head dimensions are 1 to 1024"
@@ -60,5 +60,5 @@ def export(
     note(f"   = help: kernels.get_local_kernel(Path({str(hf_kernel)!r}))")
 
 
-def _listed(text: str) -> list[str]:
+def _split_commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]

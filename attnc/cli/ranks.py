@@ -90,7 +90,7 @@ def verify_ranks(
             if variant is not None:
                 only(variants(program, spec), "variant", variant, lambda v: v.name)
             found_any = True
-            row = _verified(path, spec, variant, target, ranks, count, quiet=as_json)
+            row = _verify_one(path, spec, variant, target, ranks, count, quiet=as_json)
             data.append(row)
             is_right &= row["ok"] is not False
     if not found_any:
@@ -103,10 +103,10 @@ def verify_ranks(
         raise typer.Exit(1)
 
 
-def _verified(
+def _verify_one(
     path: Path, spec: Attention, variant: str | None, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
-    """A line for one attention, and what it says; ok is None where ranks cannot share it."""
+    """Verifies one attention, and says so; `ok` is None where ranks cannot share it."""
     from attnc.distributed.kernels import check_covered
     from attnc.distributed.verify import verify_on_ranks
 

@@ -27,7 +27,7 @@ from .cuda_call import (
     with_sizes,
 )
 from .devices import Gpu, gpu_of
-from .memory import Memory, contiguous, picked
+from .memory import Memory, contiguous, made_apart, picked
 from .sizes import evaluate
 
 #: Bytes of a tensor map, and the alignment of a struct that has one.
@@ -133,21 +133,9 @@ def counter_of(index: int) -> torch.Tensor:
     key = index, torch._C._cuda_getCurrentRawStream(index)
     counter = _COUNTERS.get(key)
     if counter is None:
-        counter = _COUNTERS[key] = _kept_zeros(index)
+        zeros = functools.partial(torch.zeros, 2, dtype=torch.int32, device=index)
+        counter = _COUNTERS[key] = made_apart(zeros)
     return counter
-
-
-def _kept_zeros(index: int) -> torch.Tensor:
-    """Two zeros that stay, in memory that is not torch's: that may be a pool for graphs, in which Inductor
-    runs a call before it captures it, and replays would write over what is kept there.
-    """
-    import cupy
-    from torch.utils.dlpack import from_dlpack
-
-    with cupy.cuda.Device(index):
-        zeros = cupy.zeros(2, dtype="int32")
-        cupy.cuda.get_current_stream().synchronize()  # another stream counts with them
-    return from_dlpack(zeros)
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,9 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType, Ragged
-from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import Tiles, nothing_fits, remedy
+from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.scores import split_scale
@@ -39,7 +38,7 @@ from attnc.plan.sm90.layout import (
 )
 from attnc.plan.sm90.pairs import PAIR_STAGES, pair_of
 from attnc.plan.sm90.softcap import cap_of
-from attnc.plan.unsupported import unsupported
+from attnc.plan.storage import feature
 
 TARGET = "cuda.sm_90a"
 #: Bytes of shared memory of a block.

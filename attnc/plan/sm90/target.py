@@ -21,8 +21,8 @@ from attnc.plan.ir.decode import is_decode
 from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.sections import EVEN, Section
 from attnc.plan.sm80 import Sm80
-from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
+from attnc.plan.sm80.layout import CudaBackward
 from attnc.plan.sm90.backward import (
     Sm90Backward,
     check_turns,
