@@ -442,6 +442,11 @@ class Sm90Text(BoxText):
         return self.dtypes[fetch.load.tensor].is_float
 
     @property
+    def values_come_late(self) -> bool:
+        """Whether v is waited for where it is multiplied, and not before: what comes of pairs holds it up."""
+        return self.pair_load is not None and not self.clears_values
+
+    @property
     def pair_by_pieces(self) -> bool:
         """Whether ldmatrix reads it, which has elements of 16 bits."""
         return self.layout.pair == 2
