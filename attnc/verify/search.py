@@ -250,6 +250,22 @@ def run(
     return replace(tally.report(), coverage=trial.coverage)
 
 
+def verify(
+    subject: Subject,
+    *,
+    rules: Rules | None = None,
+    replay: Iterable[Case] = (),
+    count: int = 24,
+    seconds: float = float("inf"),
+    least: int = 0,
+    fills: Iterable[str] = tuple(FILLS),
+    progress: Progress | None = None,
+) -> Report:
+    """Runs the cases of an attention, those of `replay` first; see `run`."""
+    trial = AttentionTrial(subject, rules, replay)
+    return run(trial, count=count, seconds=seconds, least=least, fills=fills, progress=progress)
+
+
 def search(
     trial: Trial,
     *,

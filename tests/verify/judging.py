@@ -19,7 +19,7 @@ from attnc.verify.case import Case, Layout
 from attnc.verify.check import Rules, check
 from attnc.verify.covering import edges
 from attnc.verify.properties import violations
-from attnc.verify.search import AttentionTrial, Report, run, search
+from attnc.verify.search import AttentionTrial, Report, search, verify
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from tests.targets import EACH, skip_without_compiler
@@ -39,13 +39,6 @@ def subject_of_text(text: str) -> Subject:
     """The one module of a spec."""
     (module,) = modules_of(text)
     return subject_of(module)
-
-
-def verify(
-    made: Subject, *, rules: Rules | None = None, replay: Iterable[Case] = (), **options: Any
-) -> Report:
-    """Runs the cases of `replay`, then the covering ones; options: of `search.run`."""
-    return run(AttentionTrial(made, rules, replay), **options)
 
 
 def fuzz(made: Subject, *, rules: Rules | None = None, **options: Any) -> Report:
