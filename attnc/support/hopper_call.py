@@ -101,16 +101,18 @@ def _encode() -> Any:
 #: By device and stream. Kernels leave them as they find them, so that one is enough where they run one after
 #: the other.
 _COUNTERS: dict[tuple[int, int], torch.Tensor] = {}
+#: Numbers of one of them.
+COUNTS = 3
 
 
 def counter_of(index: int) -> torch.Tensor:
-    """Two zeros on the device, for one launch at a time: how many tiles are taken, and how many blocks have
-    ended.
+    """Zeros on the device, for one launch at a time: how many tiles are taken, how many blocks have ended, and
+    how many tiles have cleared what later ones add to.
     """
     if index < 0:
-        return torch.zeros(2, dtype=torch.int32)
+        return torch.zeros(COUNTS, dtype=torch.int32)
     if torch._C._cuda_isCurrentStreamCapturing():  # a graph may run beside anything
-        return torch.zeros(2, dtype=torch.int32, device=index)
+        return torch.zeros(COUNTS, dtype=torch.int32, device=index)
     key = index, torch._C._cuda_getCurrentRawStream(index)
     counter = _COUNTERS.get(key)
     if counter is None:
@@ -119,14 +121,14 @@ def counter_of(index: int) -> torch.Tensor:
 
 
 def _kept_zeros(index: int) -> torch.Tensor:
-    """Two zeros that stay, in memory that is not torch's: that may be a pool for graphs, in which Inductor
+    """Zeros that stay, in memory that is not torch's: that may be a pool for graphs, in which Inductor
     runs a call before it captures it, and replays would write over what is kept there.
     """
     import cupy
     from torch.utils.dlpack import from_dlpack
 
     with cupy.cuda.Device(index):
-        zeros = cupy.zeros(2, dtype="int32")
+        zeros = cupy.zeros(COUNTS, dtype="int32")
         cupy.cuda.get_current_stream().synchronize()  # another stream counts with them
     return from_dlpack(zeros)
 

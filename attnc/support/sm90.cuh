@@ -155,13 +155,13 @@ __device__ __forceinline__ void atomic_add4(float* to, const float* x)
     asm volatile("red.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" :: "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
 
-// Until it is this turn: what was added before is there. One lane waits.
-__device__ __forceinline__ void await_turn(const int* turn, int mine)
+// Until a number that grows is so large: what was written before it was made so is there. One lane waits.
+__device__ __forceinline__ void await_number(const int* place, int least)
 {
     int now;
     do
-        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    while (now != mine);
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(place) : "memory");
+    while (now < least);
 }
 
 // The next turn, once what this thread knows to have been added is there for everybody.

@@ -24,6 +24,7 @@ import torch
 
 from attnc.expr.nodes import Dim
 from attnc.model.tensors import Dense, Prefix
+from attnc.support.hopper_call import COUNTS
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
@@ -256,7 +257,7 @@ class _Calls:
     @cached_property
     def _counter(self) -> torch.Tensor:
         """That of a device's tiles, which the support package keeps by stream."""
-        return torch.zeros(2, dtype=torch.int32)
+        return torch.zeros(COUNTS, dtype=torch.int32)
 
     def _copied(self, x: torch.Tensor) -> torch.Tensor:
         """A copy that is made of what TMA does not take, in the same place every time."""

@@ -88,11 +88,11 @@ BUGS: tuple[HopperBug, ...] = (
     ),
     # The kernel over keys
     HopperBug(
-        name="bytes of Q without those of lse",
+        name="bytes of Q without those of lse and delta",
         attention="hopper_backward",
         file="backward_dkdv",
-        story="lse came to ride on the barrier of Q, and the count stayed",
-        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);",
+        story="both came to ride on the barrier of Q, and the count stayed",
+        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);",
         patch="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);",
     ),
     HopperBug(
@@ -136,13 +136,30 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS);",
         patch="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS - 1);",
     ),
+    # Sums of dq that are cleared ahead
+    HopperBug(
+        name="a section that clears its own sums",
+        attention="hopper_added",
+        file="backward_dkdv",
+        story="which is the same where a section is all that there is",
+        anchor="clear_dq(args, first_head + heads, min(args.KV_SECTION, left), rank, kv_tiles * heads);",
+        patch="clear_dq(args, first_head, heads, rank, kv_tiles * heads);",
+    ),
+    HopperBug(
+        name="shares of what is cleared rounded down",
+        attention="hopper_added",
+        file="backward_dkdv",
+        story="the last tile of a section had no more than the others",
+        anchor="heads * q_tiles * (rank + 1) / tiles",
+        patch="heads * q_tiles * rank / tiles + heads * q_tiles / tiles",
+    ),
     # Turns
     HopperBug(
         name="turns that nobody waits for",
         attention="hopper_ordered",
         file="backward_dkdv",
         story="the sum was right in every run that was looked at",
-        anchor="await_turn(turn, kv_tile);",
+        anchor="await_number(turn, kv_tile);",
         patch="",
     ),
     HopperBug(

@@ -157,6 +157,53 @@ def test_a_mistake_in_it_is_found(
         gradients(host, (1, 2, 400, 300), 64)
 
 
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is allocated holds NaN, not the zeros that a new page has."""
+    empty_strided = torch.empty_strided
+    monkeypatch.setattr(torch, "empty_strided", lambda *a, **options: empty_strided(*a, **options).fill_(math.nan))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize("accumulate", ["atomic", "ordered"])
+def test_sums_are_cleared_while_the_section_before_is_worked_at(
+    accumulate: str, on_cpu: Callable[..., Any]
+) -> None:
+    """32 heads are three sections on a device of four multiprocessors; the counters end as they began."""
+    host = on_cpu(planned(CAUSAL, accumulate=accumulate))
+    for _ in range(2):
+        for found, wanted in zip(*gradients(host, (2, 16, 30, 40), 64), strict=True):
+            assert torch.linalg.vector_norm(found.double() - wanted) < 6e-3 * torch.linalg.vector_norm(wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize(("waits", "taken"), [(True, 13), (False, 18)])
+def test_nobody_adds_to_sums_that_are_not_clear_yet(
+    waits: bool, taken: int, on_cpu: Callable[..., Any]
+) -> None:
+    """Of three sections of 11, 11 and 10 tiles, the first tile clears its share late: the other two blocks
+    have a tile of the next section each by then, and do not begin it; or begin it if they do not wait.
+    """
+
+    def change(source: str) -> str:
+        late = f"while (tile == 0 && args.counter_ptr[0] < {taken}) __nanosleep(1); clear_dq(args, first_head"
+        source, count = re.subn(r"clear_dq\(args, first_head", late, source)
+        assert count == 1
+        if not waits:
+            source, count = re.subn(r"await_number\(args\.counter_ptr \+ 2[^;]*;", ";", source)
+            assert count == 1
+        return source
+
+    host = on_cpu(planned(CAUSAL), "dkdv", change)
+    (found, *_), (wanted, *_) = gradients(host, (2, 16, 30, 40), 64)
+    error = torch.linalg.vector_norm(found.double() - wanted)
+    assert bool(error < 6e-3 * torch.linalg.vector_norm(wanted)) == waits
+
+
 #: Sequences whose rows follow each other, and ones that a length shortens: neither ends where a tensor does.
 ENDS = {
     "packed": (

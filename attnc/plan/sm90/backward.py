@@ -37,7 +37,7 @@ from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
-from attnc.plan.sm90.turns import ends_grow, why_no_turns
+from attnc.plan.sm90.turns import turns_under
 from attnc.plan.unsupported import unsupported
 
 #: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
@@ -64,7 +64,7 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Backward(CudaBackward):
     """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
-    takes_turns: blocks add to dq kv tile after kv tile; ends_grow: as `turns.ends_grow`.
+    takes_turns: blocks add to dq kv tile after kv tile; ends_grow: as for `turns.Turns`.
     """
 
     by_wgmma: frozenset[KernelName]
@@ -165,7 +165,7 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
         by_wgmma=by_wgmma,
         takes_turns=(takes_turns := accumulate_of_dq(variant, schedule) == "ordered"),
-        ends_grow=takes_turns and ends_grow(normalise(variant.attention)),
+        ends_grow=takes_turns and turns_under(normalise(variant.attention).mask).ends_grow,
     )
 
 
@@ -178,9 +178,8 @@ def accumulate_of_dq(variant: Variant, schedule: Schedule) -> str | None:
 def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
     """Why blocks cannot take turns at adding to dq, as `knob` asks for."""
     is_one = "dkdv" in _by_wgmma(variant, schedule)
-    reason = (
-        why_no_turns(normalise(variant.attention)) if is_one else "no kernel of wgmma makes dk, dv and dq"
-    )
+    mask = normalise(variant.attention).mask
+    reason = turns_under(mask).why_not if is_one else "no kernel of wgmma makes dk, dv and dq"
     if reason:
         yield unsupported(
             "blocks cannot take turns at adding to dq here",
