@@ -106,8 +106,8 @@ COUNTS = 3
 
 
 def counter_of(index: int) -> torch.Tensor:
-    """Zeros on the device, for one launch at a time: how many tiles are taken, how many blocks have ended, and
-    how many tiles have cleared what later ones add to.
+    """Zeros on the device, for one launch at a time: how many tiles are taken, how many blocks have ended,
+    and how many tiles have cleared what later ones add to.
     """
     if index < 0:
         return torch.zeros(COUNTS, dtype=torch.int32)

@@ -142,7 +142,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_added",
         file="backward_dkdv",
         story="which is the same where a section is all that there is",
-        anchor="clear_dq(args, first_head + heads, min(args.KV_SECTION, left), rank, kv_tiles * heads);",
+        anchor="clear_dq(args, first_head + heads, first_head + heads < others ? args.KV_SECTION : left,"
+        " rank, kv_tiles * heads);",
         patch="clear_dq(args, first_head, heads, rank, kv_tiles * heads);",
     ),
     HopperBug(

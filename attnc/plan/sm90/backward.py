@@ -32,6 +32,7 @@ from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.layout import KernelName
+from attnc.plan.sections import Section
 from attnc.plan.signature import kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.backward_layout import CudaBackward, over_rows
@@ -55,6 +56,11 @@ TURNS = 32
 #: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
 _KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
 _STAGES = 2
+#: What a section of heads has of the L2 cache: much less than all, for blocks are not at the same q tile. (A
+#: kernel that reads from memory twice is as many cycles long, but at a lower clock: power is limited.)
+SECTIONS = Section(cache=(1, 4))
+#: Tiles for each block in the last section.
+LAST_ROUNDS = 3
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
 _ALIGNMENT, _BARRIERS = 1024, 512
 #: Columns of q, or of v, at most, of a kernel for dk and dv together; of all others.

@@ -78,8 +78,8 @@ class Sm90RowsText(Sm90TileText):
 
 
 def clears_ahead(plan: Sm90Backward, planned: BackwardKernel) -> bool:
-    """Whether the kernel over keys sets sums of dq to 0, those of a section of heads while it works at the one
-    before. (Sections of packed sequences have heads of all of them.)
+    """Whether the kernel over keys sets sums of dq to 0, those of a section of heads while it works at the
+    one before. (Sections of packed sequences have heads of all of them.)
     """
     return plan.adds_dq and not plan.takes_turns and planned.kernel.grid.sequences is None
 

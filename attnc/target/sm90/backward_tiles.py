@@ -10,7 +10,7 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
-from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
@@ -55,6 +55,7 @@ class Sm90TileText(CudaBackwardText):
     is_backward, is_decode = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
+    last_rounds = LAST_ROUNDS
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
