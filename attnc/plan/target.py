@@ -18,7 +18,7 @@ from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, 
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.decode import IDLE_GAIN, PAGED_IDLE_GAIN
 from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.picture import Picture
@@ -154,12 +154,12 @@ class Target(ABC):
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         """What a block of a kernel takes on the device."""
 
-    def roles(self, kernel: Kernel, config: TileConfig) -> Iterator[str]:
+    def roles(self, kernel: OutputKernel, config: TileConfig) -> Iterator[str]:
         """What the warps of a block do, for a reader, where they do not all do the same."""
         return iter(())
 
     def traffic(
-        self, kernel: Kernel, config: TileConfig, tiles: Picture, heads: int, device: Device
+        self, kernel: OutputKernel, config: TileConfig, tiles: Picture, heads: int, device: Device
     ) -> tuple[Traffic, DeviceMemory] | None:
         """What a launch moves for all heads; None where the plan does not know."""
         return None

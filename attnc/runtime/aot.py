@@ -14,7 +14,7 @@ from attnc.plan.ir import kernels_of
 from attnc.plan.layout import Which
 from attnc.runtime.cache import store_bytes
 from attnc.runtime.loader import load_file, load_module, program_of
-from attnc.runtime.nvrtc import Cubin, compile_cubin
+from attnc.runtime.nvrtc import Cubin, compile_cubin, compile_ptx
 from attnc.runtime.toolchain import Toolchain, Usage
 
 
@@ -31,11 +31,29 @@ class Nvrtc(Toolchain):
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage:
         """For rows that are aligned to 16 bytes."""
-        planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel].kernel
-        program = program_of(load_module(module))
+        planned, program = _planned(module, kernel), program_of(load_module(module))
         options = program.options(program.kernels[planned.name].configs[position], True, device.arch)
         cubin = compile_cubin(program.source(planned.name), options)
         return Usage(registers=cubin.registers, stack=cubin.stack, shared=planned.shared[position])
+
+    def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
+        """To PTX that nobody has optimized, for rows that are aligned to 16 bytes and for others; beside the
+        forward kernel those that its plan does not name.
+        """
+        planned, program = _planned(module, kernel), program_of(load_module(module))
+        known = {module.kernels[0].name, *(other.name for other in kernels_of(module).values())}
+        chosen = [(planned.name, program.kernels[planned.name].configs[position])]
+        if kernel == "forward" and position == 0:
+            chosen += [
+                (name, program.kernels[name].configs[0]) for name in program.kernels if name not in known
+            ]
+        for name, config in chosen:
+            for aligned in (True, False):
+                compile_ptx(program.source(name), program.options(config, aligned, device.arch))
+
+
+def _planned(module: ir.Module, kernel: Which) -> ir.Kernel:
+    return module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel]
 
 
 def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:

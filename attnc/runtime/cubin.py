@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnc.model.schedule import BackwardConfig
+from attnc.model.schedule import BackwardConfig, DkDvConfig, ForwardConfig
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import block, feature
 from attnc.plan.decode import keys_of_split
 from attnc.plan.device import Device
-from attnc.plan.ir import kernels_of
+from attnc.plan.ir import kernels_of, split_of
 from attnc.plan.layout import Which
 from attnc.runtime.loader import load_module
 from attnc.runtime.toolchain import Toolchain, Usage
@@ -54,6 +54,47 @@ def compile_offline(
     """
     import triton
     from triton.backends.compiler import GPUTarget
+
+    options = {"num_warps": warps, "num_stages": stages, "maxnreg": maxnreg}
+    source = _source(kernel, signature, constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    usage = read_usage(compiled.asm["cubin"])
+    if usage is None:
+        return None
+    return Usage(registers=usage.registers, stack=usage.stack, shared=int(compiled.metadata.shared))
+
+
+def lower_offline(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[str, object],
+    capability: int,
+    warps: int,
+    stages: int,
+    maxnreg: int | None = None,
+) -> None:
+    """Takes a `triton.jit` function as far as Triton's own forms go, before LLVM's; raises what it raises."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget, Language
+    from triton.compiler import make_backend
+
+    target = GPUTarget("cuda", capability, 32)
+    backend = make_backend(target)
+    options = backend.parse_options({"num_warps": warps, "num_stages": stages, "maxnreg": maxnreg})
+    stages_of: dict[str, Any] = {}
+    backend.add_stages(stages_of, options, Language.TRITON)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    lowered = _source(kernel, signature, constants).make_ir(target, options, functions, modules, context)
+    metadata: dict[str, Any] = {}
+    for form in ("ttir", "ttgir"):
+        lowered = stages_of[form](lowered, metadata)
+
+
+def _source(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, object]) -> Any:
+    """A function at these types and constants, of tensors and strides of multiples of 16."""
     from triton.compiler import ASTSource
 
     divisible = {
@@ -61,18 +102,12 @@ def compile_offline(
         for i, (name, kind) in enumerate(signature.items())
         if kind.startswith("*") or name.startswith("stride_")
     }
-    source = ASTSource(
+    return ASTSource(
         fn=kernel,
         signature=dict(signature),
         constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
         attrs=divisible,
     )
-    options = {"num_warps": warps, "num_stages": stages, "maxnreg": maxnreg}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    usage = read_usage(compiled.asm["cubin"])
-    if usage is None:
-        return None
-    return Usage(registers=usage.registers, stack=usage.stack, shared=int(compiled.metadata.shared))
 
 
 def read_usage(cubin: bytes) -> Usage | None:
@@ -104,38 +139,43 @@ class TritonCompiler(Toolchain):
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
         """Backward kernels are launched without a gradient of lse."""
-        if kernel == "forward":
-            forward = module.kernels[0]
-            split_size = 0 if forward.split is None else keys_of_split(forward.configs[position])
-            constants = {"SPLIT": forward.split is not None, "PDL": device.has_tma, "SPLIT_SIZE": split_size}
-            return _usage(module, forward, position, device, constants)
-        planned = kernels_of(module)[kernel].kernel
-        early = getattr(planned.configs[position], "dp", "early") == "early"
-        return _usage(module, planned, position, device, {"dlse_ptr": None, "EARLY_DP": early})
+        return compile_offline(*_at(module, kernel, position, device))
+
+    def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
+        """As `usage`, up to the forms of Triton itself."""
+        lower_offline(*_at(module, kernel, position, device))
 
 
-def _usage(
-    module: ir.Module, kernel: ir.Kernel, position: int, device: Device, more: Mapping[str, Any]
-) -> Usage | None:
-    """Of a kernel; more: constants besides its tiles, those that it takes."""
-    config = kernel.configs[position]
-    limit = config.maxnreg if isinstance(config, BackwardConfig) else None
-    function = getattr(load_module(module), kernel.name)
-    constants = {
+def _at(
+    module: ir.Module, kernel: Which, position: int, device: Device
+) -> tuple[Any, dict[str, str], dict[str, object], int, int, int, int | None]:
+    """What `compile_offline` takes of a kernel of a planned module, at one of its configs."""
+    planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel]
+    config = planned.configs[position]
+    constants: dict[str, object] = {
         "BLOCK_M": config.tile_q,
         "BLOCK_N": config.tile_kv,
-        "TMA": kernel.tma and device.has_tma,
-        **more,
+        "TMA": planned.tma and device.has_tma,
     }
+    limit: int | None = None
+    match config:
+        case ForwardConfig():
+            split = split_of(planned)
+            split_size = 0 if split is None else keys_of_split(config)
+            constants |= {"SPLIT": split is not None, "PDL": device.has_tma, "SPLIT_SIZE": split_size}
+        case BackwardConfig(maxnreg=limit):
+            early = not isinstance(config, DkDvConfig) or config.dp == "early"
+            constants |= {"dlse_ptr": None, "EARLY_DP": early}
+    function = getattr(load_module(module), planned.name)
     signature = {name: _type_of(name, module, constants) for name in function.arg_names}
-    return compile_offline(
+    return (
         function,
         signature,
         {name: value for name, value in constants.items() if name in signature},
         device.capability,
         config.warps,
         config.stages,
-        limit if isinstance(limit, int) else None,
+        limit,
     )
 
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,16 @@ def compile_cubin(source: str, options: Sequence[str]) -> Cubin:
     return cubin
 
 
+def compile_ptx(source: str, options: Sequence[str]) -> str:
+    """PTX that nobody has optimized, in a tenth of the time of `compile_cubin` and with no word of registers.
+    Raises as it does.
+    """
+    options = [option.replace("-arch=sm_", "-arch=compute_") for option in options]
+    library = _library()
+    with _compiled(library, source, [*options, "-Ofc=max"]) as (program, _):
+        return _text(_bytes(library.nvrtcGetPTXSize, library.nvrtcGetPTX, program))
+
+
 def nvrtc_version() -> str:
     """ "13.0". Raises FileNotFoundError when NVRTC is not installed."""
     major, minor = ctypes.c_int(), ctypes.c_int()
@@ -102,19 +113,29 @@ def _candidates() -> Iterator[str]:
 
 def _compile(source: str, options: list[str]) -> Cubin:
     library = _library()
+    with _compiled(library, source, options) as (program, log):
+        return Cubin(image=_bytes(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program), log=log)
+
+
+@contextmanager
+def _compiled(library: ctypes.CDLL, source: str, options: list[str]) -> Iterator[tuple[ctypes.c_void_p, str]]:
+    """A compiled program of NVRTC, and its log."""
     program = ctypes.c_void_p()
     name = b"kernel.cu"
     _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name, 0, None, None))
     try:
         array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         status = library.nvrtcCompileProgram(program, len(options), array)
-        log = _bytes(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
-        text = log.rstrip(b"\0").decode(errors="replace")
+        log = _text(_bytes(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program))
         if status:
-            raise CompilationError(text)
-        return Cubin(image=_bytes(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program), log=text)
+            raise CompilationError(log)
+        yield program, log
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(found: bytes) -> str:
+    return found.rstrip(b"\0").decode(errors="replace")
 
 
 def _bytes(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:

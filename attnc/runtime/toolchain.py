@@ -36,3 +36,9 @@ class Toolchain(ABC):
         """Compiles a kernel of a planned module at one of its configs for a device, which need not be there;
         None where nothing reads machine code. Raises what the compiler raises.
         """
+
+    @abstractmethod
+    def lower(self, module: Module, kernel: Which, position: int, device: Device) -> None:
+        """The same as far as the compiler's front end goes, which is quick: it sees names that nothing
+        declares and types that do not go together, and knows nothing of registers. Raises what it raises.
+        """

@@ -11,7 +11,8 @@ spec that did it.
 The file is written as the run goes on: how many specs there were by target, how often each feature of the
 language was drawn, and which were wrong, with text, seed and case. A later run with the same file adds to
 it, from the next seed on; `--again` runs those that were wrong, and keeps those that still are. Without a GPU
-kernels are interpreted.
+kernels are interpreted. With `--compile` nothing runs: the front ends of the compilers read every kernel, for
+which no GPU is needed, and a spec is wrong if one of them refuses; `--compile whole` goes on to machine code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnc.plan.ir import Module
     from attnc.verify.case import Case
     from attnc.verify.subject import Subject
 
@@ -90,13 +92,52 @@ class Result:
 
 
 def features_of(text: str, case: Any) -> tuple[str, ...]:
-    """What a spec and its case use, each once."""
+    """What a spec and its case, if it has one, use, each once."""
     found = {re.sub(r"\s+", " ", word) for word in WORDS.findall(text)}
+    if case is None:
+        return tuple(sorted(found))
     found |= {f"lengths {case.lengths}", f"extras {case.extras}", f"call {case.call}"}
     return tuple(sorted(found | {f"layout of {name}" for name in case.layouts if name in _LAID_OUT}))
 
 
 _LAID_OUT = ("q", "k", "v", "o", "lse", "do", "dlse")
+
+
+def compiled(chunk: int, number: int, text: str, *, whole: bool) -> Result:
+    """The kernels of a spec given to compilers, and not run."""
+    from attnc.diagnostics import DiagnosticError
+    from tests.verify.judging import modules_of
+
+    result = Result(chunk=chunk, number=number, text=text)
+    try:
+        modules = modules_of(text)
+    except DiagnosticError as error:
+        result.refused = str(error)
+        return result
+    _describe(result, modules)
+    result.features = features_of(text, None)
+    result.wrong = wrong_to_compilers(modules, whole=whole)
+    return result
+
+
+def wrong_to_compilers(modules: Iterable[Module], *, whole: bool) -> dict[str, str]:
+    """What compilers refuse, by target."""
+    from tests.compiled import refusals
+
+    found = {module.target: refusals(module, whole=whole) for module in modules}
+    return {
+        target: "\n".join(f"{kernel}: {message}" for kernel, message in said.items())
+        for target, said in found.items()
+        if said
+    }
+
+
+def _describe(result: Result, modules: Iterable[Module]) -> None:
+    """Says which targets a spec has kernels for, and what gradients."""
+    backward = {module.target: module.backward for module in modules}
+    result.targets, result.gradients = tuple(backward), any(backward.values())
+    hopper = backward.get("cuda.sm_90a")
+    result.wgmma = hopper is not None and type(hopper.layout).__name__ == "Sm90Backward"
 
 
 def judged(chunk: int, number: int, text: str, data: Any) -> Result:
@@ -120,18 +161,16 @@ def judged(chunk: int, number: int, text: str, data: Any) -> Result:
     case = data.draw(cases(shaping.variant, replace(limits, longest=LONGEST, work=max(AREA // largest, 1))))
     if any(max(layout.gaps, default=0) > 100 for layout in case.layouts.values()):
         case = replace(case, layouts={})  # rows gigabytes apart have tests of their own
-    result.case, result.features, result.targets = case.to_json(), features_of(text, case), tuple(made)
-    result.gradients = shaping.gradients is not None
-    hopper = next((module.backward for module in modules if module.target == "cuda.sm_90a"), None)
-    result.wgmma = hopper is not None and type(hopper.layout).__name__ == "Sm90Backward"
+    _describe(result, modules)
+    result.case, result.features = case.to_json(), features_of(text, case)
     result.wrong = wrong_on(made, case)
     return result
 
 
 def wrong_on(made: Mapping[str, Subject], case: Case) -> dict[str, str]:
     """What is wrong with the modules of a spec, by target, on this case, each alone and compared."""
-    from attnc.verify.agreement import across
     from attnc.verify.check import check, keeps
+    from attnc.verify.trials import across
 
     wrong = {}
     for target, subject in made.items():
@@ -145,7 +184,7 @@ def wrong_on(made: Mapping[str, Subject], case: Case) -> dict[str, str]:
     return wrong
 
 
-def draw(chunk: int, skip: int) -> Iterator[Result]:
+def draw(chunk: int, skip: int, compiling: str | None) -> Iterator[Result]:
     """The results of a seed's specs, but for the first `skip`."""
     from hypothesis import HealthCheck, Phase, given, seed, settings
     from hypothesis import strategies as st
@@ -176,12 +215,15 @@ def draw(chunk: int, skip: int) -> Iterator[Result]:
             return
         announce({"begin": [chunk, count - 2], "text": text})
         try:
-            made = judged(chunk, count - 2, text, data)
+            if compiling is None:
+                made = judged(chunk, count - 2, text, data)
+            else:
+                made = compiled(chunk, count - 2, text, whole=compiling == "whole")
         except Exception:
             made = Result(chunk=chunk, number=count - 2, text=text, wrong={"": traceback.format_exc()})
         results.append(made)
         announce({"result": as_data(made)})
-        if any("CUDA" in message or "illegal" in message for message in made.wrong.values()):
+        if compiling is None and any("CUDA" in said or "illegal" in said for said in made.wrong.values()):
             raise SystemExit(3)  # nothing works in this process any more
 
     run()
@@ -200,10 +242,10 @@ def announce(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def worker(first: int, step: int, last: int, skip: int) -> None:
+def worker(first: int, step: int, last: int, skip: int, compiling: str | None) -> None:
     """Runs every `step`th seed from `first` up to `last`, the first from a certain spec on."""
     for chunk in range(first, last, step):
-        for _ in draw(chunk, skip):
+        for _ in draw(chunk, skip, compiling):
             pass
         skip = 0
     announce({"end": True})
@@ -212,8 +254,8 @@ def worker(first: int, step: int, last: int, skip: int) -> None:
 class Worker:
     """A process that runs seeds, and is started again behind a spec that has killed it."""
 
-    def __init__(self, number: int, seeds: range, devices: int, folder: Path) -> None:
-        self.number, self.seeds, self.devices = number, seeds, devices
+    def __init__(self, number: int, seeds: range, devices: int, folder: Path, compiling: str | None) -> None:
+        self.number, self.seeds, self.devices, self.compiling = number, seeds, devices, compiling
         self.path, self.done = folder / f"{number}.jsonl", False
         self.results: list[dict[str, Any]] = []
         self.begun: dict[str, Any] | None = None
@@ -225,6 +267,7 @@ class Worker:
     def start(self, skip: int) -> None:
         seeds = [str(self.seeds.start), str(self.seeds.step), str(self.seeds.stop)]
         command = [sys.executable, "-m", "tests.gpu.random_specs", "--seeds", *seeds, "--skip", str(skip)]
+        command += ["--compile", self.compiling] if self.compiling else []
         with self.path.open("ab") as out, self.path.with_suffix(".err").open("ab") as errors:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=errors, env=_environment(self.number, self.devices)
@@ -333,7 +376,9 @@ class Record:
         return self.counts["specs"] > 0 and not self.failures
 
 
-def run(record: Record, seconds: float, workers: int, last: int, out: Path | None) -> None:
+def run(
+    record: Record, seconds: float, workers: int, last: int, out: Path | None, compiling: str | None
+) -> None:
     """Draws specs until the time or the seeds are over; writes what is known every ten seconds."""
     import torch
 
@@ -342,7 +387,10 @@ def run(record: Record, seconds: float, workers: int, last: int, out: Path | Non
     before, first = record.seconds, record.seed
     started = said = time.monotonic()
     with TemporaryDirectory() as folder:
-        crew = [Worker(n, range(first + n, last, workers), devices, Path(folder)) for n in range(workers)]
+        crew = [
+            Worker(n, range(first + n, last, workers), devices, Path(folder), compiling)
+            for n in range(workers)
+        ]
         try:
             while not all(member.done for member in crew) and time.monotonic() - started < seconds:
                 time.sleep(0.5)
@@ -361,18 +409,19 @@ def run(record: Record, seconds: float, workers: int, last: int, out: Path | Non
                 record.write(out)
 
 
-def again(record: Record, workers: int, out: Path | None) -> None:
+def again(record: Record, workers: int, out: Path | None, compiling: str | None) -> None:
     """Runs what was wrong once more, and keeps in the record what still is."""
     import torch
 
     devices = torch.cuda.device_count()
-    ran = [failure for failure in record.failures if failure["wrong"] and failure["case"]]
+    ran = [f for f in record.failures if f["wrong"] and f["text"] and (f["case"] or compiling)]
 
     def rerun(number: int) -> None:
         """Every so manyth of them, in a process that is started again behind one that it died of."""
         left = ran[number::workers]
         while left:
             command = [sys.executable, "-m", "tests.gpu.random_specs", "--these"]
+            command += ["--compile", compiling] if compiling else []
             with subprocess.Popen(
                 ["timeout", "-s", "KILL", str(PATIENCE + 10 * len(left)), *command],
                 env=_environment(number, devices),
@@ -403,15 +452,19 @@ def again(record: Record, workers: int, out: Path | None) -> None:
         list(crew.map(rerun, range(workers)))
 
 
-def rerun_here() -> None:
+def rerun_here(compiling: str | None) -> None:
     """Says of each failure that comes in what is still wrong with it."""
     from attnc.verify.case import Case
     from attnc.verify.subjects import subject_of
     from tests.verify.judging import modules_of
 
     for failure in json.load(sys.stdin):
-        made = {module.target: subject_of(module) for module in modules_of(failure["text"])}
-        wrong = wrong_on(made, Case.from_json(failure["case"]))
+        modules = modules_of(failure["text"])
+        if compiling is None:
+            made = {module.target: subject_of(module) for module in modules}
+            wrong = wrong_on(made, Case.from_json(failure["case"]))
+        else:
+            wrong = wrong_to_compilers(modules, whole=compiling == "whole")
         print("wrong: " + json.dumps(wrong), flush=True)
 
 
@@ -432,23 +485,24 @@ def main() -> int:
     parser.add_argument("--last", type=int, default=1 << 31, help="the seed before which to end")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", action="store_true", help="run what was wrong once more")
+    parser.add_argument("--compile", nargs="?", const="front", choices=("front", "whole"), help="and not run")
     parser.add_argument("--seeds", type=int, nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--these", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.seeds is not None:
         first, step, last = given.seeds
-        worker(first, step, last, given.skip)
+        worker(first, step, last, given.skip, given.compile)
         return 0
     if given.these:
-        rerun_here()
+        rerun_here(given.compile)
         return 0
     record = Record.of(given.out)
     if given.again:
-        again(record, given.workers, given.out)
+        again(record, given.workers, given.out, given.compile)
     else:
         record.seed = record.seed if given.seed is None else given.seed
-        run(record, given.seconds, given.workers, given.last, given.out)
+        run(record, given.seconds, given.workers, given.last, given.out, given.compile)
     if given.out is not None:
         record.write(given.out)
     print("\n".join(record.summary()))

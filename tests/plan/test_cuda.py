@@ -10,8 +10,9 @@ from attnc.build import front, plan_program
 from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
-from attnc.plan import ir, plan
+from attnc.plan import ir
 from attnc.plan.estimate import Traffic
+from attnc.plan.lower import plan
 from attnc.plan.picture import picture
 from attnc.plan.sm80 import layout_of
 from attnc.plan.sm80.forward import cuda_estimate

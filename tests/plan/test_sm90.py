@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ from attnc.diagnostics import DiagnosticError
 from attnc.plan.default_schedule import Shape
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import SM90A, layout_of
-from attnc.plan.sm90.layout import FEWEST_REGISTERS, entry_registers, hopper, registers_left
+from attnc.plan.sm90.layout import (
+    FEWEST_REGISTERS,
+    entry_registers,
+    hopper,
+    registers_left,
+    widest_product,
+)
 from attnc.target.files import render_files
 from tests.plan import planning
 
@@ -52,6 +59,28 @@ def test_registers_of_both_roles_are_those_that_the_launch_holds(consumers: int)
             assert left % 8 == 0
 
 
+@pytest.mark.parametrize(
+    ("consumers", "helpers", "widest"), [(2, 1, 256), (3, 1, 192), (4, 1, 128), (2, 2, 192), (4, 2, 96)]
+)
+def test_the_result_of_a_product_fits_what_a_thread_starts_with(
+    consumers: int, helpers: int, widest: int
+) -> None:
+    """ptxas says so (C7602) of one that is 16 columns wider."""
+    assert widest_product(consumers, helpers) == widest
+
+
+def test_a_load_with_an_end_of_its_own_has_room_of_its_own() -> None:
+    """One comparison wants the number brought near, the other as it is: two values of each key."""
+    mask = "q_idx <= at[kv_idx, b] + 3 and at[kv_idx, b] <= 4 * q_idx * H"
+    module = planned("consumers = 2, tile.kv = 32", mask=mask, inputs=("at: i32[N, B]",))
+    kernel = module.kernels[0]
+    assert layout_of(kernel).vectors == len(kernel.step.masked_fetches) == 2
+    assert render_files(module, path="a.attn", sha256="")
+    small = replace(kernel, layout=replace(layout_of(kernel), vectors=1))
+    with pytest.raises(ValueError, match="room for 1 of"):
+        render_files(replace(module, kernels=(small,)), path="a.attn", sha256="")
+
+
 def test_buffers_are_doubled_as_far_as_they_fit() -> None:
     def shape(schedule: str, **options: Any) -> tuple[int, int]:
         kernel = planned(schedule, **options).kernels[0]
@@ -90,6 +119,16 @@ def test_keys_follow_from_each_other() -> None:
             "needs about 204 registers a thread; one that multiplies has 160",
         ),
         ("tile.kv = 128", {"d": 256}, "needs about 252 registers a thread"),
+        (
+            "consumers = 3, tile.kv = 208",
+            {},
+            "tile.kv = 208: one product has 192 columns at most, for a thread starts with 128 registers",
+        ),
+        (
+            "tile.kv = 208",
+            {"softmax": "softmax(dropout = p, seed = seed)", "inputs": ("p: f32[]", "seed: i64[]")},
+            "tile.kv = 208: one product has 192 columns at most, for a thread starts with 128 registers",
+        ),
         ("stages = 4", {"d": 128}, "B of shared memory (q 32768 + k 131072 + v 131072"),
         ("", {"d": 40}, "the head dimension 40 is not a multiple of 16 up to 256"),
         ("", {"d": 512}, "the head dimension 512 is not a multiple of 16 up to 256"),

@@ -7,8 +7,8 @@ import pytest
 from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
-from attnc.plan import plan
 from attnc.plan.ir import Module
+from attnc.plan.lower import plan
 from attnc.plan.sm90 import SM90A, decode_layout_of
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS
 from attnc.plan.sm90.layout import hopper

@@ -17,13 +17,14 @@ from attnc.plan.sm90.decode import Sm90DecodeLayout
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.loader import load_file, program_of
-from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, nvrtc_version
+from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, compile_ptx, nvrtc_version
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.target.files import render_files
 from tests.plans import plans_of
+from tests.verify.judging import modules_of, spec
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
@@ -39,8 +40,8 @@ def name_of(path: Path) -> str:
 def planned() -> dict[tuple[str, str, str], ir.Module]:
     """By attention, target's folder and variant."""
     found = {}
-    for spec in sorted((ROOT / "specs").glob("*.attn")):
-        for module in plans_of(spec).modules:
+    for path in sorted((ROOT / "specs").glob("*.attn")):
+        for module in plans_of(path).modules:
             folder = module.target.replace(".", "_")
             found[module.variant.attention.name, folder, module.variant.name] = module
     return found
@@ -79,7 +80,7 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
 def test_the_backward_compiles_too(path: Path) -> None:
     module = planned()[path.parts[-3], path.parts[-2], path.stem]
     kernels = program_of(load_file(path)).kernels
-    names = {p.kernel.name: p for p in kernels_of(module).values()}
+    names = {p.name: p for p in kernels_of(module).values()}
     assert set(names) <= set(kernels)
     for name in list(kernels)[1:]:
         config, cubin = next(compile_configs(path, "sm_80", name))
@@ -87,10 +88,10 @@ def test_the_backward_compiles_too(path: Path) -> None:
         assert cubin.spills <= NEGLIGIBLE, cubin.log
         if name in names:
             assert module.backward is not None
-            kernel, layout = names[name].kernel, module.backward.layout
+            kernel, layout = names[name], module.backward.layout
             assert layout is not None
-            needed = sum(layout.registers(kernel.configs[0], names[name].name).values())
-            if isinstance(layout, Sm90Backward) and names[name].name in layout.by_wgmma:
+            needed = sum(layout.registers(kernel.configs[0], kernel.kind).values())
+            if isinstance(layout, Sm90Backward) and kernel.kind in layout.by_wgmma:
                 assert needed <= MULTIPLY_REGISTERS
                 assert cubin.registers == entry_registers(CONSUMERS)
             else:
@@ -176,10 +177,44 @@ def test_ahead_of_time_cubins_are_what_the_module_looks_for(
             assert found.read_bytes().startswith(b"\x7fELF")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dv", "schedule", "drops"),
+    [
+        (256, "tile.kv = 64", True),
+        (16, "consumers = 2, tile.kv = 192, overlap = false", True),
+        (160, "consumers = 3, tile.kv = 32", True),
+        (112, "consumers = 4, tile.kv = 32, overlap = false", True),
+        (16, "consumers = 3, tile.kv = 192, overlap = false", False),
+        (16, "consumers = 4, tile.kv = 128, overlap = false", False),
+    ],
+)
+def test_the_widest_products_fit_the_registers_of_a_launch(dv: int, schedule: str, drops: bool) -> None:
+    lines = [
+        "input q: bf16[B, M, H, 16]",
+        "input k: bf16[B, N, H, 16]",
+        f"input v: bf16[B, N, H, {dv}]",
+        "input p: f32[]",
+        "input seed: i64[]",
+        "score = dot(q, k)",
+        f"normalize = softmax{'(dropout = p, seed = seed)' if drops else ''}",
+        f"output o: bf16[B, M, H, {dv}]",
+    ]
+    (module,) = modules_of(spec(lines, schedule, target="cuda.sm_90a"))
+    assert usage_of(module, 0, DEVICES["sm_90"]) is not None
+
+
+def test_a_front_end_alone_sees_names_that_nothing_declares() -> None:
+    source = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 2.0f; }'
+    assert ".entry f" in compile_ptx(source, ["-arch=sm_80"])
+    with pytest.raises(CompilationError, match="undefined_name"):
+        compile_ptx(source.replace("2.0f", "undefined_name"), ["-arch=sm_90a"])
+
+
 def test_the_kernels_of_a_cuda_backward_tell_what_they_take() -> None:
     module = planned()["alibi", "cuda_sm_80", "d64"]
     for name, kernel in kernels_of(module).items():
         usage = usage_of(module, 0, DEVICES["sm_90"], name)
         assert usage is not None
         assert 32 < usage.registers <= 255
-        assert usage.shared == kernel.kernel.shared[0]
+        assert usage.shared == kernel.shared[0]

@@ -21,7 +21,9 @@ class Driver:
         self.error = error
         self.seen: list[Any] = []
 
-    def __call__(self, config: Any, function: int, arguments: int, extra: object) -> int:
+    def __call__(self, config: Any, *pointers: ctypes.c_void_p) -> int:
+        function, arguments, extra = (pointer.value for pointer in pointers)
+        assert extra is None
         made = config._obj
         attribute = made.attributes[0]
         sizes = (*made.grid, *made.block, made.shared)

@@ -229,3 +229,21 @@ def test_a_block_takes_tiles_of_sequences_of_other_lengths(lengths: tuple[str, .
     (module,) = modules_of(spec(lines, "consumers = 2, tile.kv = 32", target="cuda.sm_90a"))
     found = check(subject_of(module), Case(dims={"B": 6, "M": 20, "N": 40, "H": 3}))
     assert found.ok, found.message
+
+
+@pytest.mark.slow
+def test_wide_values_are_summed_in_parts_beside_a_warpgroup_that_draws() -> None:
+    """A thread starts with too few registers for the result of one product."""
+    lines = [
+        "input q: bf16[B, M, H, 16]",
+        "input k: bf16[B, N, H, 16]",
+        "input v: bf16[B, N, H, 208]",
+        *INPUTS["dropout"],
+        "score = dot(q, k)",
+        "normalize = softmax(dropout = p, seed = seed)",
+        "output o: bf16[B, M, H, 208]",
+    ]
+    text = spec(lines, "consumers = 2, tile.kv = 48", target="cuda.sm_90a")
+    found = verdict(subject(text), m=70, n=50)
+    assert found.ok, found.message
+    assert not verdict(subject(text, "* 128 + 3 * BLOCK_N * 128", "* 128 + 0 * BLOCK_N * 128"), m=70, n=50).ok

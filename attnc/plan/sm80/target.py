@@ -16,7 +16,7 @@ from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device, devices_from
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.fitting import Tiles
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.backward import Backward
 from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.picture import Picture
@@ -92,7 +92,7 @@ class Sm80(Target):
         return cuda_backward_estimate(backward_layout_of(module.backward), config, kernel)
 
     def traffic(
-        self, kernel: Kernel, config: TileConfig, tiles: Picture, heads: int, device: Device
+        self, kernel: OutputKernel, config: TileConfig, tiles: Picture, heads: int, device: Device
     ) -> tuple[Traffic, DeviceMemory] | None:
         if kernel.structure not in _COUNTED:
             return None
@@ -104,7 +104,7 @@ class Sm80(Target):
 SM80 = tuple(Sm80(name=f"cuda.{arch}", devices=devices_from(arch)) for arch in DEVICES)
 
 
-def layout_of(kernel: Kernel) -> CudaLayout:
+def layout_of(kernel: OutputKernel) -> CudaLayout:
     """How a kernel of these targets lies on the machine."""
     return _forward(kernel.layout)
 

@@ -19,6 +19,7 @@ from attnc.plan.fitting import Tiles, nothing_fits, remedy
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.scores import split_scale
+from attnc.plan.signature import normalise
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
 from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
@@ -34,6 +35,7 @@ from attnc.plan.sm90.layout import (
     hopper,
     most_registers,
     registers_left,
+    widest_product,
 )
 from attnc.plan.unsupported import unsupported
 
@@ -127,7 +129,7 @@ def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
 
 def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     """The layout that all configs of a schedule share."""
-    attention = variant.attention
+    attention = normalise(variant.attention)  # its loads are those that the kernel has
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
     _, score = split_scale(attention.score)
@@ -166,13 +168,14 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
     knobs = knobs_of(schedule, "forward")
     found = [_completed(hopper(config), knobs, variant) for config in configs(schedule, "forward", variant)]
     candidates = tuple(dict.fromkeys(found))
-    reasons = [sm90_misfit(config, variant, schedule) for config in candidates]
+    layout = sm90_layout(variant, schedule)
+    reasons = [sm90_misfit(config, variant, layout) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
 
         def misfit(config: HopperConfig) -> str | None:
             tiled = replace(config, tile_q=WGMMA_ROWS * config.consumers)
-            return sm90_misfit(_with_warps(tiled, helpers_of(variant)), variant, schedule)
+            return sm90_misfit(_with_warps(tiled, helpers_of(variant)), variant, layout)
 
         hints = remedy(candidates[0], _REMEDIES, misfit)
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
@@ -213,9 +216,8 @@ def _with_warps(config: HopperConfig, helpers: int) -> HopperConfig:
     return replace(config, warps=4 * (config.consumers + helpers))
 
 
-def sm90_misfit(config: HopperConfig, variant: Variant, schedule: Schedule) -> str | None:
+def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> str | None:
     """Why the config cannot run; None if it can."""
-    layout = sm90_layout(variant, schedule)
     tile_q, tile_kv, consumers = config.tile_q, config.tile_kv, config.consumers
     if tile_q != WGMMA_ROWS * consumers:
         return f"tile.q = {tile_q} is not {WGMMA_ROWS} rows for each of consumers = {consumers}"
@@ -242,6 +244,9 @@ def sm90_misfit(config: HopperConfig, variant: Variant, schedule: Schedule) -> s
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"
+    if tile_kv > (widest := widest_product(consumers, helpers)):
+        starts = f"one product has {widest} columns at most, for a thread starts with {entry} registers"
+        return f"tile.kv = {tile_kv}: {starts}"
     needed = sum(sm90_registers(layout, config).values())
     if needed > registers:
         return f"needs about {needed} registers a thread; one that multiplies has {registers}"

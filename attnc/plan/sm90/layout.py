@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attnc.model.schedule import HopperConfig, TileConfig
-from attnc.plan.sm80.layout import CudaLayout
+from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.columns import COLUMN_BYTES
 
 #: Rows of a wgmma, and columns of a piece of a tile.
@@ -31,6 +31,9 @@ _BARRIER, _RECORDS = 8, 256
 _KEPT = 128
 #: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
 FREE_REGISTERS = 28
+#: Registers that ptxas wants besides the result of one wgmma. A thread has to start with all of these,
+#: whatever it takes later (C7602).
+_BESIDE_RESULT = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,12 @@ class Shape:
 def entry_registers(consumers: int, helpers: int = 1) -> int:
     """What a launch gives each thread of so many warpgroups that multiply, and that do not."""
     return min(_REGISTERS // (128 * (consumers + helpers)) // _STEP * _STEP, 255)
+
+
+def widest_product(consumers: int, helpers: int = 1) -> int:
+    """Columns that the result of one wgmma can have, half of them in registers of each thread."""
+    most = 2 * (entry_registers(consumers, helpers) - _BESIDE_RESULT)
+    return min(most // MMA * MMA, WIDEST)
 
 
 def registers_left(consumers: int, registers: int, helpers: int = 1) -> int:

@@ -16,7 +16,7 @@ from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, T
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.sections import EVEN, Section
@@ -129,7 +129,7 @@ class Sm90a(Target):
             return sm90_backward_estimate(plan, config, kernel)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 
-    def roles(self, kernel: Kernel, config: TileConfig) -> Iterator[str]:
+    def roles(self, kernel: OutputKernel, config: TileConfig) -> Iterator[str]:
         if isinstance(kernel.layout, Sm90DecodeLayout):
             yield from sm90_decode_roles(kernel.layout, config)
             return
@@ -153,12 +153,12 @@ _OF_GRADIENTS = Sm80(name=TARGET, devices=(DEVICES["sm_90"],))
 SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
 
 
-def layout_of(kernel: Kernel) -> Sm90Layout:
+def layout_of(kernel: OutputKernel) -> Sm90Layout:
     """How a kernel of this target lies on the machine."""
     return _layout(kernel.layout)
 
 
-def decode_layout_of(kernel: Kernel) -> Sm90DecodeLayout:
+def decode_layout_of(kernel: OutputKernel) -> Sm90DecodeLayout:
     """How a decode kernel of this target lies on the machine."""
     layout = _any_layout(kernel.layout)
     if isinstance(layout, Sm90DecodeLayout):

@@ -28,9 +28,9 @@ class Sm90BackwardText(Sm90TileText):
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
-        self.k_tiles, self.staged = self.plan.k_tiles(planned.name), self.plan.staged(planned.name)
+        self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
         self.takes_turns = self.chain.adds_dq is not None and self.plan.takes_turns
-        self.do_tiles = "1" if planned.name == "dk" else "STAGES"
+        self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
         self.clears_values = planned.fills_keys or is_cut
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
@@ -81,7 +81,7 @@ def clears_ahead(plan: Sm90Backward, planned: BackwardKernel) -> bool:
     """Whether the kernel over keys sets sums of dq to 0, those of a section of heads while it works at the
     one before. (Sections of packed sequences have heads of all of them.)
     """
-    return plan.adds_dq and not plan.takes_turns and planned.kernel.grid.sequences is None
+    return plan.adds_dq and not plan.takes_turns and planned.grid.sequences is None
 
 
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
@@ -109,7 +109,7 @@ class Sm90PreprocessText(RowsText):
         if not self.plan.adds_dq or self.plan.takes_turns:
             return ""
         assert self.module.backward is not None
-        (adding,) = (kernel for kernel in self.module.backward.kernels if kernel.name == "dkdv")
+        (adding,) = (kernel for kernel in self.module.backward.kernels if kernel.kind == "dkdv")
         if not clears_ahead(self.plan, adding):
             return "true"
         return f"blockIdx.x < args.KV_SECTION * {'args.G * ' if adding.sums_heads else ''}q_tiles"

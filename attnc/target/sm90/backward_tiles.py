@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 
 from attnc.expr.nodes import Const, Expr, Index, Search, walk
 from attnc.model.tensors import Role
-from attnc.plan.ir import Fetch, Let, Module, Statement, statement_expressions
+from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
@@ -16,6 +17,7 @@ from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, value_type
+from attnc.target.sm80.walk import CudaWalk
 from attnc.target.sm90.wgmma import wgmma
 from attnc.target.tensors import BY_QUERY
 
@@ -55,17 +57,20 @@ class Sm90TileText(CudaBackwardText):
     is_backward, is_decode = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
-    last_rounds = LAST_ROUNDS
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.exchange, self.first_query, self.first_column = False, "0", ""  # each warp has its own rows
-        self.key_tiles = [self.plan.tile(planned.name)[1 if self.over_q else 0]]
+        self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv}
         self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
         derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
         self.p_first = not derives and self.kernel.softmax.dropout is None
         self.queries_in_box, self.keys_in_box = self.plan.boxes
+
+    @property
+    def walk(self) -> CudaWalk:
+        return replace(super().walk, last_rounds=0 if self.plan.takes_turns else LAST_ROUNDS)
 
     @property
     def searches_together(self) -> bool:
@@ -133,18 +138,24 @@ class Sm90TileText(CudaBackwardText):
 
     @property
     def shared_column_values(self) -> Iterator[str]:
-        """The loads, of the column at hand."""
-        for fetch in self.shared_columns:
-            yield f"{fetch.name}_of[i] = {load(fetch, self.dtypes[fetch.load.tensor], self.show)};"
+        """The loads, of the column at hand, behind those that say where."""
+        read = fetches_for(self._columns, *fetch_expressions(self.shared_columns))
+        for fetch in self._columns:
+            if fetch in read:
+                yield self.statement(fetch)
+            if fetch in self.shared_columns:
+                element = load(fetch, self.dtypes[fetch.load.tensor], self.show)
+                yield f"{fetch.name}_of[i] = {fetch.name if fetch in read else element};"
 
     @property
     def column_mask_values(self) -> Iterator[str]:
         assert self.kernel.step.keep is not None
-        wanted = fetches_for(self._fetches, self.kernel.step.keep)
-        for fetch in (fetch for fetch in self._columns if fetch in wanted):
+        loaded = [fetch for fetch in self._fetches if fetch not in self.shared_columns]
+        wanted = fetches_for(loaded, self.kernel.step.keep)
+        for fetch in self._columns:
             if fetch in self.shared_columns:
                 yield f"const int {fetch.name} = of_lane({fetch.name}_of[j / 4], j % 4 * 8 + 2 * t + c);"
-            else:
+            elif fetch in wanted:
                 yield self.statement(fetch)
 
     # -- what is said of a tile ----------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
+from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.columns import Column
-from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout
+from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout, widest_product
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.locals import local, sizes_of_call
 from attnc.target.sm80.printer import at_row, scalar, statement, value_type
@@ -29,10 +29,12 @@ class Sm90Text(BoxText):
     One thread finds what tiles are; the others read in a record what it publishes of them.
     """
 
+    kernel: Forward
+
     layout: Sm90Layout
     is_backward = is_decode = False
 
-    def __init__(self, module: Module, kernel: Kernel, layout: Sm90Layout) -> None:
+    def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
         self.shape: Shape = layout.shape(self.default)
         self.stores_by_tma = layout.by_tma and any(layout.shape(c).o_tiles for c in kernel.configs)
@@ -42,9 +44,24 @@ class Sm90Text(BoxText):
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.searches and not alone  # who copies is one lane
-        self.sum_columns = [layout.dv]  # of what is summed in registers
+        widest = min(widest_product(layout.shape(c).consumers, layout.helpers) for c in kernel.configs)
+        step = layout.dv if layout.dv <= widest else widest // PIECE * PIECE
+        #: Of what is summed in registers: columns before those of a product, and its own.
+        self.sum_parts = [(first, min(step, layout.dv - first)) for first in range(0, layout.dv, step)]
+        self.sum_columns = list(dict.fromkeys(columns for _, columns in self.sum_parts))
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
         self.draws = kernel.softmax.dropout is not None
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """Raises ValueError where the text would use more shared memory than the plan has laid out."""
+        layout, names = self.layout, [item.name for item in self.vectors]
+        if len(names) > layout.vectors:
+            raise ValueError(f"{self.kernel.name}: there is room for {layout.vectors} of {names}")
+        found = (len(self.columns), len(self.key_columns))
+        if found != (layout.columns, layout.key_columns):
+            planned = (layout.columns, layout.key_columns)
+            raise ValueError(f"{self.kernel.name}: columns and those of keys are {found}, planned {planned}")
 
     # -- tiles ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""What compilers say of the kernels of a planned module, for a GPU that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.plan.device import DEVICES, Device
+from attnc.plan.ir import Kernel, Module, kernels_of
+from attnc.plan.layout import Which
+from attnc.runtime.toolchains import lower, usage_of
+
+
+def refusals(module: Module, *, whole: bool = False) -> dict[str, str]:
+    """What the compiler of the module's target says of each kernel and config that it does not take.
+
+    whole: down to machine code, which knows of registers; else its front end alone, in a tenth of the time.
+    Triton's kernels have to be out of reach of its interpreter (`tests.processes.compiling`).
+    """
+    found = {}
+    for kernel, position, device in _each(module):
+        try:
+            if whole:
+                usage_of(module, position, device, kernel)
+            else:
+                lower(module, position, device, kernel)
+        except Exception as error:
+            found[f"{kernel} {position} {device.arch}"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _each(module: Module) -> Iterator[tuple[Which, int, Device]]:
+    """Every kernel, config and architecture: Triton's text asks which it is, CUDA's is of one."""
+    archs = ("sm_90", "sm_80") if module.target == "triton" else ("sm_90",)
+    kernels: dict[Which, Kernel] = {"forward": module.kernels[0]}
+    kernels.update(kernels_of(module).items())
+    for name, kernel in kernels.items():
+        for position in range(len(kernel.configs)):
+            for arch in archs:
+                yield name, position, DEVICES[arch]
