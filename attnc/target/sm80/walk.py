@@ -41,7 +41,7 @@ class CudaWalk:
         tiles, lo, size, head = self.walk.tiles, self.walk.lo, self.walk.size, self.walk.head
         section, in_section = f"args.{self.section}", f"{tiles} * args.{self.section}"
         if self.last_rounds:
-            yield "// The last section is larger, so that what begins last is short: nobody waits for it long."
+            yield "// The last section is larger, so that what begins last is short, and nobody waits."
             yield f"const int last = ({self.last_rounds} * (int)gridDim.x + {tiles} - 1) / {tiles};"
             yield f"const int others = max(({self.all_heads} - last) / {section}, 1) * {section};"
             yield f"const int first_head = min(tile / ({in_section}) * {section}, others);"
