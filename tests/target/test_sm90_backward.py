@@ -15,6 +15,7 @@ from attnc.plan.sm90.backward import CONSUMERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
+from attnc.runtime.sass import disassemble, loops
 from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
@@ -59,6 +60,21 @@ def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
     assert cubin.warnings == ()
     assert cubin.registers == entry_registers(CONSUMERS)
     assert cubin.spills == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "accumulate", "kernel"), [(128, "atomic", "dkdv"), (256, "two_pass", "dk")])
+@pytest.mark.parametrize("mask", ["true", CAUSAL])
+def test_exponentials_do_not_wait_for_dp(mask: str, d: int, accumulate: str, kernel: str) -> None:
+    """Nor is delta subtracted behind that wait: dp begins at -delta, in front of both products."""
+    cubin = compiled(kernel, mask, d=d, accumulate=accumulate)
+    assert cubin.warnings == ()
+    text = disassemble(cubin.image)
+    if text is None:
+        pytest.skip("nvdisasm reads the machine code")
+    (loop,) = (loop for loop in loops(text) if loop.exponentials)
+    assert (loop.exponentials, loop.hidden, loop.local) == (32, 32, 0)
+    assert loop.sums <= 16
 
 
 @pytest.fixture
