@@ -85,7 +85,7 @@ def test_a_counter_that_stays_is_not_in_memory_of_torch(monkeypatch: pytest.Monk
     monkeypatch.setattr(hopper_call, "_COUNTERS", {})
     first = hopper_call.counter_of(0)
     assert hopper_call.counter_of(0) is first
-    assert events == [("zeros", 2, "int32"), "synchronize"]
+    assert events == [("zeros", hopper_call.COUNTS, "int32"), "synchronize"]
     current[0] = 9
     assert hopper_call.counter_of(0) is not first
     capturing[0] = True  # a graph has its own, in its pool
