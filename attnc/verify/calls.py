@@ -24,7 +24,6 @@ import torch
 
 from attnc.expr.nodes import Dim
 from attnc.model.tensors import Dense, Prefix
-from attnc.support.hopper_call import COUNTS
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
@@ -257,11 +256,11 @@ class _Calls:
     @cached_property
     def _counter(self) -> torch.Tensor:
         """Stands in for the counter of tiles, which the support package keeps by stream."""
-        return torch.zeros(COUNTS, dtype=torch.int32)
+        return torch.zeros(2, dtype=torch.int32)
 
-    def _copied(self, x: torch.Tensor) -> torch.Tensor:
+    def _copied(self, copied: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """A copy that is made of what TMA does not take, in the same place every time."""
-        copy = x.clone(memory_format=torch.contiguous_format)
+        copy = copied(x)
         return self.memory.setdefault((x.data_ptr(), copy.shape, copy.dtype), copy)
 
     def _allocate(self, layouts: Sequence[Any], like: torch.Tensor) -> list[torch.Tensor]:
@@ -335,13 +334,14 @@ class _Calls:
         driver = SimpleNamespace(ctxGetCurrent=lambda: 1)
         cuda = SimpleNamespace(driver=driver, runtime=SimpleNamespace(setDevice=lambda number: None))
         modules = {"cupy": SimpleNamespace(cuda=cuda), "cupy.cuda": cuda}
+        copied: Any = getattr(self.call, "copied", None)  # of a module that copies by TMA
         with (
             patch.dict(sys.modules, modules),
             patch.object(torch.cuda, "device", _NoDevice),
             patch.object(self.call, "gpu_of", lambda number: real(number)._replace(index=index)),
             patch.object(self.call, "launch_type", Recording),
             patch.object(self.call, "counter", lambda number: self._counter, create=True),
-            patch.object(self.call, "copied", self._copied, create=True),
+            patch.object(self.call, "copied", partial(self._copied, copied), create=True),
         ):
             yield
 

@@ -16,7 +16,7 @@ static bool over(const Wait& wait)
     case Wait::named: return block->named[wait.object].generation != wait.value;
     case Wait::registers:
         return block->free_registers >= (int(wait.value) - block->warps[wait.object].registers) * WARP;
-    case Wait::memory: return *wait.place >= int(wait.value);
+    case Wait::memory: return *wait.place == int(wait.value);
     default: return true;
     }
 }

@@ -136,23 +136,13 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS);",
         patch="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS - 1);",
     ),
-    # Sums of dq that are cleared ahead
     HopperBug(
-        name="a section that clears its own sums",
+        name="half of the sums cleared",
         attention="hopper_added",
-        file="backward_dkdv",
-        story="which is the same where a section is all that there is",
-        anchor="clear_dq(args, first_head + heads, first_head + heads < others ? args.KV_SECTION : left,"
-        " rank, kv_tiles * heads);",
-        patch="clear_dq(args, first_head, heads, rank, kv_tiles * heads);",
-    ),
-    HopperBug(
-        name="shares of what is cleared rounded down",
-        attention="hopper_added",
-        file="backward_dkdv",
-        story="the last tile of a section had no more than the others",
-        anchor="heads * q_tiles * (rank + 1) / tiles",
-        patch="heads * q_tiles * rank / tiles + heads * q_tiles / tiles",
+        file="backward_preprocess",
+        story="four floats are stored at once, and the count was of pairs",
+        anchor="i < DQ_SIZE / 4; i += THREADS",
+        patch="i < DQ_SIZE / 8; i += THREADS",
     ),
     # Turns
     HopperBug(
@@ -160,7 +150,7 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_ordered",
         file="backward_dkdv",
         story="the sum was right in every run that was looked at",
-        anchor="await_number(turn, kv_tile);",
+        anchor="await_turn(turn, kv_tile);",
         patch="",
     ),
     HopperBug(

@@ -56,9 +56,9 @@ TURNS = 32
 #: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
 _KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
 _STAGES = 2
-#: What a section of heads has of the L2 cache: much less than all, for blocks are not at the same q tile. (A
+#: What a section of heads has of the L2 cache: much less than all, for blocks are at several sections. (A
 #: kernel that reads from memory twice is as many cycles long, but at a lower clock: power is limited.)
-SECTIONS = Section(cache=(1, 4))
+SECTIONS = Section(cache=(1, 8))
 #: Tiles for each block in the last section.
 LAST_ROUNDS = 3
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.

@@ -35,7 +35,6 @@ class Sm90BackwardText(Sm90TileText):
         self.clears_values = planned.fills_keys or is_cut
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
-        self.clears_ahead = clears_ahead(self.plan, planned)
         self.asks_first = self.takes_turns and self.plan.ends_grow
         self.adds_by_bulk = self.takes_turns or (bool(self.staged) and self.layout.d > _ADDS_FROM_REGISTERS)
 
@@ -77,13 +76,6 @@ class Sm90RowsText(Sm90TileText):
         return self.kernel.step.kept is not None or "N" in self._made
 
 
-def clears_ahead(plan: Sm90Backward, planned: BackwardKernel) -> bool:
-    """Whether the kernel over keys sets sums of dq to 0, those of a section of heads while it works at the
-    one before. (Sections of packed sequences have heads of all of them.)
-    """
-    return plan.adds_dq and not plan.takes_turns and planned.grid.sequences is None
-
-
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
     """How the sums of a q tile of dq lie."""
     size = f"{64 * plan.qk_pieces} * BLOCK_M"
@@ -105,14 +97,8 @@ class Sm90PreprocessText(RowsText):
         )
 
     @property
-    def clears(self) -> str:  # type: ignore[override]  # computed here
-        if not self.plan.adds_dq or self.plan.takes_turns:
-            return ""
-        assert self.module.backward is not None
-        (adding,) = (kernel for kernel in self.module.backward.kernels if kernel.kind == "dkdv")
-        if not clears_ahead(self.plan, adding):
-            return "true"
-        return f"blockIdx.x < args.KV_SECTION * {'args.G * ' if adding.sums_heads else ''}q_tiles"
+    def clears(self) -> bool:  # type: ignore[override]  # computed here
+        return self.plan.adds_dq and not self.plan.takes_turns
 
     @property
     def constants(self) -> Iterator[str]:

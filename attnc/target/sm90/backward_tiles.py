@@ -52,8 +52,8 @@ class Sm90TileText(CudaBackwardText):
     """
 
     plan: Sm90Backward
-    #: Whether blocks add to dq by turns, and ask whether the first turn is theirs; or set sums to 0 ahead.
-    takes_turns = asks_first = clears_ahead = False
+    #: Whether blocks add to dq by turns, and ask whether the first turn is theirs.
+    takes_turns = asks_first = False
     is_backward, is_decode = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
