@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label
 from attnc.effort import spend
 from attnc.expr.nodes import (
     MAX_INTEGER,
@@ -30,7 +30,7 @@ from attnc.expr.nodes import (
 from attnc.model import attention
 from attnc.model.definitions import Definition
 from attnc.model.expansion import MAX_CALLS, MAX_DEPTH, Expansion, report_expansion
-from attnc.model.misuse import report_misuse
+from attnc.model.misuse import called_here, report_misuse
 from attnc.model.names import CALLABLE
 from attnc.model.report import Report
 from attnc.model.scope import WRONG, Argument, Context, Scope, Wrong
@@ -228,7 +228,7 @@ class Elaborator:
                 f"unknown function '{name}'",
                 tree.function.span,
                 "not an intrinsic or a def",
-                hints=did_you_mean(name, (*CALLABLE, *at.defs, "dot")),
+                hints=called_here(name, (*CALLABLE, *at.defs, "dot")),
             )
         elif called is not WRONG:
             at.error("E0207", f"'{name}' is not a function", tree.function.span, "cannot be called")
