@@ -22,6 +22,8 @@ from .sizes import evaluate
 
 #: Bytes of a tensor map, and the alignment of a struct that has one.
 _MAP, _ALIGNMENT = 128, 64
+#: Bytes behind the counters, which are what maps of empty tensors show.
+_NOTHING = 16
 #: CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and _BFLOAT16.
 _MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}
 #: Columns of a box: 128 bytes, which the swizzle permutes.
@@ -43,13 +45,14 @@ class TmaKernels(Kernels):
 
 class Box(NamedTuple):
     """A tensor as TMA sees it, from its inside: columns, rows, heads, batch or pages. strides: in bytes, of
-    all but columns; rows: of a box.
+    all but columns; rows: of a box; is_empty: the tensor has no element, and the box is 16 bytes elsewhere.
     """
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     rows: int
+    is_empty: bool = False
 
     @property
     def is_taken(self) -> bool:
@@ -58,12 +61,19 @@ class Box(NamedTuple):
 
 
 def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
-    """The box of a declared tensor; an axis that it has not, or of size 1, has any stride."""
+    """The box of a declared tensor; an axis that it has not, or of size 1, has any stride.
+
+    No map has a size of 0, and kernels may copy a tile of which no row is theirs: of packed keys, where no
+    sequence has any.
+    """
+    if 0 in memory.shape:
+        columns = _NOTHING // memory.dtype.itemsize
+        return Box(memory.dtype, (columns, 1, 1, 1), (16, 16, 16), rows, is_empty=True)
     sizes, strides = [memory.shape[-1]], []
     for letter in ("m" if "m" in tensor.axes else "n", "h", "p" if "p" in tensor.axes else "b"):
         axis = tensor.axes.find(letter)
         size = 1 if axis < 0 else memory.shape[axis]
-        sizes.append(max(1, size))
+        sizes.append(size)
         strides.append(memory.dtype.itemsize * memory.strides[axis] if size > 1 else 16)
     return Box(memory.dtype, tuple(sizes), tuple(strides), rows)
 
@@ -103,18 +113,22 @@ def _encode() -> Any:
 _COUNTERS: dict[tuple[int, int], torch.Tensor] = {}
 
 
+#: Numbers of a counter: two, aligned to 16 bytes, and as many bytes more.
+_COUNTED = (16 + _NOTHING) // 4
+
+
 def counter_of(index: int) -> torch.Tensor:
-    """Two zeros on the device, for one launch at a time: how many tiles are taken, and how many blocks have
-    ended.
+    """Zeros on the device, for one launch at a time: how many tiles are taken, and how many blocks have
+    ended, and from the fifth on what nobody writes.
     """
     if index < 0:
-        return torch.zeros(2, dtype=torch.int32)
+        return torch.zeros(_COUNTED, dtype=torch.int32)
     if torch._C._cuda_isCurrentStreamCapturing():  # a graph may run beside anything
-        return torch.zeros(2, dtype=torch.int32, device=index)
+        return torch.zeros(_COUNTED, dtype=torch.int32, device=index)
     key = index, torch._C._cuda_getCurrentRawStream(index)
     counter = _COUNTERS.get(key)
     if counter is None:
-        counter = _COUNTERS[key] = torch.zeros(2, dtype=torch.int32, device=index)
+        counter = _COUNTERS[key] = torch.zeros(_COUNTED, dtype=torch.int32, device=index)
     return counter
 
 
@@ -242,6 +256,7 @@ class HopperLaunch(CudaLaunch):
         others = checked[4:]
         takes = rows_aligned and all(box.is_taken for box in boxes.values())
         maps = [(i, dict[int, bytes](), box) for i, box in enumerate(boxes.values())]
+        empty = [i for i, box in enumerate(boxes.values()) if box.is_empty]
 
         def run(given: Sequence[torch.Tensor | None]) -> None:
             """Launches with what the kernels take of these tensors."""
@@ -260,6 +275,8 @@ class HopperLaunch(CudaLaunch):
             if counts:
                 tiles = counter(index)  # which lives until the kernels are launched
                 addresses.append(tiles.data_ptr())
+                for i in empty:
+                    addresses[i] = addresses[-1] + 16
             args = [made.get(addresses[i]) or self.map(made, addresses[i], box) for i, made, box in maps]
             args.append(pack(*addresses[count:]))
             args.append(numbers)
